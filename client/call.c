@@ -191,7 +191,7 @@ static void deliver(struct kvc_call *call,
      * pointers. */
     call->done(call, status, reply, detail != NULL ? detail : "");
     if (call->owner != NULL)
-        call->owner->done(call->owner);
+        call->owner->ops->done(call->owner);
     kvc_list_remove(&call->of_client);
     free(call);
 }

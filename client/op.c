@@ -98,13 +98,6 @@ struct kvc_request *kvc_op_take_request(struct kv_op *op, struct kvc_connection 
     return kvc_request_take(connection, kv_op_priority(op->type->id), &op->owner);
 }
 
-static bool awaits_others(const struct kvc_request *request)
-{
-    const struct kvc_op_type *type = kvc_request_op(request)->type;
-
-    return type->awaits != NULL && type->awaits(request);
-}
-
 static void address(const struct kvc_request *request, struct kv_wire_header *header)
 {
     const struct kv_op *op = kvc_request_op(request);
@@ -115,28 +108,8 @@ static void address(const struct kvc_request *request, struct kv_wire_header *he
         header->generation = session->generation;
         header->token = session->ticket.token;
     }
-    if (op->type->awaits != NULL)
-        header->snapshot = awaits_others(request) ? header->token_begin : 0;
-}
-
-static unsigned land(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov)
-{
-    const struct kvc_op_type *type = kvc_request_op(request)->type;
-
-    return type->land != NULL ? type->land(request, bytes, ret_iov) : 0;
-}
-
-static kv_status_t
-reply(struct kvc_request *request, const uint8_t *body, char *detail, size_t detail_bytes)
-{
-    return kvc_request_op(request)->type->reply(request, body, detail, detail_bytes);
-}
-
-static kv_status_t finish(struct kvc_request *request, char *detail, size_t detail_bytes)
-{
-    const struct kvc_op_type *type = kvc_request_op(request)->type;
-
-    return type->finish != NULL ? type->finish(request, detail, detail_bytes) : KV_OK;
+    if (op->type->requests.awaits != NULL)
+        header->snapshot = op->type->requests.awaits(request) ? header->token_begin : 0;
 }
 
 static void failed(struct kvc_request *request, kv_status_t status, const char *detail)
@@ -152,19 +125,16 @@ static void failed(struct kvc_request *request, kv_status_t status, const char *
     kvc_op_check_end(op);
 }
 
-static const struct kvc_request_ops request_ops = {
-    .address = address,
-    .awaits = awaits_others,
-    .land = land,
-    .reply = reply,
-    .finish = finish,
-    .failed = failed,
-};
-
 static void done(struct kvc_owner *owner)
 {
     kvc_op_check_end(KVC_LIST_ENTRY(owner, struct kv_op, owner));
 }
+
+static const struct kvc_owner_ops owner_ops = {
+    .address = address,
+    .failed = failed,
+    .done = done,
+};
 
 kv_status_t kvc_reply_check_units(const struct kvc_request *request,
                                   uint32_t layer,
@@ -214,8 +184,8 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     kvc_list_init(&op->of_client);
     kvc_list_init(&op->of_session);
     kvc_list_init(&op->owner.requests);
-    op->owner.request_ops = &request_ops;
-    op->owner.done = done;
+    op->owner.ops = &owner_ops;
+    op->owner.request_ops = &type->requests;
     kvc_list_init(&op->subops);
     op->is_in_use = true;
     op->client = client;

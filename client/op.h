@@ -17,15 +17,14 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/owner.h"
+#include "client/request.h"
 #include "client/session.h"
 #include "kvserver/cluster/placement.h"
 #include "proto/kv_wire.h"
 
 struct kvc_call;
 struct kvc_op_events;
-struct kvc_request;
 struct kvc_subop;
-struct kv_iov;
 
 enum {
     KVC_OP_STATE_BYTES = 1088, /* of an operation type's own state; fetch has the largest */
@@ -61,23 +60,10 @@ struct kvc_op_type {
                  kv_status_t status,
                  const char *why);
 
-    /* Whether outstanding puts of this client bring the rows before the request's.  If so, the
-     * node is told to wait for them.  NULL: no. */
-    bool (*awaits)(const struct kvc_request *request);
-
     /* Fills a request with the next part of the sub-operation and advances the sub-operation.
      * Returns KV_BUSY, and changes nothing, if no message buffer is free. */
     kv_status_t (*build)(struct kvc_subop *subop, struct kvc_request *request);
-    /* Returns where `bytes` of the reply's data are written; 0: their size is wrong. */
-    unsigned (*land)(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
-    /* Checks and stores a reply's header and body.  On failure `detail` names the field and its
-     * value. */
-    kv_status_t (*reply)(struct kvc_request *request,
-                         const uint8_t *body,
-                         char *detail,
-                         size_t detail_bytes);
-    /* The reply and its data have arrived.  Checks the data. */
-    kv_status_t (*finish)(struct kvc_request *request, char *detail, size_t detail_bytes);
+    struct kvc_request_ops requests;
     /* A request has failed.  NULL: the operation fails, too. */
     void (*failed)(struct kvc_request *request, kv_status_t status, const char *detail);
 

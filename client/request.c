@@ -325,7 +325,7 @@ static void address_request(struct kvc_request *request)
     header->put_settled = request->connection->put_settled;
     header->deadline_us = node_deadline(client, request->owner);
     if (request->owner != NULL)
-        request->owner->request_ops->address(request, header);
+        request->owner->ops->address(request, header);
 }
 
 void kvc_request_send(struct kvc_request *request)

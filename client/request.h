@@ -94,13 +94,14 @@ struct kvc_request {
     struct kv_incoming *deferred; /* data that waits for the reply's header */
 };
 
-/* Functions that a request's owner provides.  None is NULL. */
+/* What is particular to the requests of an operation type.  The owner of a request has not ended
+ * when they are called. */
 struct kvc_request_ops {
-    /* Sets the header fields that only the owner knows, each time the request is sent. */
-    void (*address)(const struct kvc_request *request, struct kv_wire_header *header);
-    /* Whether outstanding puts of this client bring the rows before the request's. */
+    /* Whether outstanding puts of this client bring the rows before the request's.  If so, the
+     * node is told to wait for them.  NULL: no. */
     bool (*awaits)(const struct kvc_request *request);
-    /* Returns where `bytes` of the reply's data are written; 0: their size is wrong. */
+    /* Returns where `bytes` of the reply's data are written; 0: their size is wrong.  NULL: the
+     * reply has no data. */
     unsigned (*land)(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);
     /* Checks and stores a reply's header and body.  On failure `detail` names the field and its
      * value. */
@@ -108,10 +109,8 @@ struct kvc_request_ops {
                          const uint8_t *body,
                          char *detail,
                          size_t detail_bytes);
-    /* The reply and its data have arrived.  Checks the data. */
+    /* The reply and its data have arrived.  Checks the data.  NULL: nothing is left to check. */
     kv_status_t (*finish)(struct kvc_request *request, char *detail, size_t detail_bytes);
-    /* The request has failed.  Ends the request, or the owner with it. */
-    void (*failed)(struct kvc_request *request, kv_status_t status, const char *detail);
 };
 
 kv_status_t kvc_requests_init(struct kv_client *client);

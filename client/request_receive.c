@@ -97,7 +97,7 @@ static void request_failed(struct kvc_request *request, kv_status_t status, cons
     if (request->owner == NULL)
         kvc_request_end(request);
     else
-        request->owner->request_ops->failed(request, status, text);
+        request->owner->ops->failed(request, status, text);
 }
 
 static void check_complete(struct kvc_request *request)
@@ -121,13 +121,15 @@ static void check_complete(struct kvc_request *request)
         return;
     }
     owner->arrived_us = kv_clock_now(request->client->loop.clock);
-    status = owner->request_ops->finish(request, text, sizeof(text));
+    status = KV_OK;
+    if (owner->request_ops->finish != NULL)
+        status = owner->request_ops->finish(request, text, sizeof(text));
     if (status != KV_OK) {
         request_failed(request, status, text);
         return;
     }
     kvc_request_end(request);
-    owner->done(owner);
+    owner->ops->done(owner);
 }
 
 static void landed(void *arg, kv_status_t status)
@@ -144,14 +146,20 @@ static void landed(void *arg, kv_status_t status)
     /* Otherwise the request is resent when its reply is late. */
 }
 
+/* Returns where `bytes` of the reply's data are written; 0: nowhere. */
+static unsigned place(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov)
+{
+    if (request->owner == NULL || request->owner->request_ops->land == NULL)
+        return 0;
+    return request->owner->request_ops->land(request, bytes, ret_iov);
+}
+
 static void land(struct kvc_request *request, uint64_t bytes, struct kv_incoming *incoming)
 {
     struct kv_iov iov[KV_IOV_MAX];
-    unsigned n_iov = 0;
+    unsigned n_iov = place(request, bytes, iov);
     kv_status_t status;
 
-    if (request->owner != NULL)
-        n_iov = request->owner->request_ops->land(request, bytes, iov);
     if (n_iov == 0) {
         kv_incoming_refuse(incoming);
         request_failed(request, KV_CORRUPT, "data arrived that was not requested");
@@ -172,7 +180,8 @@ static bool is_passing(const struct kvc_request *request, kv_status_t status)
     const struct kvc_owner *owner = request->owner;
     uint64_t left_us, share_us;
 
-    if (owner == NULL || status != KV_NOT_READY || !owner->request_ops->awaits(request))
+    if (owner == NULL || status != KV_NOT_READY || owner->request_ops->awaits == NULL ||
+        !owner->request_ops->awaits(request))
         return owner != NULL && status == KV_BUSY;
     left_us = owner->deadline_us > request->client->loop.now_us
                   ? owner->deadline_us - request->client->loop.now_us
@@ -241,12 +250,11 @@ on_reply(struct kvc_request *request, const struct kv_wire_header *header, const
 static void on_small_bulk(struct kvc_request *request, const uint8_t *data, size_t bytes)
 {
     struct kv_iov iov[KV_IOV_MAX];
-    unsigned n_iov = 0;
+    unsigned n_iov;
 
     if (request->has_bulk || request->is_landing || request->deferred != NULL)
         return;
-    if (request->owner != NULL)
-        n_iov = request->owner->request_ops->land(request, bytes, iov);
+    n_iov = place(request, bytes, iov);
     if (n_iov == 0) {
         /* It arrived before its header and cannot be kept; the request will be resent. */
         if (!request->needs_header_first || request->has_reply)

@@ -123,9 +123,9 @@ static const struct kvc_op_type fetch_type = {
     .needs_current = true,
     .start = start_fetch,
     .build = build_fetch,
-    .land = kvc_rows_land,
-    .reply = kvc_rows_reply,
-    .finish = kvc_rows_finish,
+    .requests.land = kvc_rows_land,
+    .requests.reply = kvc_rows_reply,
+    .requests.finish = kvc_rows_finish,
     .describe = kvc_rows_describe,
 };
 

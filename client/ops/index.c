@@ -188,7 +188,7 @@ static const struct kvc_op_type index_type = {
     .needs_current = true,
     .start = start,
     .build = build,
-    .reply = reply,
+    .requests.reply = reply,
     .describe = describe,
 };
 

@@ -428,14 +428,23 @@ static void describe(const struct kv_op *op,
     }
 
 static const struct kvc_op_type types[] = {
-    [KV_OBJECT_PUT] = OBJECT_TYPE(
-        "object_put", KV_OP_OBJECT_PUT, .reply = reply_other, .finish = finish_other),
-    [KV_OBJECT_GET] = OBJECT_TYPE(
-        "object_get", KV_OP_OBJECT_GET, .land = land, .reply = reply_get, .finish = finish_get),
-    [KV_OBJECT_EXISTS] = OBJECT_TYPE(
-        "object_exists", KV_OP_OBJECT_EXISTS, .reply = reply_other, .finish = finish_other),
-    [KV_OBJECT_DELETE] = OBJECT_TYPE(
-        "object_delete", KV_OP_OBJECT_DELETE, .reply = reply_other, .finish = finish_delete),
+    [KV_OBJECT_PUT] = OBJECT_TYPE("object_put",
+                                  KV_OP_OBJECT_PUT,
+                                  .requests.reply = reply_other,
+                                  .requests.finish = finish_other),
+    [KV_OBJECT_GET] = OBJECT_TYPE("object_get",
+                                  KV_OP_OBJECT_GET,
+                                  .requests.land = land,
+                                  .requests.reply = reply_get,
+                                  .requests.finish = finish_get),
+    [KV_OBJECT_EXISTS] = OBJECT_TYPE("object_exists",
+                                     KV_OP_OBJECT_EXISTS,
+                                     .requests.reply = reply_other,
+                                     .requests.finish = finish_other),
+    [KV_OBJECT_DELETE] = OBJECT_TYPE("object_delete",
+                                     KV_OP_OBJECT_DELETE,
+                                     .requests.reply = reply_other,
+                                     .requests.finish = finish_delete),
 };
 
 #undef OBJECT_TYPE

@@ -70,7 +70,7 @@ static const struct kvc_op_type ping_type = {
     .id = KV_OP_PING,
     .start = start_ping,
     .build = build_ping,
-    .reply = reply_ping,
+    .requests.reply = reply_ping,
 };
 
 kv_status_t kv_ping_begin(struct kv_client *client,

@@ -214,9 +214,9 @@ static const struct kvc_op_type query_type = {
     .needs_current = true,
     .start = start,
     .build = build,
-    .land = kvc_query_land,
-    .reply = kvc_query_reply,
-    .finish = kvc_query_finish,
+    .requests.land = kvc_query_land,
+    .requests.reply = kvc_query_reply,
+    .requests.finish = kvc_query_finish,
     .fini = fini,
     .describe = describe,
 };

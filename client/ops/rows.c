@@ -623,10 +623,10 @@ static const struct kvc_op_type put_type = {
     .name = "put",
     .id = KV_OP_PUT,
     .needs_current = true,
-    .awaits = awaits_rows,
+    .requests.awaits = awaits_rows,
     .start = start_rows,
     .build = build_rows,
-    .reply = reply_put,
+    .requests.reply = reply_put,
     .ended = ended_put,
     .describe = kvc_rows_describe,
 };
@@ -635,10 +635,10 @@ static const struct kvc_op_type append_type = {
     .name = "append",
     .id = KV_OP_APPEND,
     .needs_current = true,
-    .awaits = awaits_rows,
+    .requests.awaits = awaits_rows,
     .start = start_rows,
     .build = build_rows,
-    .reply = reply_put,
+    .requests.reply = reply_put,
     .ended = ended_put,
     .describe = kvc_rows_describe,
 };
@@ -649,9 +649,9 @@ static const struct kvc_op_type read_type = {
     .needs_current = true,
     .start = start_rows,
     .build = build_rows,
-    .land = kvc_rows_land,
-    .reply = kvc_rows_reply,
-    .finish = kvc_rows_finish,
+    .requests.land = kvc_rows_land,
+    .requests.reply = kvc_rows_reply,
+    .requests.finish = kvc_rows_finish,
     .describe = kvc_rows_describe,
 };
 
