@@ -37,6 +37,13 @@ for name in put_get session; do
         $(pkg-config --cflags --libs topkv) -o "$work/$name"
 done
 
+# Who unpacks the static library gets every member.
+twice=$(ar t "$LD_LIBRARY_PATH/libkvclient.a" | sort | uniq -d)
+[ -z "$twice" ] || {
+    echo "libkvclient.a: two members of one name:" $twice
+    exit 1
+}
+
 # The static library needs nothing of this project's beside it.
 # shellcheck disable=SC2046,SC2086
 "$cc" -std=c11 $flags "$source/client/examples/put_get.c" \

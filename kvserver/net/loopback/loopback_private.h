@@ -151,7 +151,7 @@ void kv_loopback_receive_queue_recycle(struct kv_loopback_receive_queue *receive
  * held. */
 bool kv_loopback_must_raise(struct kv_loopback_receive_queue *receive_queue);
 
-/* offer.c */
+/* loopback_offer.c */
 
 kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
                                 const struct kv_iov *iov,

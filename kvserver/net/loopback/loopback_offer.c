@@ -1,4 +1,4 @@
-/* offer.c - large data that the receiver copies from the sender's memory.
+/* loopback_offer.c - large data that the receiver copies from the sender's memory.
  *
  * loopback.c shows the states of an offer and says who frees it.
  */
