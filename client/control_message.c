@@ -4,7 +4,6 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"
-#include "client/request.h"
 #include "client/state.h"
 #include "kvserver/base/token.h"
 #include "kvserver/net/message.h"

@@ -17,6 +17,9 @@
 
 struct kv_client;
 
+/* Set in the ids of control messages, and in no request's id. */
+#define KVC_CONTROL_ID_BIT (UINT64_C(1) << 63)
+
 /* For kvc_client_setup.open_control. */
 kv_status_t kvc_control_message_open(struct kv_client *client,
                                      uint32_t node_index,

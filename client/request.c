@@ -5,6 +5,7 @@
 
 #include "client/buffer.h"
 #include "client/connection.h"
+#include "client/control_message.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/node.h"

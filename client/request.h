@@ -142,9 +142,6 @@ void kvc_requests_timers(struct kv_client *client, struct kvc_owner *owner);
 /* The callbacks of the client's port. */
 extern const struct kv_port_events kvc_client_events;
 
-/* Set in the ids of control messages, and in no request's id. */
-#define KVC_CONTROL_ID_BIT (UINT64_C(1) << 63)
-
 /* A cancel message; it has no reply. */
 struct kvc_cancel_message {
     bool busy;

@@ -11,7 +11,9 @@ exception that no #include needs any more.  Exit status: 1 if there is one, 2 if
 the call is wrong.
 
 The product is the folders proto, kernels, kvserver, client and gpu-worker.  A folder may always
-include itself; it may not include its subfolders, unless the table says so.
+include itself; it may not include its subfolders, unless the table says so.  Where the table has
+an order of a folder's modules, a header and its .c being one, a module includes only those before
+it.
 """
 import collections
 import fnmatch
@@ -37,6 +39,10 @@ def folder_of(path):
     return path.rpartition("/")[0]
 
 
+def module_of(path):
+    return path.rpartition("/")[2].rpartition(".")[0]
+
+
 def without_comment(token):
     text = token.group()
     return " " + "\n" * text.count("\n") if text.startswith("/") else text
@@ -60,7 +66,7 @@ class Table:
                 self.add(number, line.split("\t"))
 
     def add(self, line, cells):
-        kinds = {"allow": 3, "except": 4, "library": 3, "system": 3}
+        kinds = {"allow": 3, "except": 4, "library": 3, "system": 3, "order": 3}
         if len(cells) != kinds.get(cells[0]):
             self.errors.append(f"{TABLE.name}:{line}: not a row: {' '.join(cells)}")
             return
@@ -69,10 +75,16 @@ class Table:
         if any(kind == other.kind != "except" and source == other.source for other in self.rows):
             self.errors.append(f"{TABLE.name}:{line}: {source}: a second row")
         paths = {"allow": [source, *targets], "except": [source, *targets],
-                 "library": targets, "system": []}[kind]
+                 "library": targets, "system": [], "order": [source]}[kind]
         for path in paths:
             if path != "-" and not (self.root / path).exists():
                 self.errors.append(f"{TABLE.name}:{line}: {path}: there is no such path")
+        if kind == "order":
+            found = {module_of(file.name) for file in (self.root / source).glob("*")
+                     if file.suffix in SOURCES}
+            for module in sorted(found ^ set(targets)):
+                self.errors.append(f"{TABLE.name}:{line}: {source}/{module}: " + (
+                    "not in the order" if module in found else "there is no such module"))
         self.rows.append(row)
 
     def of_kind(self, kind):
@@ -145,6 +157,8 @@ class Check:
     def check_arrow(self, include):
         source, target = folder_of(include.file), folder_of(include.header)
         allowed = self.table.allowed(include.file)
+        if source == target:
+            self.check_order(include)
         if source == target or target in allowed or include.header in allowed:
             return
         for row in self.table.rows_for("except", include.file):
@@ -157,6 +171,12 @@ class Check:
                                 f"{source} may include: {' '.join(allowed) or 'itself only'}")
         else:
             self.error(include, f"{source} has no row in {TABLE.name}")
+
+    def check_order(self, include):
+        source, target = module_of(include.file), module_of(include.header)
+        for row in self.table.rows_for("order", include.file):
+            if row.targets.index(source) < row.targets.index(target):
+                self.error(include, f"{target} is above {source} in the order of {row.source}")
 
     def check_exceptions(self):
         for row in self.table.of_kind("except"):
@@ -229,12 +249,15 @@ except	kernels/b.h	kvserver/node.h	an exception that is needed
 except	kernels/b.h	client/c.h	and one that is not
 library	pthread.h	kvserver/node.c
 system	C11	stdio.h
+order	kvserver	base node
 """
 SELF_TEST = {
     "proto/a.h": "",
     "kernels/b.h": '#include "kvserver/node.h"\n',
     "kvserver/node.h": '#include "kernels/b.h"\n#include <stdio.h>\n',
     "kvserver/node.c": '#include <pthread.h>\n/* #include "client/c.h" */\n#include "node.h"\n',
+    "kvserver/base.c": '#include "kvserver/node.h"\n#include "kvserver/base.h"\n',
+    "kvserver/base.h": "",
     "client/c.h": '#include "kvserver/node.h"\n#include "kernels/b.h"\n#include <pthread.h>\n',
     "gpu-worker/d.c": '#include "client/c.h"\n#include HEADER\n#include <ucx.h>\n'
                       '#include <proto/a.h>\n#include "proto/a.h"\n',
@@ -250,6 +273,7 @@ SELF_TEST_FINDS = [
     "gpu-worker/d.c:4: proto/a.h: a header of the product in angle brackets",
     "gpu-worker/d.c:5: proto/a.h: gpu-worker -> proto is not allowed; gpu-worker may include: "
     "client",
+    "kvserver/base.c:1: kvserver/node.h: node is above base in the order of kvserver",
     "kvserver/node.c:3: node.h: not a path from the repository's root",
 ]
 
@@ -263,10 +287,10 @@ def self_test():
         table = root / "table.tsv"
         table.write_text(SELF_TEST_TABLE)
         wrong, found, _ = check_tree(root, table)
-        table.write_text("allow	proto	nowhere\nallow	kernels\n")
+        table.write_text("allow	proto	nowhere\nallow	kernels\norder	proto	a b\norder	client	-\n")
         wrong += [f"found: {error}" for error in set(found) ^ set(SELF_TEST_FINDS)]
         bad_rows, _, _ = check_tree(root, table)
-        if wrong or len(found) != len(SELF_TEST_FINDS) or len(bad_rows) != 2:
+        if wrong or len(found) != len(SELF_TEST_FINDS) or len(bad_rows) != 5:
             print("\n".join([*wrong, *bad_rows]))
             sys.exit(1)
     print("what is planted is found, and nothing else")
