@@ -9,6 +9,7 @@
 #include "client/node.h"
 #include "client/node_connect.h"
 #include "kvserver/base/clock.h"
+#include "kvserver/cluster/node_list.h"
 #include "kvserver/cluster/placement.h"
 #include "kvserver/net/transport.h"
 
@@ -17,25 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* Splits "A,B" in place.  Returns the number of strings; 0: too many, or one is empty. */
-static uint32_t split(char *text, const char *ret_parts[KV_NODES_MAX])
-{
-    uint32_t n_parts = 0;
-    char *rest = text;
-
-    while (rest != NULL) {
-        char *comma = strchr(rest, ',');
-
-        if (comma != NULL)
-            *comma = 0;
-        if (rest[0] == 0 || n_parts == KV_NODES_MAX)
-            return 0;
-        ret_parts[n_parts++] = rest;
-        rest = comma != NULL ? comma + 1 : NULL;
-    }
-    return n_parts;
-}
 
 static bool is_loopback(const char *address)
 {
@@ -75,12 +57,6 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
             snprintf(detail, detail_bytes, "nodes: %s: embedded and network nodes in one list",
                      addresses[i]);
             return KV_INVALID;
-        }
-        for (uint32_t j = 0; j < i; j++) {
-            if (strcmp(addresses[i], addresses[j]) == 0) {
-                snprintf(detail, detail_bytes, "nodes: %s: twice in the list", addresses[i]);
-                return KV_INVALID;
-            }
         }
     }
     if (is_loopback(addresses[0])) {
@@ -240,13 +216,10 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
     snprintf(detail, detail_bytes, "open: out of memory");
     if (list == NULL)
         goto out;
-    setup.n_nodes = split(list, addresses);
-    if (setup.n_nodes == 0) {
-        snprintf(detail, detail_bytes, "nodes: %.200s: must be HOST:PORT,...",
-                 options->nodes != NULL ? options->nodes : "");
-        status = KV_INVALID;
+    status = kv_node_list_split("nodes", list, KV_NODES_MAX, addresses, &setup.n_nodes, detail,
+                                detail_bytes);
+    if (status != KV_OK)
         goto out;
-    }
     if (setup.name == NULL) {
         snprintf(name, sizeof(name), "%s %ld", program_invocation_short_name, (long)getpid());
         setup.name = name;

@@ -43,7 +43,7 @@ struct kvctl {
     struct kvctl_options options;
     const char *command;
     const char *nodes[KVCTL_NODES_MAX]; /* of options.server */
-    unsigned n_nodes;
+    uint32_t n_nodes;
     const char *const *operands;
     int n_operands;
 };

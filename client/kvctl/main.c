@@ -1,6 +1,8 @@
 /* The main program of kvctl: options, the table of commands, exit codes. */
 #include "client/kvctl/kvctl.h"
 
+#include "kvserver/cluster/node_list.h"
+
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -94,31 +96,6 @@ static void print_help(void)
            "did not respond.\n");
 }
 
-/* Splits options.server into nodes; the strings are in `copy`. */
-static bool split_nodes(struct kvctl *ctl, char *copy)
-{
-    strcpy(copy, ctl->options.server);
-    for (char *at = copy;;) {
-        size_t bytes = strcspn(at, ",");
-        bool is_last = at[bytes] == '\0';
-
-        at[bytes] = '\0';
-        if (bytes == 0 || strrchr(at, ':') == NULL) {
-            kvctl_error(ctl, "option: --server: %s: must be HOST:PORT,...",
-                        ctl->options.server);
-            return false;
-        }
-        if (ctl->n_nodes == KVCTL_NODES_MAX) {
-            kvctl_error(ctl, "option: --server: too many nodes: limit %d", KVCTL_NODES_MAX);
-            return false;
-        }
-        ctl->nodes[ctl->n_nodes++] = at;
-        if (is_last)
-            return true;
-        at += bytes + 1;
-    }
-}
-
 static const struct command *find_command(const char *name)
 {
     for (unsigned i = 0; i < N_COMMANDS; i++)
@@ -129,7 +106,7 @@ static const struct command *find_command(const char *name)
 
 static int run(struct kvctl *ctl, int argc, char **argv)
 {
-    char servers[KV_CONFIG_STRING_BYTES];
+    char servers[KV_CONFIG_STRING_BYTES], detail[KVCTL_DETAIL_BYTES];
     const struct command *command;
 
     if (argc < 2) {
@@ -150,8 +127,12 @@ static int run(struct kvctl *ctl, int argc, char **argv)
                     command->operands[0] != '\0' ? " " : "", command->operands);
         return KVCTL_USAGE;
     }
-    if (!split_nodes(ctl, servers))
+    strcpy(servers, ctl->options.server);
+    if (kv_node_list_split("option: --server", servers, KVCTL_NODES_MAX, ctl->nodes,
+                           &ctl->n_nodes, detail, sizeof(detail)) != KV_OK) {
+        kvctl_error(ctl, "%s", detail);
         return KVCTL_USAGE;
+    }
     return command->run(ctl);
 }
 

@@ -86,6 +86,11 @@ expect 2 --frobnicate status
 has 'kvctl: option: unknown: --frobnicate' err
 expect 2 status --server
 expect 2 status --server nowhere
+# One list for every command, whether it connects to the nodes one by one or to all.
+for command in status doctor ping "get x"; do
+    expect 2 $command --server 127.0.0.1:1,127.0.0.1:2,127.0.0.1:1
+    has 'option: --server: twice in the list: 127.0.0.1:1$' err
+done
 expect 2 status extra
 expect 2 put
 expect 2 put a b c

@@ -170,7 +170,7 @@ static void kvctl_says_what_is_wrong(void **state)
          .says = "not one of auto|tcp|shm: x"},
         {.options = {"status", "--server", "nonsense"},
          .status = 2,
-         .says = "nonsense: must be HOST:PORT,..."},
+         .says = "not HOST:PORT: nonsense"},
         {.options = {"status", "--server", "127.0.0.1:1"},
          .status = 1,
          .says = "node 127.0.0.1:1: open: unreachable"},
