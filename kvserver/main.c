@@ -192,7 +192,7 @@ static void print_help(void)
            "Once it serves, it prints one line:\n"
            "  ready control=HOST:PORT metrics=HOST:PORT ...\n"
            "SIGTERM or SIGINT drains the node and exits; a second signal exits\n"
-           "immediately.\n");
+           "immediately.  Its data is in memory only, and is lost when it exits.\n");
 }
 
 static bool load_options(const struct actions *actions,

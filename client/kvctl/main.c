@@ -66,7 +66,7 @@ static const struct command {
      kvctl_get_run},
     {"exists", "NAME", "check whether an object exists", 1, 1, kvctl_exists_run},
     {"delete", "NAME", "delete an object", 1, 1, kvctl_delete_run},
-    {"drain", "", "drain the nodes: finish outstanding requests and stop", 0, 0,
+    {"drain", "", "finish requests, then stop the nodes: data is lost", 0, 0,
      kvctl_drain_run},
     {"doctor", "", "check this machine and the nodes", 0, 0, kvctl_doctor_run},
 };
@@ -90,6 +90,9 @@ static void print_help(void)
     printf("\n");
     kv_config_help(rows, stdout);
     printf("\n"
+           "drain: a node's data is in memory only.  When it stops, its objects are lost,\n"
+           "and so is every session that has rows on it, open ones included.\n"
+           "\n"
            "Environment variables set options, too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
            "Exit status: 0 success; 1 failure, on any of the nodes; 2 wrong usage or invalid\n"
            "input.  exists: 0 the object exists; 1 it does not; 3 unknown, because its node\n"

@@ -307,6 +307,9 @@ status=0
 wait "$one_process" || status=$?
 [ "$status" -eq 0 ] || wrong "drained, the node ended with status $status"
 expect 1 status
+start last
+expect 0 drain --server "$address"
+has 'draining: .* sessions and objects, .* are lost$' out
 
 echo "$bad failed"
 [ "$bad" -eq 0 ]
