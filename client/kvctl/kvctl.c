@@ -47,9 +47,12 @@ struct kv_client *kvctl_open(const struct kvctl *ctl)
     char detail[KVCTL_DETAIL_BYTES];
     struct kv_client *client;
 
-    if (kvctl_open_quietly(ctl, ctl->options.server, &client, detail, sizeof(detail)) == KV_OK)
+    kv_status_t status =
+        kvctl_open_quietly(ctl, ctl->options.server, &client, detail, sizeof(detail));
+
+    if (status == KV_OK)
         return client;
-    kvctl_error(ctl, "%s", detail);
+    kvctl_error(ctl, "%s%s", detail, kvctl_next_step(status));
     return NULL;
 }
 
@@ -70,6 +73,11 @@ const char *kvctl_state_name(kv_status_t status)
     return kv_status_name(status == KV_DEADLINE ? KV_UNREACHABLE : status);
 }
 
+const char *kvctl_next_step(kv_status_t status)
+{
+    return status == KV_UNREACHABLE ? "; start the node, or see kvctl doctor" : "";
+}
+
 const char *kvctl_without_node(const char *node, const char *detail)
 {
     size_t bytes = strlen(node);
@@ -87,7 +95,7 @@ void kvctl_node_failed(const struct kvctl *ctl,
 {
     struct kv_json json;
 
-    kvctl_error(ctl, "%s", detail);
+    kvctl_error(ctl, "%s%s", detail, kvctl_next_step(status));
     if (!ctl->options.json)
         return;
     kv_json_begin(&json, stdout);

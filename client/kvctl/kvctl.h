@@ -68,6 +68,9 @@ void kvctl_node_failed(const struct kvctl *ctl,
 /* Returns the node's state that follows from a failure: "unreachable" or the status. */
 const char *kvctl_state_name(kv_status_t status);
 
+/* Returns what messages advise after a failure; "": nothing. */
+const char *kvctl_next_step(kv_status_t status);
+
 /* Returns the library's detail without the node that it begins with. */
 const char *kvctl_without_node(const char *node, const char *detail);
 

@@ -66,8 +66,7 @@ static const struct command {
      kvctl_get_run},
     {"exists", "NAME", "check whether an object exists", 1, 1, kvctl_exists_run},
     {"delete", "NAME", "delete an object", 1, 1, kvctl_delete_run},
-    {"drain", "", "finish requests, then stop the nodes: data is lost", 0, 0,
-     kvctl_drain_run},
+    {"drain", "", "finish requests, then stop the nodes: data is lost", 0, 0, kvctl_drain_run},
     {"doctor", "", "check this machine and the nodes", 0, 0, kvctl_doctor_run},
 };
 

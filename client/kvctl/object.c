@@ -58,8 +58,9 @@ static void tell(const struct kvctl *ctl, struct kv_client *client, kv_status_t 
         kvctl_error(ctl, "%s: the name has different bytes: delete the object first",
                     name_of(ctl));
     else
-        kvctl_error(ctl, "%s: %s", name_of(ctl),
-                    detail[0] != '\0' ? detail : kv_status_name(status));
+        kvctl_error(ctl, "%s: %s%s", name_of(ctl),
+                    detail[0] != '\0' ? detail : kv_status_name(status),
+                    kvctl_next_step(status));
 }
 
 static void report(const struct kvctl *ctl, const void *data, size_t bytes, double seconds)

@@ -44,11 +44,18 @@ static int exit_status(kv_status_t status)
     }
 }
 
+/* What messages about the store advise after a failure; "": nothing. */
+static const char *next_step(kv_status_t status)
+{
+    return status == KV_UNREACHABLE ? "; start the node, or take it out of --store" : "";
+}
+
 void kvw_step_error(const struct kvw_context *worker, kv_status_t status)
 {
     const char *detail = worker->attention != NULL ? kvw_method_detail(worker->attention) : "";
 
-    kvw_error(worker, "%s", detail[0] != '\0' ? detail : kv_status_name(status));
+    kvw_error(worker, "%s%s", detail[0] != '\0' ? detail : kv_status_name(status),
+              next_step(status));
 }
 
 /* ---- progress ---- */
@@ -273,8 +280,8 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
 
     status = kv_client_open(&client_options, &worker->client, detail, sizeof(detail));
     if (status != KV_OK) {
-        kvw_error(worker, "store: %s: %s", options->store,
-                  detail[0] != '\0' ? detail : kv_status_name(status));
+        kvw_error(worker, "store: %s: %s%s", options->store,
+                  detail[0] != '\0' ? detail : kv_status_name(status), next_step(status));
         return exit_status(status);
     }
     return KVW_DONE;
@@ -316,7 +323,7 @@ int kvw_open_attention(struct kvw_context *worker,
         status = kvw_forward_create(worker->model, worker->attention, &worker->forward);
     }
     if (status != KV_OK) {
-        kvw_error(worker, "%s", detail);
+        kvw_error(worker, "%s%s", detail, next_step(status));
         return exit_status(status);
     }
     kvw_forward_trace(worker->forward, worker->trace);

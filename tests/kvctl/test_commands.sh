@@ -105,8 +105,10 @@ for command in status sessions clients models ops stats scrub ping drain; do
     is_json
     has '^\{"node": "127.0.0.1:1", "state": "unreachable", "detail": "open: unreachable: ' out
     has "^kvctl: $command: node 127.0.0.1:1: open: unreachable: " err
+    has "; start the node, or see kvctl doctor$" err
 done
 expect 1 --server 127.0.0.1:1 get x
+has "; start the node, or see kvctl doctor$" err
 [ ! -s "$work/out" ] || wrong "something on stdout"
 expect 3 --server 127.0.0.1:1 exists x
 has '^kvctl: exists: node 127.0.0.1:1: open: unreachable: ' err
