@@ -1,8 +1,21 @@
 #!/bin/sh
-# two-nodes.sh [COMMAND [ARG...]]: runs two nodes on this machine while COMMAND runs.  COMMAND finds
-# their addresses in KVCTL_SERVER, and kvserver, kvctl and the examples in PATH.  Without COMMAND,
-# runs the example session over both nodes, then `kvctl status`.  Build first: quickstart.sh.
+# two-nodes.sh [COMMAND [ARG...]]: runs two nodes here while COMMAND runs.
+#
+# COMMAND finds their addresses in KVCTL_SERVER, and kvserver, kvctl and the
+# examples in PATH. Without COMMAND, runs the example session over both nodes,
+# then kvctl status. Each node has a temporary folder, 256M of memory and free
+# ports. Build first: sh deploy/quickstart.sh, or set KV_BUILD to a build folder.
 set -eu
+case ${1:-} in
+--help)
+    sed -n '2,7s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+-*)
+    echo "two-nodes: unknown option: $1" >&2
+    exit 2
+    ;;
+esac
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=${KV_BUILD:-$top/build}
 work=$(mktemp -d)

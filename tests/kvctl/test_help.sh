@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_help.sh PROGRAM...: what --help prints, of each program and of each of kvworker's commands:
+# test_help.sh PROGRAM...: what --help prints, of each program, script and of each of kvworker's commands:
 # it fits 80 columns, calls no value TEXT that is a number, a file or a list, and says what a SIZE is.
 set -eu
 bad=0
@@ -12,8 +12,11 @@ wrong() {
 # check PROGRAM [COMMAND]
 check() {
     what=$(basename "$1")${2:+ $2}
-    text=$("$@" --help) || wrong "$what --help: exit status $?"
-    echo "$text" | grep -Eqi '^usage: ' || wrong "$what --help: no usage"
+    text=$(case $1 in *.sh) sh "$@" --help ;; *) "$@" --help ;; esac) || wrong "$what --help: exit status $?"
+    case $what in
+    *.sh) echo "$text" | grep -q "^$what " || wrong "$what --help: no usage" ;;
+    *) echo "$text" | grep -q '^Usage: ' || wrong "$what --help: no usage" ;;
+    esac
     wide=$(echo "$text" | awk 'length > 80')
     [ -z "$wide" ] || wrong "$what --help: wider than 80 columns: $wide"
     labels=$(echo "$text" | grep -E '^  --[a-z-]+ TEXT' | grep -v '^  --prompt ') || true
