@@ -56,7 +56,7 @@ static const struct command {
     {"clients", "", "connected clients", 0, 0, kvctl_tables_run},
     {"models", "", "models registered on each node", 0, 0, kvctl_tables_run},
     {"ops", "", "operation counts and latencies", 0, 0, kvctl_tables_run},
-    {"stats", "", "all counters", 0, 0, kvctl_tables_run},
+    {"stats", "", "all counters; times such as index_us in microseconds", 0, 0, kvctl_tables_run},
     {"scrub", "", "background memory check: progress and findings", 0, 0, kvctl_tables_run},
     {"ping", "", "latency and throughput to each node, and its transport", 0, 0,
      kvctl_ping_run},
