@@ -161,15 +161,17 @@ static void write_ids(struct kv_json *json, const uint32_t *ids, uint32_t n)
     kv_json_list_end(json);
 }
 
-static void write_nodes(struct kv_json *json, struct kv_client *client)
+static void write_nodes(struct kv_json *json, const struct kvw_context *worker)
 {
+    struct kv_client *client = worker->client;
+
     kv_json_list(json, "nodes");
     for (uint32_t i = 0; i < kv_client_n_nodes(client); i++) {
         struct kv_node_info info;
 
         kv_client_node(client, i, &info);
         kv_json_item(json);
-        kv_json_text(json, "node", info.address);
+        kv_json_text(json, "node", worker->embedded != NULL ? "embedded" : info.address);
         kv_json_number(json, "rows_put", (double)info.rows_in);
         kv_json_number(json, "rows_served", (double)info.rows_out);
         kv_json_item_end(json);
@@ -234,7 +236,7 @@ void kvw_report_json(const struct kvw_context *worker,
     kv_json_text(&json, "attention", worker->attention->ops->name);
     kv_json_text(&json, "kv_type", worker->options->kv_type);
     kv_json_text(&json, "store", worker->options->store);
-    write_nodes(&json, worker->client);
+    write_nodes(&json, worker);
     kv_json_text(&json, "device", device);
     kv_json_end(&json);
     fflush(stdout);

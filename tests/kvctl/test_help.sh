@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_help.sh PROGRAM...: what --help prints, of each program, script and of each of kvworker's commands:
-# it fits 80 columns, calls no value TEXT that is a number, a file or a list, and says what a SIZE is.
+# test_help.sh PROGRAM...: what --help of each program, script and kvworker command prints: it fits 80
+# columns, calls no value TEXT that is a number, a file or a list, and says what a SIZE is.
 set -eu
 bad=0
 

@@ -321,6 +321,14 @@ static void test_unused(void **state)
     unsetenv("KVWORKER_RATIO");
 }
 
+/* The address that the embedded node has inside means nothing to users. */
+static void test_embedded_name(void **state)
+{
+    (void)state;
+    run("generate", 0, "--raw", "--prompt", "a", "--max-tokens", "1", "--json", NULL);
+    assert_non_null(strstr(result.output, "\"nodes\": [{\"node\": \"embedded\", "));
+}
+
 static void test_refused(void **state)
 {
     char spoiled[PROCESS_PATH_BYTES];
@@ -348,10 +356,10 @@ static void test_refused(void **state)
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_perplexity), cmocka_unit_test(test_costs),
-        cmocka_unit_test(test_needles),    cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_old_names),  cmocka_unit_test(test_unused),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_perplexity),    cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_needles),       cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_old_names),     cmocka_unit_test(test_unused),
+        cmocka_unit_test(test_embedded_name), cmocka_unit_test(test_refused),
     };
 
     (void)argc;
