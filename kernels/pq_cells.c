@@ -1,6 +1,6 @@
 #include "kernels/pq_cells.h"
 #include "kernels/dispatch.h"
-#include "kernels/pq_cells_common.h"
+#include "kernels/pq_cells_prefix.h"
 
 #include <string.h>
 
@@ -163,18 +163,18 @@ static void scalar_score(const struct kv_pq_shape *shape,
                          size_t scores_stride)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
-    float room[KV_CELLS_BEGUN_MAX];
+    float room[KV_CELLS_PREFIXES_MAX];
 
     for (size_t query = 0; query < n_queries; query++) {
         const float *table = tables + query * kv_pq_table_size(shape);
-        const float *begun = kv_cells_begun(shape, table, room);
+        const float *prefixes = kv_cells_prefix_scores(shape, table, room);
         const float *last = table + (shape->m - 1) * n_centroids;
         size_t n = 0;
 
         for (size_t cell = 0; cell < kv_cells_n(shape); cell++)
             if (kv_cells_full(cells, cell, 1))
                 ret_scores[query * scores_stride + n++] =
-                    begun[cell / n_centroids] + last[cell % n_centroids];
+                    prefixes[cell / n_centroids] + last[cell % n_centroids];
     }
 }
 

@@ -1,7 +1,7 @@
 #include "kernels/select.h"
 #include "kernels/dispatch.h"
 #include "kernels/exp.h"
-#include "kernels/select_common.h"
+#include "kernels/select_passes.h"
 
 #include <math.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * the same way for four queries. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_cells.h"
-#include "kernels/pq_cells_common.h"
+#include "kernels/pq_cells_prefix.h"
 #include "kernels/x86/avx2.h"
 
 #include "kernels/x86/pq_cells_common.h"
@@ -21,14 +21,14 @@ INLINE void score_some(const struct kv_pq_shape *shape,
     const size_t n_centroids = kv_pq_n_centroids(shape), n_cells = kv_cells_n(shape);
     const size_t step = n_centroids < LANES ? n_centroids : LANES;
     const size_t n_full = kv_cells_n_full(shape, cells);
-    float room[QUERIES][KV_CELLS_BEGUN_MAX], few[QUERIES][LANES] = {{0}};
-    const float *begun[QUERIES], *last[QUERIES];
+    float room[QUERIES][KV_CELLS_PREFIXES_MAX], few[QUERIES][LANES] = {{0}};
+    const float *prefixes[QUERIES], *last[QUERIES];
     size_t done = 0;
 
     for (unsigned query = 0; query < n; query++) {
         const float *table = tables + query * kv_pq_table_size(shape);
 
-        begun[query] = kv_cells_begun(shape, table, room[query]);
+        prefixes[query] = kv_cells_prefix_scores(shape, table, room[query]);
         last[query] = table + (shape->m - 1) * n_centroids;
         if (step < LANES) {
             memcpy(few[query], last[query], step * sizeof(float));
@@ -46,7 +46,7 @@ INLINE void score_some(const struct kv_pq_shape *shape,
 
         for (unsigned query = 0; query < n; query++)
             scores[query] =
-                _mm256_permutevar8x32_ps(_mm256_add_ps(_mm256_broadcast_ss(begun[query] + i),
+                _mm256_permutevar8x32_ps(_mm256_add_ps(_mm256_broadcast_ss(prefixes[query] + i),
                                                        _mm256_loadu_ps(last[query] + c)),
                                          order);
         if (done + LANES <= n_full)

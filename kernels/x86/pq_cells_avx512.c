@@ -2,7 +2,7 @@
  * same way for four queries. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_cells.h"
-#include "kernels/pq_cells_common.h"
+#include "kernels/pq_cells_prefix.h"
 #include "kernels/x86/avx512.h"
 
 #include "kernels/x86/pq_cells_common.h"
@@ -20,14 +20,14 @@ INLINE void score_some(const struct kv_pq_shape *shape,
     const size_t n_centroids = kv_pq_n_centroids(shape), n_cells = kv_cells_n(shape);
     const size_t step = n_centroids < LANES ? n_centroids : LANES;
     const __mmask16 lanes = first_lanes(step);
-    float room[QUERIES][KV_CELLS_BEGUN_MAX];
-    const float *begun[QUERIES], *last[QUERIES];
+    float room[QUERIES][KV_CELLS_PREFIXES_MAX];
+    const float *prefixes[QUERIES], *last[QUERIES];
     size_t done = 0;
 
     for (unsigned query = 0; query < n; query++) {
         const float *table = tables + query * kv_pq_table_size(shape);
 
-        begun[query] = kv_cells_begun(shape, table, room[query]);
+        prefixes[query] = kv_cells_prefix_scores(shape, table, room[query]);
         last[query] = table + (shape->m - 1) * n_centroids;
     }
     for (size_t i = 0; i < n_cells / n_centroids; i++)
@@ -37,7 +37,7 @@ INLINE void score_some(const struct kv_pq_shape *shape,
 
             for (unsigned query = 0; query < n; query++) {
                 const __m512 scores =
-                    _mm512_add_ps(_mm512_set1_ps(begun[query][i]),
+                    _mm512_add_ps(_mm512_set1_ps(prefixes[query][i]),
                                   _mm512_maskz_loadu_ps(lanes, last[query] + c));
 
                 _mm512_mask_storeu_ps(ret_scores + query * stride + done, first_lanes(n_more),

@@ -2,7 +2,7 @@
  * -inf: it adds 0 to a sum of weights and is never the larger one. */
 #include "kernels/dispatch.h"
 #include "kernels/select.h"
-#include "kernels/select_common.h"
+#include "kernels/select_passes.h"
 #include "kernels/x86/avx2.h"
 
 #include "kernels/x86/select_common.h"

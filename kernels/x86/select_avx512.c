@@ -1,7 +1,7 @@
 /* 16 scores at a time; of the last ones as many as there are, by a mask. */
 #include "kernels/dispatch.h"
 #include "kernels/select.h"
-#include "kernels/select_common.h"
+#include "kernels/select_passes.h"
 #include "kernels/x86/avx512.h"
 
 #include "kernels/x86/select_common.h"

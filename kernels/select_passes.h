@@ -1,4 +1,4 @@
-/* select_common.h - private to kernels/: what select.c and select_avx2.c have in common.
+/* select_passes.h - private to kernels/: what select.c and select_avx2.c have in common.
  *
  *   choice   the sort key of the k-th largest score, found by its highest 11 bits, the next 11,
  *            the last 10: each time the sort keys that agree so far are counted by their next
@@ -6,8 +6,8 @@
  *
  * Threads: pure functions.  Memory: the caller's.
  */
-#ifndef KV_KERNELS_SELECT_COMMON_H
-#define KV_KERNELS_SELECT_COMMON_H
+#ifndef KV_KERNELS_SELECT_PASSES_H
+#define KV_KERNELS_SELECT_PASSES_H
 
 #include "kernels/select.h"
 

@@ -1,25 +1,25 @@
-/* pq_cells_common.h - private to kernels/: what pq_cells.c, pq_cells_avx2.c and
+/* pq_cells_prefix.h - private to kernels/: what pq_cells.c, pq_cells_avx2.c and
  * pq_cells_avx512.c have in common.  A cell's score is that of its codes but the last one, plus
  * the last one's.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
-#ifndef KV_KERNELS_PQ_CELLS_COMMON_H
-#define KV_KERNELS_PQ_CELLS_COMMON_H
+#ifndef KV_KERNELS_PQ_CELLS_PREFIX_H
+#define KV_KERNELS_PQ_CELLS_PREFIX_H
 
 #include "kernels/pq_cells.h"
 
 #include <string.h>
 
 enum {
-    KV_CELLS_BEGUN_MAX = KV_CELLS_MAX / 2, /* a code has a bit at least */
+    KV_CELLS_PREFIXES_MAX = KV_CELLS_MAX / 2, /* a code has a bit at least */
 };
 
 /* Scores of all codes but the last one, with any number of them; of none: -0, to which what is
  * added stays what it is.  Returns where they are: in the table or in `room`. */
-static inline const float *kv_cells_begun(const struct kv_pq_shape *shape,
-                                          const float *table,
-                                          float room[KV_CELLS_BEGUN_MAX])
+static inline const float *kv_cells_prefix_scores(const struct kv_pq_shape *shape,
+                                                  const float *table,
+                                                  float room[KV_CELLS_PREFIXES_MAX])
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
     size_t n = n_centroids;
