@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    MERGE_PIECE = 64, /* elements of an output at a time */
+    MERGE_PIECE = 64, /* elements of an output merged at a time: their sums stay on the stack */
 };
 
 static const struct kv_attend_kernels *best;
@@ -22,13 +22,15 @@ static int always(void)
 
 void kv_attend_begin(const struct kv_attend_shape *shape, float *state)
 {
+    assert(kv_attend_shape_valid(shape));
     for (uint32_t query = 0; query < shape->n_queries; query++)
         state[query] = -INFINITY;
     memset(state + shape->n_queries, 0,
            (kv_attend_floats(shape) - shape->n_queries) * sizeof(*state));
 }
 
-/* Scores (KV_ATTEND_BATCH) of one query to weights; ret_old is the weight of what was there. */
+/* Turns the scores (n) of one query into weights, and updates its maximum and sum.  *ret_old is
+ * c of attend.h, the factor by which the output of earlier groups must be multiplied. */
 static void
 weigh(float *scores, unsigned n, float scale, float *max, float *sum, float *ret_old)
 {
@@ -37,7 +39,7 @@ weigh(float *scores, unsigned n, float scale, float *max, float *sum, float *ret
     for (unsigned i = 0; i < n; i++) {
         float score = scores[i] * scale;
 
-        score = score > -INFINITY ? score : -INFINITY;
+        score = score > -INFINITY ? score : -INFINITY; /* false for a NaN */
         score = score < FLT_MAX ? score : FLT_MAX;
         most = score > most ? score : most;
         scores[i] = score;
@@ -171,7 +173,8 @@ void kv_attend_merge(size_t n_queries,
             weights[i] = weights[i] == -INFINITY ? 0 : exp(weights[i] - most);
             sum += weights[i];
         }
-        /* A piece is read of all parts before it is written: it may be one of theirs. */
+        /* ret_output may be one of the outputs, so a piece of all of them is read before it is
+         * written. */
         for (size_t from = 0; from < d_v; from += MERGE_PIECE) {
             const size_t n = d_v - from < MERGE_PIECE ? d_v - from : MERGE_PIECE;
             double merged[MERGE_PIECE] = {0};
@@ -197,7 +200,8 @@ static const struct kv_attend_kernels scalar = {
     .run = scalar_run,
 };
 
-/* Slowest first. */
+/* Slowest first; choose() takes the last one that the CPU supports.  It runs before main(), so
+ * that calls need neither a lock nor a check. */
 static const struct kv_attend_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)

@@ -1,17 +1,18 @@
 /* attend.h - exact softmax attention of several queries over selected rows, in one pass.
  *
- * The running maximum and sum of FlashAttention (arXiv:2205.14135, section 3.1), over rows that
- * lie anywhere.  A row is a key and then its value, adjacent, both of one type.  With s, the
- * inner product of query and key by `scale`, a query's answer is
+ * Keeps a running maximum and sum as FlashAttention does (arXiv:2205.14135, section 3.1), over
+ * rows at any addresses.  A row is a key followed by its value, both of one element type.  With
+ * s = scale * (query . key), the result of a query is
  *
  *   output[j] = sum of exp(s) * value[j] / sum of exp(s)        lse = ln(sum of exp(s))
  *
- * lse being what partial answers over disjoint rows are merged by (kv_attend_merge).  Base e.
+ * kv_attend_merge() merges results over disjoint rows by their lse, which is to base e
+ * (FlashInfer's is to base 2).
  *
- * Numerical contract, the same in every instruction set, to the bit.  Rows are taken in groups
- * of KV_ATTEND_BATCH, counted from the first one since kv_attend_begin(); the last group may be
- * smaller.  For each group and query, maximum M, sum S and output O being 0 and M -inf at
- * first:
+ * Numerical contract, the same bits in every instruction set.  Rows are processed in groups of
+ * KV_ATTEND_BATCH, counted from the first row since kv_attend_begin(); the last group may be
+ * smaller.  The state of a query is a maximum M, at first -inf, a sum S and an output O, at
+ * first 0.  For each group and query:
  *
  *   score    p = the inner product as in exact_scores.h (16 lanes and their tree); s = p *
  *            scale, and s of a row that does not count for the query is -inf.  A NaN becomes
@@ -24,20 +25,21 @@
  *   values   o = 0, then o = fma(w, value[j], o), rows ascending; O[j] = fma(O[j], c, o)
  *   then M = M'
  *
- * At the end output[j] = O[j] * (1 / S) and lse = M + ln S in double, rounded once; where no
- * row counts, which S = 0 says, output is 0 and lse -inf.  So rows whose s is NaN or -inf are
- * as if they were not there, but for their values: a weight of 0 meets every value of the call,
- * and a value that is a NaN or infinite makes its element of every query's output a NaN.
+ * At the end output[j] = O[j] * (1 / S) and lse = M + ln S in double, rounded once.  If no row
+ * counts, S is 0, the output 0 and lse -inf.  A row whose s is NaN or -inf has the weight 0,
+ * but its value is still multiplied by 0 and added: a value that is NaN or infinite makes its
+ * element of every query's output a NaN.
  *
- * (Which NaN a NaN is, is left open.)
+ * The payload of a NaN is not specified.
  *
- * Error, with eps = 2^-24: s of d_k elements of a sum of magnitudes m is off by at most
- * (d_k / 16 + 6) eps m scale, which a weight has as relative error, with 3e-7 and eps |s| on
- * top; a sum over n rows in groups adds up to (64 + n / 64) eps, far less in fact.
+ * Error, with eps = 2^-24.  If the magnitudes of the d_k products of a score add up to m, s is
+ * off by at most (d_k / 16 + 6) eps m scale.  A weight has this as its relative error, plus
+ * 3e-7 for exp and eps |s| for the subtraction.  A sum over n rows adds at most (64 + n / 64)
+ * eps.
  *
- * Threads: pure functions.  Memory: the caller's; nothing is kept but in `state`.  Rows need no
- * alignment; the other arrays need their type's.  What is read and what is written do not
- * overlap.  The shape is valid (kv_attend_shape_valid).
+ * Threads: pure functions.  Memory: the caller's; only `state` changes.  Rows need no
+ * alignment; the other arrays need that of their type.  Inputs and outputs must not overlap.
+ * The shape must be valid (kv_attend_shape_valid()).
  */
 #ifndef KV_KERNELS_ATTEND_H
 #define KV_KERNELS_ATTEND_H
@@ -52,11 +54,11 @@
 enum {
     KV_ATTEND_BATCH = 64,       /* rows */
     KV_ATTEND_D_MAX = 1024,     /* elements of a key, and of a value */
-    KV_ATTEND_QUERIES_MAX = 32, /* as many as `among` has bits */
-    KV_ATTEND_PARTS_MAX = 256,  /* of one merge */
+    KV_ATTEND_QUERIES_MAX = 32, /* the bits of a query mask */
+    KV_ATTEND_PARTS_MAX = 256,  /* partial results of one merge */
 };
 
-static_assert(KV_ATTEND_QUERIES_MAX == 32, "a bit each");
+static_assert(KV_ATTEND_QUERIES_MAX == 8 * sizeof(uint32_t), "a bit of a query mask each");
 static_assert(KV_ATTEND_BATCH % 16 == 0, "a group is whole vectors");
 
 struct kv_attend_shape {
@@ -79,22 +81,23 @@ static inline size_t kv_attend_row_bytes(const struct kv_attend_shape *shape)
     return ((size_t)shape->d_k + shape->d_v) * (shape->type == KV_KEY_FP32 ? 4 : 2);
 }
 
-/* How many floats a state is: M (n_queries), S (n_queries), O (n_queries, d_v). */
+/* Returns the number of floats of a state: M (n_queries), S (n_queries), O (n_queries, d_v). */
 static inline size_t kv_attend_floats(const struct kv_attend_shape *shape)
 {
     return (size_t)shape->n_queries * (2 + (size_t)shape->d_v);
 }
 
-/* state (kv_attend_floats()): no row yet. */
+/* Initializes a state of kv_attend_floats() floats: no rows. */
 void kv_attend_begin(const struct kv_attend_shape *shape, float *state);
 
-/* Adds rows.  Every call but the last since kv_attend_begin() brings a multiple of
- * KV_ATTEND_BATCH: then the answer does not depend on how the rows are cut into calls, nor on
- * whether they come as a list or as a run.  A call asks for memory one group ahead, but not
- * beyond its own rows: some hundred rows a call hide that.
- *   queries  (n_queries, d_k)
- *   rows     (n) pointers
- *   among    (n): bit q says that the row counts for query q; NULL: all count for all */
+/* Adds rows.  Every call since kv_attend_begin() except the last must add a multiple of
+ * KV_ATTEND_BATCH rows.  The result then depends neither on how rows are divided into calls nor
+ * on whether they are given as a list or as a run.  A call prefetches one group ahead, within
+ * its own rows; calls of some hundred rows hide the latency of their first group.
+ *   queries     (n_queries, d_k)
+ *   rows        (n) pointers
+ *   query_mask  (n): bit q says that the row counts for query q; NULL: all rows count for
+ *               all */
 void kv_attend_rows(const struct kv_attend_shape *shape,
                     const float *queries,
                     const void *const *rows,
@@ -102,9 +105,9 @@ void kv_attend_rows(const struct kv_attend_shape *shape,
                     const uint32_t *query_mask,
                     float *state);
 
-/* As kv_attend_rows(), and makes the rows' checksums while they are in the caches:
- *   ret_crcs  (n) kv_crc32c() of row i, from seeds[i] on
- *   seeds     (n) */
+/* As kv_attend_rows(), and computes the rows' checksums while they are in the cache.
+ *   seeds     (n)
+ *   ret_crcs  (n): kv_crc32c() of row i, continued from seeds[i] */
 void kv_attend_checked(const struct kv_attend_shape *shape,
                        const float *queries,
                        const void *const *rows,
@@ -114,7 +117,7 @@ void kv_attend_checked(const struct kv_attend_shape *shape,
                        uint32_t *ret_crcs,
                        float *state);
 
-/* As kv_attend_rows(), row i being `stride` * i bytes behind `rows`. */
+/* As kv_attend_rows(), for a run of rows: row i is at `rows` + i * `stride` bytes. */
 void kv_attend_run(const struct kv_attend_shape *shape,
                    const float *queries,
                    const void *rows,
@@ -123,29 +126,32 @@ void kv_attend_run(const struct kv_attend_shape *shape,
                    const uint32_t *query_mask,
                    float *state);
 
-/* What the rows since kv_attend_begin() amount to; the state stays as it is.
+/* Computes the result over the rows added since kv_attend_begin().  The state does not change,
+ * so more rows may follow if the rows so far are a multiple of KV_ATTEND_BATCH.
  *   ret_output  (n_queries, d_v)
- *   ret_lse     (n_queries), natural */
+ *   ret_lse     (n_queries), to base e */
 void kv_attend_end(const struct kv_attend_shape *shape,
                    const float *state,
                    float *ret_output,
                    float *ret_lse);
 
-/* Merges answers of the same queries over disjoint sets of rows into the answer over all:
+/* Merges results of the same queries over disjoint sets of rows into the result over all rows
+ * (FlashDecoding's reduction):
  *
  *   M = max lse_i    w_i = exp(lse_i - M)    output[j] = sum w_i * output_i[j] / sum w_i
  *   lse = M + ln(sum w_i)
  *
- * all of it in double, parts ascending, rounded once.  A part whose lse is -inf or a NaN is
- * empty: its output is not looked at.  +inf counts as FLT_MAX.  No part, or empty ones only:
- * the empty set, output 0 and lse -inf.  A merged answer may be merged again.  Against the
- * answer over all rows at once: 1e-5 relative to the largest value, while |lse| < 64.
+ * computed in double, partial results in order, rounded once.  A partial result whose lse is
+ * -inf or NaN is empty, and its output is not read.  An lse of +inf counts as FLT_MAX.  If all
+ * are empty, or n_parts is 0, the output is 0 and the lse -inf.  A merged result may be merged
+ * again.  It differs from the result over all rows at once by at most 1e-5 of the largest
+ * value, as long as |lse| < 64.
  *
  *   n_parts     at most KV_ATTEND_PARTS_MAX
  *   outputs     (n_parts) of (n_queries, d_v)
  *   lses        (n_parts) of (n_queries)
- *   ret_output  (n_queries, d_v); may be one of the outputs
- *   ret_lse     (n_queries); may be one of the lses */
+ *   ret_output  (n_queries, d_v); may be one of `outputs`
+ *   ret_lse     (n_queries); may be one of `lses` */
 void kv_attend_merge(size_t n_queries,
                      size_t d_v,
                      size_t n_parts,
@@ -154,12 +160,12 @@ void kv_attend_merge(size_t n_queries,
                      float *ret_output,
                      float *ret_lse);
 
-/* One implementation of the family; functions as above.  Slowest first: the last one that this
- * CPU supports is used. */
+/* One implementation of the family.  The last one in the list that this CPU supports is
+ * used. */
 struct kv_attend_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    /* As kv_attend_checked(); seeds NULL: no checksums. */
+    /* kv_attend_rows() if `seeds` is NULL, else kv_attend_checked(). */
     void (*rows)(const struct kv_attend_shape *shape,
                  const float *queries,
                  const void *const *rows,

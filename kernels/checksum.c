@@ -3,11 +3,15 @@
 
 #include <string.h>
 
+/* The scalar reference is slicing-by-8 (Kounavis and Berry, A Systematic Approach to Building
+ * High Performance Software-based CRC Generators, 2005): eight table lookups take the state
+ * over eight bytes. */
 enum {
     SLICES = 8,
-    SOME_ROWS = 512, /* whose CRCs are made by one call of a kernel */
+    SOME_ROWS = 512, /* rows of one call of a kernel; bounds the arrays on the stack (6 KiB) */
 };
 
+/* slices[s][b]: the CRC state after byte b followed by s zero bytes. */
 static uint32_t slices[SLICES][256];
 static const struct kv_checksum_kernels *best;
 
@@ -70,7 +74,7 @@ static const struct kv_checksum_kernels scalar = {
     .list_crc = scalar_list_crc,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_checksum_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -80,7 +84,7 @@ static const struct kv_checksum_kernels *const tiers[] = {
 #endif
 };
 
-/* Before main(), so that no later call has to ask whether the tables are ready. */
+/* Before main(), so that no call needs to check whether the tables are ready. */
 __attribute__((constructor)) static void checksum_init(void)
 {
     slices_init();
@@ -126,7 +130,7 @@ void kv_rows_crc(const void *rows,
     const void *list[SOME_ROWS];
     uint32_t seeds[SOME_ROWS];
 
-    /* A step's rows come one by one, and nothing is won side by side. */
+    /* A decode step writes one row per unit, for which the list kernels have no advantage. */
     if (n_rows == 1) {
         const uint32_t token = tokens != NULL ? tokens[0] : token_begin;
 

@@ -1,11 +1,12 @@
-/* dispatch.h - private to kernels/: what the files of one family share.
+/* dispatch.h - private to kernels/: the kernel tables of all families and instruction sets.
  *
- * A family's x.c has its scalar table and chooses; x86/x_avx2.c and, where there is one,
- * x86/x_avx512.c have the others.  Those are declared, and used, on x86 only.  Who uses a table
- * includes the family's header, too, a change of which is then built by that family alone.
+ * A family's x.c defines the scalar table and selects the one in use.  x86/x_avx2.c and, for
+ * most families, x86/x_avx512.c define the other tables, which are declared on x86 only.  The
+ * tables' types are declared and not defined here, so that a change to a family's header
+ * rebuilds that family only; a file that uses a table includes the family's header as well.
  *
- * KV_EMULATE_AVX512, of tests: the functions of the AVX-512 tables are built from AVX2, and a
- * CPU without AVX-512 has them whatever KV_ISA says.
+ * KV_EMULATE_AVX512 is for tests: the functions of the AVX-512 tables are built from AVX2 and
+ * plain C, and are available on CPUs without AVX-512, whatever KV_ISA says.
  *
  * Threads: constants.  Memory: none.
  */
@@ -30,13 +31,13 @@ struct kv_topk_kernels;
 struct kv_pq_prefilter_kernels;
 struct kv_tile_kernels;
 
-/* The functions may be called where the table's own supported() says so: what they need is
- * older than AVX2, or is no part of it. */
+/* Require what the table's own supported() tests: SSE4.2 and PCLMULQDQ, VPCLMULQDQ, or both
+ * with AVX-512.  KV_ISA_AVX2 implies none of these. */
 extern const struct kv_checksum_kernels kv_checksum_sse42;
 extern const struct kv_checksum_kernels kv_checksum_fold;
 extern const struct kv_checksum_kernels kv_checksum_fold512;
 
-/* The functions may be called where kv_has_avx2(). */
+/* Require kv_has_avx2(). */
 extern const struct kv_attend_kernels kv_attend_avx2;
 extern const struct kv_cells_kernels kv_cells_avx2;
 extern const struct kv_estimate_kernels kv_estimate_avx2;
@@ -55,7 +56,7 @@ static inline int kv_has_avx2(void)
     return kv_isa() >= KV_ISA_AVX2;
 }
 
-/* The functions may be called where kv_has_avx512(). */
+/* Require kv_has_avx512(). */
 extern const struct kv_attend_kernels kv_attend_avx512;
 extern const struct kv_cells_kernels kv_cells_avx512;
 extern const struct kv_estimate_kernels kv_estimate_avx512;

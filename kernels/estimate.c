@@ -5,11 +5,12 @@
 #include "kernels/lanes.h"
 #include "kernels/summary_common.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-static const float DAMPING = 0.15f;
+static const float DAMPING = 0.15f; /* of the variance correction; see estimate.h */
 
 static const struct kv_estimate_kernels *best;
 
@@ -18,7 +19,8 @@ static int always(void)
     return 1;
 }
 
-/* The first place whose token is not below; often that is the first one. */
+/* Returns the first position in ascending `tokens` whose token is not below `token`.  Often it
+ * is the first, because a list starts in the group. */
 static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
 {
     size_t begin = 0;
@@ -36,7 +38,9 @@ static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
     return begin;
 }
 
-/* Of rows [begin, end) of the group, the counts by number, also of KV_SUMMARY_NONE. */
+/* Counts rows [begin, end) of the group by summary number, KV_SUMMARY_NONE included.  Starts
+ * from 0 or from the group's own counts, whichever leaves fewer rows to visit.  The array has
+ * an entry for every byte, so that KV_SUMMARY_NONE needs no branch. */
 static void count_rows(const struct kv_summary_shape *shape,
                        const void *group,
                        uint32_t begin,
@@ -61,8 +65,9 @@ static void count_rows(const struct kv_summary_shape *shape,
         ret_counts[numbers[row]]--;
 }
 
-/* Which rows are selected is a set of bits; then no step depends on what a row turns out to be:
- * that cannot be foretold.  What is left of KV_SUMMARY_NONE is nobody's. */
+/* Which rows are selected is kept as a set of bits, so that the loop over scored rows has no
+ * branch on it: such branches are unpredictable.  A row is always written to ret_places, and
+ * n_over advances only if it counts.  The count of KV_SUMMARY_NONE is not returned. */
 size_t kv_estimate_count(const struct kv_summary_shape *shape,
                          const void *group,
                          uint32_t first,
@@ -121,6 +126,7 @@ void kv_estimate_squares(size_t d_k, const float *queries, size_t n, float *ret_
 
 void kv_estimate_begin(const struct kv_summary_shape *shape, size_t n_queries, float *state)
 {
+    assert(kv_summary_shape_valid(shape));
     memset(state, 0, kv_estimate_floats(shape, n_queries) * sizeof(*state));
     for (size_t query = 0; query < n_queries; query++)
         state[query] = -INFINITY;
@@ -144,6 +150,7 @@ void kv_estimate_end(const struct kv_summary_shape *shape,
     }
 }
 
+/* A NaN to -inf, +inf to FLT_MAX. */
 static float without_nan(float s)
 {
     return s > FLT_MAX ? FLT_MAX : s >= -FLT_MAX ? s : -INFINITY;
@@ -230,7 +237,7 @@ static const struct kv_estimate_kernels scalar = {
     .add = scalar_add,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_estimate_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)

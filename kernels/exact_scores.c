@@ -2,6 +2,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/lanes.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -20,13 +21,14 @@ static float from_bits(uint32_t bits)
     return value;
 }
 
-/* A signalling NaN becomes a quiet one, as the processors' conversions make it. */
+/* Converts as VCVTPH2PS does: subnormal numbers become normal, a signaling NaN becomes
+ * quiet. */
 static float from_fp16(uint16_t half)
 {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
     const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
 
-    if (exponent == 0) {
+    if (exponent == 0) { /* 0 and subnormal numbers: units of 2^-24 */
         const float value = (float)fraction * 0x1p-24f;
 
         return sign != 0 ? -value : value;
@@ -117,7 +119,7 @@ static const struct kv_exact_scores_kernels scalar = {
     .score_list = scalar_score_list,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_exact_scores_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -148,6 +150,7 @@ void kv_exact_scores_load(enum kv_key_type type,
                           size_t d,
                           float *ret_values)
 {
+    assert(kv_key_type_valid(type)); /* another one would leave the results unset */
     best->load(type, keys, stride, n, d, ret_values);
 }
 
@@ -161,6 +164,7 @@ void kv_exact_scores_score(enum kv_key_type type,
                            float *ret_scores,
                            size_t scores_stride)
 {
+    assert(kv_key_type_valid(type));
     best->score(type, keys, stride, n, d, queries, n_queries, ret_scores, scores_stride);
 }
 
@@ -173,5 +177,6 @@ void kv_exact_scores_score_list(enum kv_key_type type,
                                 float *ret_scores,
                                 size_t scores_stride)
 {
+    assert(kv_key_type_valid(type));
     best->score_list(type, keys, n, d, queries, n_queries, ret_scores, scores_stride);
 }

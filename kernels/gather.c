@@ -20,10 +20,10 @@ static void scalar_gather(void *dst, const void *const *rows, size_t n_rows, siz
         return;
     ahead = kv_gather_ahead(row_bytes);
     for (size_t i = 0; i < ahead && i < n_rows; i++)
-        kv_gather_ask(rows[i], row_bytes);
+        kv_gather_prefetch(rows[i], row_bytes);
     for (size_t i = 0; i < n_rows; i++) {
         if (ahead < n_rows - i)
-            kv_gather_ask(rows[i + ahead], row_bytes);
+            kv_gather_prefetch(rows[i + ahead], row_bytes);
         memcpy(to, rows[i], row_bytes);
         to += row_bytes;
     }
@@ -35,7 +35,7 @@ static const struct kv_gather_kernels scalar = {
     .gather = scalar_gather,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_gather_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)

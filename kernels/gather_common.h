@@ -12,11 +12,11 @@
 enum {
     KV_GATHER_LINE_BYTES = 64,
     KV_GATHER_AHEAD_ROWS = 8,
-    /* Of long rows: what was asked for must still be in L2 when it is used. */
+    /* Limits the distance for long rows: prefetched lines must still be in L2 when used. */
     KV_GATHER_AHEAD_BYTES = 16 << 10,
 };
 
-/* How many rows ahead, row_bytes > 0. */
+/* Returns how many rows ahead to prefetch; row_bytes > 0. */
 static inline size_t kv_gather_ahead(size_t row_bytes)
 {
     if (row_bytes <= KV_GATHER_AHEAD_BYTES / KV_GATHER_AHEAD_ROWS)
@@ -24,7 +24,8 @@ static inline size_t kv_gather_ahead(size_t row_bytes)
     return row_bytes < KV_GATHER_AHEAD_BYTES ? KV_GATHER_AHEAD_BYTES / row_bytes : 1;
 }
 
-static inline void kv_gather_ask(const void *row, size_t row_bytes)
+/* Prefetches all cache lines of a row into L2. */
+static inline void kv_gather_prefetch(const void *row, size_t row_bytes)
 {
     const uintptr_t end = (uintptr_t)row + row_bytes;
 

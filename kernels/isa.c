@@ -1,5 +1,6 @@
 #include "kernels/isa.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@ static const char *const names[KV_ISA_COUNT] = {
 
 const char *kv_isa_name(enum kv_isa isa)
 {
+    assert(isa < KV_ISA_COUNT);
     return names[isa];
 }
 
@@ -32,8 +34,8 @@ static enum kv_isa of_cpu(void)
 #if defined(__x86_64__)
     unsigned a, b, c = 0, d;
 
-    /* Constructors ask before libgcc may have asked the CPU.  F16C is asked of the CPU itself:
-     * clang 14 does not know its name. */
+    /* Constructors may run before libgcc's own, which fills in what __builtin_cpu_supports()
+     * reads.  F16C is read from CPUID, because clang 14 does not know its name. */
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
         !__get_cpuid(1, &a, &b, &c, &d) || (c & bit_F16C) == 0)

@@ -22,15 +22,15 @@ enum kv_isa {
     KV_ISA_COUNT,
 };
 
-/* The best one that this CPU has and KV_ISA allows. */
+/* Returns the best instruction set that this CPU has and KV_ISA allows. */
 enum kv_isa kv_isa(void);
 
-/* What KV_ISA names; KV_ISA_COUNT: nothing. */
+/* Returns what KV_ISA names; KV_ISA_COUNT if it is unset or names none. */
 enum kv_isa kv_isa_ceiling(void);
 
 const char *kv_isa_name(enum kv_isa isa);
 
-/* False: KV_ISA has a name that is none. */
+/* Returns false if KV_ISA is set to an unknown name. */
 bool kv_isa_named(void);
 
 #endif

@@ -2,10 +2,11 @@
 #include "kernels/dispatch.h"
 #include "kernels/lanes.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
-static const float SPLIT = 1.0f / 256;
+static const float SPLIT = 1.0f / 256; /* of an empty centroid from the one it splits */
 
 static const struct kv_kmeans_kernels *best;
 
@@ -53,6 +54,7 @@ void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
 {
     const size_t width = shape->d / shape->m;
 
+    assert(kv_pq_shape_valid(shape) && centroid < kv_pq_n_centroids(shape));
     for (size_t i = 0; i < shape->d; i++)
         codebook->centroids[(i << shape->bits) + centroid] = key[i];
     for (size_t j = 0; j < shape->m && codebook->augments != NULL; j++)
@@ -60,6 +62,8 @@ void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
             augment_of(key + j * width, width, codebook->max_norm_sq[j]);
 }
 
+/* The distance of kmeans.h is half of the squared one without |x|^2, which is the same for all
+ * centroids: |c|^2 / 2 - x . c.  Half of the squared norms is computed once, here. */
 static void scalar_half_sq_norms(const struct kv_pq_shape *shape,
                                  const struct kv_kmeans_codebook *codebook)
 {
@@ -88,7 +92,8 @@ static bool all_finite(const float *values, size_t n)
     return finite;
 }
 
-/* Means of one subspace; `sums` and `counts` are its own. */
+/* Sets the centroids of one subspace to the means of their rows, and the count of a centroid
+ * whose sum is not finite to 0.  Returns the sum of squared movements. */
 static double set_means(
     float *centroids, size_t n_centroids, size_t width, const float *sums, uint32_t *counts)
 {
@@ -112,6 +117,8 @@ static double set_means(
     return moved;
 }
 
+/* Splits the largest clusters of one subspace for centroids without rows.  Counts are halved so
+ * that the next empty centroid finds the next largest cluster. */
 static void fill_empty(
     float *centroids, float *augments, size_t n_centroids, size_t width, uint32_t *counts)
 {
@@ -125,6 +132,7 @@ static void fill_empty(
                 largest = other;
         if (counts[largest] < 2)
             return;
+        /* Opposite signs in turn, so that the split is a change of direction, not of length. */
         for (size_t i = 0; i < width; i++) {
             float *at = centroids + i * n_centroids;
 
@@ -165,7 +173,7 @@ double kv_kmeans_update(const struct kv_pq_shape *shape,
     return moved;
 }
 
-/* Of one sub-vector, in subspace j. */
+/* The nearest centroid of one subvector, and the subvector's augment. */
 struct nearest {
     unsigned code;
     float distance, augment;
@@ -250,7 +258,7 @@ static const struct kv_kmeans_kernels scalar = {
     .step = scalar_step,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_kmeans_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)

@@ -10,6 +10,9 @@
  *   kv_kmeans_update()       after the last row; then from the first row on again
  *   kv_kmeans_encode()       codes of rows, against centroids that stay
  *
+ * Training runs until kv_kmeans_update() returns a small number, or for a fixed number of
+ * iterations; that is the caller's decision, as is the choice of the first centroids.
+ *
  * The caller keeps the state between calls: a codebook, which codes refer to, and sums.
  *
  *   centroids     float (m, d / m, 2^bits): one dimension of all centroids after the other, so
@@ -20,7 +23,7 @@
  *   counts        uint32 (m, 2^bits)
  *
  * Metrics.  A codebook without augments uses squared distance, the default of the paper's code.
- * With augments it uses the inner product, by that code's reduction: each sub-vector x gets one
+ * With augments it uses the inner product, by that code's reduction: each subvector x gets one
  * more element, its augment sqrt(max_norm_sq - |x|^2), where max_norm_sq is the largest |x|^2
  * of all rows, and these longer vectors are clustered by squared distance.  The augment of a
  * query is 0, so its inner products with centroids do not change.  A centroid is the mean of
@@ -31,20 +34,22 @@
  * rows, and centroids win rows by direction only.  A row longer than max_norm_sq says (it came
  * later) has an augment of 0.
  *
- * Empty centroids.  One without rows splits the largest cluster (the lower code of equals, two
- * rows at least): it becomes that one's mean with the elements 1 + 2^-8 and 1 - 2^-8 times as
- * large in turn, and each counts as having half of the rows.  Whichever rows lie on its side go
- * to it in the next step.  The mean itself stays where it is: where rows are all equal, or of
- * fewer kinds than there are centroids, it is exact and keeps them, and the other one is empty
- * again.  If no cluster is left to split, it stays.
+ * Empty centroids.  A centroid without rows splits the largest cluster (of equals the lower
+ * code; it must have two rows or more), much as in FAISS: it becomes that cluster's mean with
+ * its elements multiplied by 1 + 2^-8 and 1 - 2^-8 in turn, and each is counted as having half
+ * of the rows.
+ * The next step gives it the rows on its side.  The mean itself does not move: if all rows are
+ * equal, or there are fewer distinct rows than centroids, it is exact and keeps its rows, and
+ * the other centroid is empty again.  If no cluster can be split, the centroid keeps its
+ * position.
  *
  * Numbers that are not finite.  A row whose least distance is not finite (NaN or infinite
- * elements, overflow) has a code, and is added to no sum: it does not spoil the others.  A
+ * elements, overflow) gets a code but is added to no sum, so it does not affect other rows.  A
  * centroid that is not finite wins no row; one whose sum has overflowed counts as empty.
  *
  * Numerical contract, the same in every instruction set, to the bit:
- *   distance      acc = half square; acc = fma(-x's augment, c's augment, acc) if there are any;
- *                 acc = fma(-x[i], c[i], acc), i ascending
+ *   distance      acc = half square; acc = fma(-x's augment, c's augment, acc) if there are
+ *                 any; acc = fma(-x[i], c[i], acc), i ascending
  *   nearest       least distance, ties to the lower code; a NaN is never the least, and where
  *                 no distance is below +inf, it is code 0
  *   sums, counts  rows added one after the other, ascending
@@ -53,12 +58,12 @@
  *                 of nothing
  *   augment       s = max_norm_sq - |x|^2; s > 0 ? sqrt(s) : 0
  *   mean          sum / count, in fp32
- * (Which NaN a NaN is, is left open.)
+ * The payload of a NaN is not specified.
  *
- * Nothing is checked: a shape is valid (kv_pq_shape_valid).
+ * Shapes must be valid (kv_pq_shape_valid()).
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
- * of their type only.  What is read and what is written do not overlap.
+ * of their type only.  Inputs and outputs must not overlap.
  */
 #ifndef KV_KERNELS_KMEANS_H
 #define KV_KERNELS_KMEANS_H
@@ -77,8 +82,8 @@ struct kv_kmeans_sums {
     float *augments; /* (m, 2^bits), if the codebook has augments */
 };
 
-/* Inner product: raises max_norm_sq (m), 0 before the first row, to the |x|^2 of keys (n,
- * d). */
+/* For the inner product: raises max_norm_sq (m), 0 before the first row, to the largest |x|^2
+ * of keys (n, d) in each subspace. */
 void kv_kmeans_max_norm_sq(const struct kv_pq_shape *shape,
                            const float *keys,
                            size_t n,
@@ -94,7 +99,7 @@ void kv_kmeans_set_centroid(const struct kv_pq_shape *shape,
 void kv_kmeans_half_sq_norms(const struct kv_pq_shape *shape,
                              const struct kv_kmeans_codebook *codebook);
 
-/* The nearest centroids of rows: keys (n, d) -> codes of row i in subspace j at
+/* Finds the nearest centroids of keys (n, d).  The code of row i in subspace j is
  * ret_codes[j * codes_stride + i]. */
 void kv_kmeans_encode(const struct kv_pq_shape *shape,
                       const struct kv_kmeans_codebook *codebook,
@@ -112,15 +117,15 @@ void kv_kmeans_step(const struct kv_pq_shape *shape,
                     size_t codes_stride,
                     const struct kv_kmeans_sums *sums);
 
-/* Every centroid becomes the mean of its rows, empty ones split others, half squares follow;
- * sums and counts are 0 again.  Returns the sum over all centroids with rows of the squared
- * distance from the old one to the mean, in double. */
+/* Sets every centroid to the mean of its rows, lets empty ones split others, computes
+ * half_sq_norms, and clears sums and counts.  Returns how far centroids have moved: the sum,
+ * over all centroids with rows, of the squared distance from the old position to the mean. */
 double kv_kmeans_update(const struct kv_pq_shape *shape,
                         const struct kv_kmeans_codebook *codebook,
                         const struct kv_kmeans_sums *sums);
 
-/* One implementation of the family; functions as above.  Slowest first: the last one that this
- * CPU supports is used. */
+/* One implementation of the family; functions as above.  The last one in the list that this CPU
+ * supports is used. */
 struct kv_kmeans_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);

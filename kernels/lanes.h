@@ -1,5 +1,6 @@
-/* lanes.h - private to kernels/: the sum in 16 lanes of exact_scores.h, of every family that
- * has one: element i was added to lane i % 16, and the lanes are added as a tree.
+/* lanes.h - private to kernels/: the end of the sum in 16 lanes (exact_scores.h), for the
+ * scalar reference of every family that sums so.  Element i was added to lane i % 16; the lanes
+ * are then added as a tree, halves onto halves, which is what vector registers do best.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -12,7 +13,7 @@ enum {
     KV_SUM_LANES = 16,
 };
 
-/* Overwrites the lanes. */
+/* Returns the sum of the lanes, and overwrites them. */
 static inline float kv_sum_lanes(float lanes[KV_SUM_LANES])
 {
     for (size_t half = KV_SUM_LANES / 2; half > 0; half /= 2)

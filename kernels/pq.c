@@ -1,6 +1,7 @@
 #include "kernels/pq.h"
 #include "kernels/dispatch.h"
 
+#include <assert.h>
 #include <math.h>
 
 static const struct kv_pq_kernels *best;
@@ -43,7 +44,7 @@ static const struct kv_pq_kernels scalar = {
     .tables = scalar_tables,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_pq_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -73,5 +74,6 @@ void kv_pq_tables(const struct kv_pq_shape *shape,
                   size_t n_queries,
                   float *ret_tables)
 {
+    assert(kv_pq_shape_valid(shape));
     best->tables(shape, centroids, queries, n_queries, ret_tables);
 }

@@ -2,9 +2,14 @@
 #include "kernels/dispatch.h"
 #include "kernels/pq_cells_prefix.h"
 
+#include <assert.h>
 #include <string.h>
 
 static const struct kv_cells_kernels *best;
+
+/* Cell numbers are taken modulo n_cells, and positions compared with n_rows, wherever they come
+ * from memory that may have changed (pq_cells.h): a bit that flips in a tile or a list must not
+ * lead outside of the arrays. */
 
 void kv_cells_count(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
@@ -20,11 +25,13 @@ void kv_cells_count(const struct kv_pq_shape *shape,
 
 void kv_cells_sum(const struct kv_pq_shape *shape, const struct kv_cells *cells)
 {
+    assert(kv_cells_n(shape) > 0); /* the shape has cells */
     for (uint32_t cell = 0; cell < kv_cells_n(shape); cell++)
         cells->offsets[cell + 1] += cells->offsets[cell];
 }
 
-/* A cell's offset runs ahead to where its list ends, which is where the next one began. */
+/* offsets[cell] is where the cell's next row goes.  After the last tile it is where the cell's
+ * list ends, which is where the next list began. */
 void kv_cells_place(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
                     size_t n,
@@ -42,8 +49,9 @@ void kv_cells_place(const struct kv_pq_shape *shape,
     }
 }
 
-/* Where lists end stands at the cells' own places; the full ones' move down to behind where
- * they begin, the next one being read before. */
+/* On entry offsets[cell] is the end of each cell's list.  Moves the ends of full cells down to
+ * offsets[item + 1], in place: an item is never above its cell, and the next end is read before
+ * it can be overwritten. */
 void kv_cells_end(const struct kv_pq_shape *shape, const struct kv_cells *cells)
 {
     const uint32_t n_cells = kv_cells_n(shape);
@@ -71,7 +79,8 @@ static uint32_t lower(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The first place in [from, to) of a list whose row is not below `row`. */
+/* Returns the first position in [from, to) of an ascending list whose row is not below
+ * `row`. */
 static uint32_t lower_bound(const uint32_t *rows, uint32_t from, uint32_t to, uint32_t row)
 {
     while (from < to) {
@@ -111,7 +120,8 @@ void kv_cells_counts(const struct kv_pq_shape *shape,
     }
 }
 
-/* Most lists lie between the two. */
+/* Most lists are wholly within [begin, end), so their ends are compared before any search.  The
+ * test in the loop guards against rows out of order, after a bit has flipped. */
 size_t kv_cells_mark(const struct kv_cells *cells,
                      uint32_t item,
                      uint32_t begin,
@@ -138,6 +148,7 @@ size_t kv_bits_take(uint64_t *bits, size_t begin, size_t end, size_t max, uint32
 {
     size_t n = 0;
 
+    assert(begin % 64 == 0); /* else bits before it would be returned */
     for (size_t word = begin / 64; word < (end + 63) / 64; word++) {
         uint64_t left = bits[word];
 
@@ -191,7 +202,7 @@ static const struct kv_cells_kernels scalar = {
     .lengths = scalar_lengths,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_cells_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)

@@ -2,21 +2,22 @@
  * the same score, so cells are scored, weighted and selected instead of rows (the inverted
  * lists of an inverted multi-index; Babenko and Lempitsky 2012).
  *
- * With few rows, or clustered rows, most cells are empty.  Only the others are kept, scored and
- * counted, as full cells, numbered from 0 in their order.
+ * With few rows, or clustered rows, most cells are empty.  Cells that are not are called full;
+ * only these are kept, scored and counted.  They are numbered from 0 in the order of their cell
+ * numbers; such a number is an item of select.h.
  *
- * A cell's number is the codes, subspace 0's in its highest bits (kv_tile_cells).  Its score is
- * that of pq.h, and select.h gives items of c rows what it gives c rows with one score: cells
- * and tiles select the same rows.
+ * A cell's number is its codes, with subspace 0's in the highest bits (kv_tile_cells()).  Its
+ * score is that of pq.h, and select.h treats an item of c rows as c rows with one score, so
+ * cells and tiles select the same rows.
  *
- * Lists lie in memory for long, and a bit of them may flip.  Then other rows are counted, or
- * marked, than those of the cell; but nothing is read or written outside of the arrays, and row
- * numbers stay below n_rows.
+ * Lists stay in memory for a long time, and a bit of them may flip.  Functions that read lists
+ * then count or mark wrong rows, but they access nothing outside of the arrays, and row numbers
+ * stay below n_rows.
  *
- * Lists are made from tiles in some 2 ns a row, so that they need not be kept anywhere else.
+ * Lists are built from tiles in about 2 ns a row, so they need not be stored elsewhere.
  *
  * Every instruction set gives the same bits.  Threads: pure functions.  Memory: the caller's;
- * nothing is kept.  What is read and what is written do not overlap, but where said.
+ * nothing is kept.  Inputs and outputs must not overlap.
  */
 #ifndef KV_KERNELS_PQ_CELLS_H
 #define KV_KERNELS_PQ_CELLS_H
@@ -32,34 +33,35 @@ enum {
 
 static_assert(KV_CELLS_BITS_MAX <= 16, "a cell's number is 16 bits");
 
-/* Cells of the shape; 0: too many. */
+/* Returns the number of cells, 2^(m * bits); 0 if that is more than KV_CELLS_MAX. */
 static inline uint32_t kv_cells_n(const struct kv_pq_shape *shape)
 {
     return shape->m * shape->bits <= KV_CELLS_BITS_MAX ? 1u << shape->m * shape->bits : 0;
 }
 
-/* Words of 64 cells. */
+/* Returns the number of 64-bit words of the bit set `full`. */
 static inline uint32_t kv_cells_n_words(const struct kv_pq_shape *shape)
 {
     return (kv_cells_n(shape) + 63) / 64;
 }
 
-/* The lists of a chapter, in one piece of memory. */
+/* The inverted lists of a chapter: views of one piece of memory, which the caller owns. */
 struct kv_cells {
     uint64_t *full;    /* (n_words) bit c: cell c has rows */
-    uint32_t *before;  /* (n_words + 1) full cells before each word's; the last: all of them */
+    uint32_t *before;  /* (n_words + 1) number of full cells before each word; last: of all */
     uint32_t *offsets; /* (n_cells + 1) rows of full cell i are offsets[i] ... offsets[i+1]-1 */
-    uint32_t *rows;    /* (n_rows) numbers of rows, in each cell ascending */
+    uint32_t *rows;    /* (n_rows) row numbers, ascending in each cell */
     uint32_t n_rows, n_cells;
 };
 
-/* What kv_cells_at() is about without its rows, in uint32. */
+/* Returns the number of uint32 in the memory of kv_cells_at() that come before `rows`. */
 static inline size_t kv_cells_head(const struct kv_pq_shape *shape)
 {
     return 3 * (size_t)kv_cells_n_words(shape) + kv_cells_n(shape) + 2;
 }
 
-/* The memory (kv_cells_head() + n_rows), as aligned as a uint64, as lists. */
+/* Returns the views of `memory` (kv_cells_head() + n_rows), which has the alignment of a uint64
+ * and must stay as long as they are used. */
 static inline struct kv_cells
 kv_cells_at(const struct kv_pq_shape *shape, uint32_t *memory, uint32_t n_rows)
 {
@@ -70,7 +72,7 @@ kv_cells_at(const struct kv_pq_shape *shape, uint32_t *memory, uint32_t n_rows)
                              offsets + kv_cells_n(shape) + 1, n_rows, kv_cells_n(shape)};
 }
 
-/* Full cells. */
+/* Returns the number of full cells. */
 static inline uint32_t kv_cells_n_full(const struct kv_pq_shape *shape,
                                        const struct kv_cells *cells)
 {
@@ -79,7 +81,7 @@ static inline uint32_t kv_cells_n_full(const struct kv_pq_shape *shape,
     return n < cells->n_cells ? n : cells->n_cells;
 }
 
-/* The number of a cell, which is full, among these. */
+/* Returns the item of a full cell: its position among the full cells. */
 static inline uint32_t kv_cells_item(const struct kv_cells *cells, uint32_t cell)
 {
     const uint64_t below = ((uint64_t)1 << cell % 64) - 1;
@@ -90,13 +92,10 @@ static inline uint32_t kv_cells_item(const struct kv_cells *cells, uint32_t cell
     return item < cells->n_cells ? item : 0;
 }
 
-/* From tiles to lists:
- *
- *     the head is 0;  kv_cells_count() every tile;  kv_cells_sum();
- *     kv_cells_place() every tile, in order;  kv_cells_end();
- *
- * where a tile has n rows, the first of which is row number `row`.  Until the end offsets are
- * those of all cells. */
+/* Build lists from tiles by a counting sort.  Set the head (kv_cells_head()) to 0, call
+ * kv_cells_count() for every tile, kv_cells_sum() once, kv_cells_place() for every tile in
+ * order, and kv_cells_end() once.  A tile has n rows, and `row` is the number of its first one.
+ * Until kv_cells_end(), `offsets` is indexed by cell number, not by item. */
 void kv_cells_count(const struct kv_pq_shape *shape,
                     const uint8_t *tile,
                     size_t n,
@@ -109,14 +108,14 @@ void kv_cells_place(const struct kv_pq_shape *shape,
                     const struct kv_cells *cells);
 void kv_cells_end(const struct kv_pq_shape *shape, const struct kv_cells *cells);
 
-/* How many rows of each full cell are in [begin, end). */
+/* Counts the rows of each full cell that are in [begin, end) -> ret_counts (n_full). */
 void kv_cells_counts(const struct kv_pq_shape *shape,
                      const struct kv_cells *cells,
                      uint32_t begin,
                      uint32_t end,
                      uint32_t *ret_counts);
 
-/* Scores of all full cells: tables (n_queries, m, 2^bits) -> ret_scores (n_queries, n_full),
+/* Scores all full cells: tables (n_queries, m, 2^bits) -> ret_scores (n_queries, n_full),
  * scores_stride apart. */
 void kv_cells_score(const struct kv_pq_shape *shape,
                     const float *tables,
@@ -125,8 +124,8 @@ void kv_cells_score(const struct kv_pq_shape *shape,
                     float *ret_scores,
                     size_t scores_stride);
 
-/* Sets the bits of the full cell's rows that are in [begin, end): row r is bit `first` + r.
- * Returns how many there are. */
+/* Sets the bits of the rows of one item that are in [begin, end): row r is bit `first` + r.
+ * Returns the number of these rows. */
 size_t kv_cells_mark(const struct kv_cells *cells,
                      uint32_t item,
                      uint32_t begin,
@@ -134,13 +133,14 @@ size_t kv_cells_mark(const struct kv_cells *cells,
                      uint64_t first,
                      uint64_t *bits);
 
-/* The numbers of the bits set in [begin, end), ascending, at most `max` of them; all bits of
- * the words that were looked at are 0 then.  begin is a multiple of 64.  Returns how many. */
+/* Returns the numbers of the bits that are set in [begin, end), ascending, at most `max` of
+ * them, in ret_numbers; the return value is their count.  Clears all words of [begin, end),
+ * including bits after `end` in the last word.  `begin` is a multiple of 64. */
 size_t
 kv_bits_take(uint64_t *bits, size_t begin, size_t end, size_t max, uint32_t *ret_numbers);
 
-/* One implementation of the family; functions as above.  Slowest first: the last one that this
- * CPU supports is used. */
+/* One implementation of the family; functions as above.  The last one in the list that this CPU
+ * supports is used. */
 struct kv_cells_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
@@ -150,7 +150,7 @@ struct kv_cells_kernels {
                   const struct kv_cells *cells,
                   float *ret_scores,
                   size_t scores_stride);
-    /* Lengths of n lists. */
+    /* ret_lengths[i] = offsets[i + 1] - offsets[i], i < n */
     void (*lengths)(const uint32_t *offsets, size_t n, uint32_t *ret_lengths);
 };
 

@@ -1,6 +1,9 @@
-/* pq_cells_prefix.h - private to kernels/: what pq_cells.c, pq_cells_avx2.c and
- * pq_cells_avx512.c have in common.  A cell's score is that of its codes but the last one, plus
- * the last one's.
+/* pq_cells_prefix.h - private to kernels/: scores of cells from scores of their prefixes, for
+ * pq_cells.c, pq_cells_avx2.c and pq_cells_avx512.c.
+ *
+ * A prefix is all codes of a cell except the last one.  The cells of one prefix have
+ * consecutive numbers, so that a cell's score is its prefix's score, summed once, plus one
+ * table entry.  This keeps the order of sums of pq.h.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -12,11 +15,12 @@
 #include <string.h>
 
 enum {
-    KV_CELLS_PREFIXES_MAX = KV_CELLS_MAX / 2, /* a code has a bit at least */
+    KV_CELLS_PREFIXES_MAX = KV_CELLS_MAX / 2, /* the last code has at least one bit */
 };
 
-/* Scores of all codes but the last one, with any number of them; of none: -0, to which what is
- * added stays what it is.  Returns where they are: in the table or in `room`. */
+/* Returns the scores of all prefixes, in the order of their numbers: a pointer into the table
+ * where there are two subspaces, else `room`.  With one subspace the only prefix is empty and
+ * its score is -0, because -0 + x is x for every x, also for x = -0. */
 static inline const float *kv_cells_prefix_scores(const struct kv_pq_shape *shape,
                                                   const float *table,
                                                   float room[KV_CELLS_PREFIXES_MAX])
@@ -30,7 +34,8 @@ static inline const float *kv_cells_prefix_scores(const struct kv_pq_shape *shap
         return table;
     if (shape->m > 2)
         memcpy(room, table, n_centroids * sizeof(*table));
-    /* One subspace more at a time, from the end: what is read is not yet written. */
+    /* Adds one subspace at a time.  From the last prefix down, because each is replaced by
+     * n_centroids longer ones, which lie at or after its own place. */
     for (size_t j = 1; j + 1 < shape->m; j++, n *= n_centroids)
         for (size_t i = n; i-- > 0;) {
             const float before = room[i];
@@ -41,8 +46,8 @@ static inline const float *kv_cells_prefix_scores(const struct kv_pq_shape *shap
     return room;
 }
 
-/* n <= 32 cells from `cell` on, a multiple of n, which is a power of two: bit i, cell + i is
- * full. */
+/* A mask of the n cells from `cell` on: bit i says that cell + i is full.  n is a power of two,
+ * at most 32, and divides `cell`, so the cells are in one word. */
 static inline unsigned kv_cells_full(const struct kv_cells *cells, size_t cell, size_t n)
 {
     return (unsigned)(cells->full[cell / 64] >> cell % 64) & (0xffffffffu >> (32 - n));

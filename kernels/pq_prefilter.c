@@ -2,6 +2,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/select.h"
 
+#include <assert.h>
 #include <string.h>
 
 static const struct kv_pq_prefilter_kernels *best;
@@ -13,7 +14,7 @@ static int always(void)
 
 /* ---- the reference ----------------------------------------------------------------------- */
 
-/* Rows from their sums and the k-th largest of them. */
+/* Divides rows by their sums; `bound` is the k-th largest sum. */
 static size_t part(const uint16_t *sums16,
                    const uint8_t *sums8,
                    size_t n,
@@ -55,6 +56,8 @@ static size_t scalar_sieve8(const uint8_t *sums,
     return part(NULL, sums, n, bound, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
+/* A radix select in two passes: the high bytes, then the low bytes of sums with that high
+ * byte. */
 static size_t scalar_sieve16(const uint16_t *sums,
                              size_t n,
                              size_t k,
@@ -87,7 +90,7 @@ static const struct kv_pq_prefilter_kernels scalar = {
     .sieve16 = scalar_sieve16,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_pq_prefilter_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -119,6 +122,7 @@ size_t kv_sieve8(const uint8_t *sums,
                  size_t *ret_n_accepted,
                  uint32_t *ret_undecided)
 {
+    assert(k >= 1 && k <= n); /* else the search for the bound runs out of its bins */
     return best->sieve8(sums, n, k, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
@@ -130,13 +134,14 @@ size_t kv_sieve16(const uint16_t *sums,
                   size_t *ret_n_accepted,
                   uint32_t *ret_undecided)
 {
+    assert(k >= 1 && k <= n);
     return best->sieve16(sums, n, k, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
 /* ---- all of it --------------------------------------------------------------------------- */
 
 enum {
-    NARROW_SUBSPACES = 4, /* with more of them, steps of 8 bits leave too many rows open */
+    NARROW_SUBSPACES = 4, /* with more of them, sums of 8 bits leave too many rows undecided */
 };
 
 static size_t tiles_of(size_t n)
@@ -144,8 +149,9 @@ static size_t tiles_of(size_t n)
     return (n + KV_PQ_TILE - 1) / KV_PQ_TILE;
 }
 
-/* Exact scores of all rows, or what comes before: sums of 16 bits, open rows, their scores,
- * which of them are selected. */
+/* The scratch has, one after the other: undecided rows, the selected ones of them, their scores
+ * (each n + 8 of 4 bytes; vectors write up to 8 more), and for all rows of the tiles either
+ * sums of 8 or 16 bits or, without sums, 4 bytes for kv_topk_select(). */
 size_t kv_tiles_top_bytes(size_t n)
 {
     const size_t n_rows = tiles_of(n) * KV_PQ_TILE;
@@ -153,7 +159,8 @@ size_t kv_tiles_top_bytes(size_t n)
     return n_rows * sizeof(uint32_t) + 3 * (n + 8) * sizeof(uint32_t);
 }
 
-/* Merges the sure rows, which are in `rows`, with the selected open ones, from the end. */
+/* Merges the accepted rows, which are in `rows`, with the selected ones of the undecided, in
+ * place.  Works from the end, because `rows` has free space there. */
 static void merge(uint32_t *rows,
                   size_t n_rows,
                   const uint32_t *undecided,
@@ -187,7 +194,7 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
     uint16_t rounded[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
     uint32_t *undecided = scratch, *selected = undecided + n + 8;
     float *scores = (float *)(void *)(selected + n + 8);
-    float *exact = scores + n + 8; /* of choosing: the sums are no longer needed then */
+    float *exact = scores + n + 8; /* scratch of kv_topk_select(), which needs no sums */
     void *sums = exact;
     struct kv_pq_table_rounding rounding;
     size_t n_accepted = 0, n_undecided = 0, n_exact = n;

@@ -1,24 +1,27 @@
-/* pq_prefilter.h - the k best rows by exact score, without computing most exact scores: rounded
- * sums (pq_tiles.h) show which rows are among the k best, which are not, and which few are
- * open.
+/* pq_prefilter.h - selects the k best rows by exact score from codes, computing few exact
+ * scores: rounded sums (pq_tiles.h) show which rows are among the k best (accepted), which are
+ * not, and which few are undecided.
  *
- * Let T be the k-th largest sum.  At most k - 1 rows are above it, so that a row whose sum is
- * more than `margin` above T has fewer than k rows that can be better; and at least k rows are
- * at T or above, all of them better than a row whose sum is more than `margin` below.  What is
- * between is open: its exact scores decide, ties going to the lower row.
+ * Let T be the k-th largest rounded sum.  At most k - 1 rows have a sum above T, so a row whose
+ * sum is more than `margin` above T has fewer than k rows that can be better: it is accepted.
+ * At least k rows have a sum of T or more, and all of these are better than a row whose sum is
+ * more than `margin` below T: it is dropped.  The rows between are undecided; exact scores
+ * decide, and ties go to the lower row.
  *
  * Every instruction set gives the same rows.  Threads: pure functions.  Memory: the caller's;
- * nothing is kept.  Pointers need the alignment of their type only.  What is read and what is
- * written do not overlap.
+ * nothing is kept.  Pointers need the alignment of their type only.  Inputs and outputs must
+ * not overlap.
  */
 #ifndef KV_KERNELS_PQ_PREFILTER_H
 #define KV_KERNELS_PQ_PREFILTER_H
 
 #include "kernels/pq_tiles.h"
 
-/* Rows, ascending, of n < 2^32 sums, 1 <= k <= n; returns how many are open.
- *   ret_accepted  room for k + 8 of them; *ret_n_accepted are there
- *   ret_undecided  room for n + 8 of them */
+/* Divide rows 0 ... n - 1 by their rounded sums (n), n < 2^32, for the best k, 1 <= k <= n.
+ * Rows are returned in ascending order.  Return the number of undecided rows.
+ *   margin         of the table's rounding (struct kv_pq_table_rounding)
+ *   ret_accepted   (k + 8), of which *ret_n_accepted are set; vectors may overwrite the others
+ *   ret_undecided  (n + 8) */
 size_t kv_sieve8(const uint8_t *sums,
                  size_t n,
                  size_t k,
@@ -34,12 +37,13 @@ size_t kv_sieve16(const uint16_t *sums,
                   size_t *ret_n_accepted,
                   uint32_t *ret_undecided);
 
-/* All of it for one query: the min(k, n) best of the first n rows of tiles, ascending, by the
- * scores of `table`.  Where rounding says nothing, all rows are scored exactly.
- *   scratch      kv_tiles_top_bytes(n), aligned as a float
- *   ret_rows     room for k + 8
- *   ret_n_exact  rows whose exact scores were needed; may be NULL
- * Returns how many. */
+/* Selects the min(k, n) best of the first n rows of tiles for one query, ascending.  If
+ * rounding cannot separate the rows, all are scored exactly.  Returns the number of rows
+ * selected.
+ *   table        (m, 2^bits)
+ *   scratch      kv_tiles_top_bytes(n) bytes, with the alignment of a float
+ *   ret_rows     (k + 8)
+ *   ret_n_exact  the number of rows scored exactly; may be NULL */
 size_t kv_tiles_top_bytes(size_t n);
 size_t kv_tiles_top(const struct kv_pq_shape *shape,
                     const float *table,
@@ -50,8 +54,8 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
                     uint32_t *ret_rows,
                     size_t *ret_n_exact);
 
-/* One implementation of the family; functions as above.  Slowest first: the last one that this
- * CPU supports is used. */
+/* One implementation of the family; functions as above.  The last one in the list that this CPU
+ * supports is used. */
 struct kv_pq_prefilter_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);

@@ -1,13 +1,14 @@
 #include "kernels/pq_tiles.h"
 #include "kernels/dispatch.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 enum {
     HALF = KV_PQ_TILE / 2,
-    MARGIN_MAX = 64, /* of 255: beyond it nearly all rows are as good as any other */
+    MARGIN_MAX = 64, /* of 255 steps: a larger margin leaves nearly all rows undecided */
 };
 
 static const struct kv_tile_kernels *best;
@@ -26,6 +27,9 @@ size_t kv_tile_bytes(const struct kv_pq_shape *shape)
 
 /* ---- one code ---------------------------------------------------------------------------- */
 
+/* Width 6 stores a pair of subspaces A, B in three rows of HALF bytes (pq_tiles.h).  The low
+ * six bits of these bytes are codes as they are; their high two bits together hold the codes of
+ * B of the upper half of the rows. */
 static uint8_t code6(const uint8_t *pair, unsigned is_second, size_t row)
 {
     const size_t i = row % HALF;
@@ -95,6 +99,7 @@ void kv_tile_put(const struct kv_pq_shape *shape,
                  const uint8_t *codes,
                  size_t codes_stride)
 {
+    assert(begin + n <= KV_PQ_TILE);
     for (size_t j = 0; j < shape->m; j++)
         for (size_t i = 0; i < n; i++)
             put_at(shape, tile, j, begin + i, codes[j * codes_stride + i]);
@@ -107,6 +112,7 @@ void kv_tile_get(const struct kv_pq_shape *shape,
                  uint8_t *ret_codes,
                  size_t codes_stride)
 {
+    assert(begin + n <= KV_PQ_TILE);
     for (size_t j = 0; j < shape->m; j++)
         for (size_t i = 0; i < n; i++)
             ret_codes[j * codes_stride + i] = code_at(shape, tile, j, begin + i);
@@ -120,7 +126,7 @@ void kv_tiles_score_rows(const struct kv_pq_shape *shape,
                          float *ret_scores)
 {
     const size_t n_centroids = kv_pq_n_centroids(shape);
-    const bool is_pair = shape->m == 2 && kv_tile_width(shape) == 6; /* the usual one */
+    const bool is_pair = shape->m == 2 && kv_tile_width(shape) == 6; /* the default shape */
 
     for (size_t i = 0; i < n; i++) {
         const uint8_t *tile = tiles[rows[i] / KV_PQ_TILE];
@@ -141,8 +147,11 @@ void kv_tiles_score_rows(const struct kv_pq_shape *shape,
 
 /* ---- rounded tables ---------------------------------------------------------------------- */
 
-/* Steps that `most` of them span the ranges of all subspaces; each table value is rounded once,
- * so that a sum is at most m / 2 steps from its score, but for what fp32 loses on the way. */
+/* Chooses the step: the sum of the ranges of all subspaces, divided by `most`, less m for
+ * values that are rounded up.  Each table value is rounded once, by at most half a step, so a
+ * sum is at most m / 2 steps from its score; the error bound adds what fp32 and double lose on
+ * the way.  Two sums that differ by more than twice the error have the order of their
+ * scores. */
 static bool plan_rounding(const struct kv_pq_shape *shape,
                           const float *table,
                           uint32_t most,
@@ -169,13 +178,13 @@ static bool plan_rounding(const struct kv_pq_shape *shape,
         offset += least;
         magnitude += fmax(fabs((double)least), fabs((double)largest));
     }
-    /* An exact score must not overflow, nor a step be lost among denormal numbers. */
+    /* Exact scores must not overflow, and steps must not be subnormal. */
     if (magnitude > FLT_MAX / 2)
         return false;
     double step = span / (most - shape->m);
     if (step < FLT_MIN * 0x1p24)
         step = FLT_MIN * 0x1p24;
-    /* Each addition of the exact score rounds by 2^-24 of what it yields. */
+    /* Each of the m additions of the exact score rounds by at most 2^-24 of its result. */
     const double error =
         shape->m * (0.5 + most * 0x1p-22) * step + (shape->m + 2) * 0x1p-23 * magnitude;
     const double margin = floor(2 * error / step) + 1;
@@ -240,7 +249,7 @@ bool kv_pq_table_round16(const struct kv_pq_shape *shape,
     return round_table(shape, table, UINT16_MAX, ret_rounded, ret_rounding);
 }
 
-/* ---- the reference ----------------------------------------------------------------------- */
+/* ---- the scalar reference ---------------------------------------------------------------- */
 
 static int always(void)
 {
@@ -341,7 +350,7 @@ static const struct kv_tile_kernels scalar = {
     .scan16 = scalar_scan16,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_tile_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -383,6 +392,8 @@ void kv_tile_cells(const struct kv_pq_shape *shape,
                    size_t n,
                    uint16_t *ret_cells)
 {
+    assert(shape->m * shape->bits <= 16); /* a cell's number is 16 bits */
+    assert(begin + n <= KV_PQ_TILE);
     best->cells(shape, tile, begin, n, ret_cells);
 }
 

@@ -1,7 +1,8 @@
-/* pq_tiles.h - packed codes of KV_PQ_TILE rows: how they lie, and scores from them.
+/* pq_tiles.h - packed codes of KV_PQ_TILE rows: their layout, and scores computed from them.
  *
- * The codes of a tile's rows are as short as their width, the least of 4, 6 and 8 bits that
- * holds them, because a scan is bound by memory (FAISS's fast scan packs 4 bits alike):
+ * A tile stores each code in 4, 6 or 8 bits, the least width that holds it: short codes make a
+ * scan of all rows read less memory.  The layout follows the fast-scan blocks of FAISS (Andre
+ * et al., Cache locality is not enough, VLDB 2015), which have 4 bits:
  *
  *   width 4   per subspace 64 bytes: byte i = code of row i | code of row 64 + i << 4
  *   width 6   per two subspaces A, B three times 64 bytes, with x = B's code of row 64 + i:
@@ -11,23 +12,23 @@
  *             and if m is odd, the last subspace as with width 8
  *   width 8   per subspace 128 bytes, a code each
  *
- * A tile holds its codes by itself: it may be moved, kept and compared as bytes.  What is
- * stored elsewhere says KV_TILE_FORMAT.
+ * A tile has no pointers: it may be moved, stored and compared as bytes.  KV_TILE_FORMAT names
+ * the layout where tiles are stored.
  *
  * Scores from codes:
  *   fp32     table[0][code 0] + table[1][code 1] + ..., left to right: the score of pq.h
- *   8 bits   the sum of one byte per subspace, from kv_pq_table_round8(): where all scores are
- *            wanted roughly, to find the few whose exact ones matter
+ *   8 bits   the sum of one byte per subspace, from kv_pq_table_round8(): a fast, rough score
+ *            of all rows, which finds the few whose fp32 scores matter (pq_prefilter.h)
  *   16 bits  the same with finer steps
  *
- * The rounded sums r of any two rows, with exact scores s:
+ * For the rounded sums r1, r2 of any two rows and their exact scores s1, s2:
  *      r1 > r2 + margin   =>   s1 > s2
  *
- * Every instruction set gives the same bits (which NaN a NaN is, is left open).  Nothing is
- * checked: shapes are valid, codes below 2^bits.
+ * Every instruction set gives the same bits; the payload of a NaN is not specified.  Shapes
+ * must be valid and codes below 2^bits.
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
- * of their type only.  What is read and what is written do not overlap.
+ * of their type only.  Inputs and outputs must not overlap.
  */
 #ifndef KV_KERNELS_PQ_TILES_H
 #define KV_KERNELS_PQ_TILES_H
@@ -39,15 +40,17 @@ enum {
     KV_TILE_BYTES_MAX = KV_PQ_SUBSPACES_MAX * KV_PQ_TILE,
 };
 
+/* Returns the bits in which a tile stores a code: 4, 6 or 8. */
 static inline uint32_t kv_tile_width(const struct kv_pq_shape *shape)
 {
     return shape->bits <= 4 ? 4 : shape->bits <= 6 ? 6 : 8;
 }
 
+/* Returns the bytes of a tile, at most KV_TILE_BYTES_MAX. */
 size_t kv_tile_bytes(const struct kv_pq_shape *shape);
 
-/* Codes of rows [begin, begin + n) into the tile, and out of it; other rows keep theirs.  The
- * code of row begin + i in subspace j is codes[j * codes_stride + i]. */
+/* Store codes of rows [begin, begin + n) in a tile, leaving other rows as they are, and load
+ * them.  The code of row begin + i in subspace j is codes[j * codes_stride + i]. */
 void kv_tile_put(const struct kv_pq_shape *shape,
                  uint8_t *tile,
                  size_t begin,
@@ -61,17 +64,17 @@ void kv_tile_get(const struct kv_pq_shape *shape,
                  uint8_t *ret_codes,
                  size_t codes_stride);
 
-/* The codes of one row as one number, subspace 0's in its highest bits: the row's cell
- * (pq_cells.h), where m * bits <= 12.  Rows [begin, begin + n) of the tile. */
+/* Computes the cells (pq_cells.h) of rows [begin, begin + n) of a tile -> ret_cells (n).  A
+ * row's cell is its codes as one number, subspace 0's in the highest bits; m * bits <= 12. */
 void kv_tile_cells(const struct kv_pq_shape *shape,
                    const uint8_t *tile,
                    size_t begin,
                    size_t n,
                    uint16_t *ret_cells);
 
-/* Exact scores of rows [begin, begin + n), numbered through the tiles (row i is row
- * i % KV_PQ_TILE of tile i / KV_PQ_TILE), for n_queries queries at once.  Tables are ordered
- * anew in each call, which pays when many rows are scored; tiles are prefetched.
+/* Computes the fp32 scores of rows [begin, begin + n) of several tiles for n_queries queries:
+ * row i is row i % KV_PQ_TILE of tile i / KV_PQ_TILE.  Each call reorders the tables for vector
+ * loads, which pays if it scores many rows.  Tiles are prefetched.
  *   tables      (n_queries, m, 2^bits)
  *   ret_scores  (n_queries, n), scores_stride apart */
 void kv_tiles_score(const struct kv_pq_shape *shape,
@@ -83,7 +86,7 @@ void kv_tiles_score(const struct kv_pq_shape *shape,
                     float *ret_scores,
                     size_t scores_stride);
 
-/* Those of one tile. */
+/* As kv_tiles_score(), for one tile. */
 static inline void kv_tile_score(const struct kv_pq_shape *shape,
                                  const float *tables,
                                  size_t n_queries,
@@ -96,7 +99,7 @@ static inline void kv_tile_score(const struct kv_pq_shape *shape,
     kv_tiles_score(shape, tables, n_queries, &tile, begin, n, ret_scores, scores_stride);
 }
 
-/* Exact scores of some rows, numbered alike.
+/* Computes the fp32 scores of single rows, numbered as in kv_tiles_score(), for one query.
  *   rows        (n)
  *   ret_scores  (n) */
 void kv_tiles_score_rows(const struct kv_pq_shape *shape,
@@ -106,15 +109,16 @@ void kv_tiles_score_rows(const struct kv_pq_shape *shape,
                          size_t n,
                          float *ret_scores);
 
-/* How a table was rounded: score is about offset + step * sum, by at most error. */
+/* How a table was rounded: |score - (offset + step * sum)| <= error. */
 struct kv_pq_table_rounding {
     float offset, step, error;
-    uint32_t margin; /* of two sums, see above */
+    uint32_t margin; /* in steps: sums that differ by more have the order of exact scores */
 };
 
-/* A table (m, 2^bits) in whole steps: ret_rounded (m, 2^width), 0 after the last centroid, for
- * sums of at most 255 or 65535.  False, and nothing is written, where that says nothing: a
- * value that is not finite, or numbers too large for their differences. */
+/* Round a table (m, 2^bits) to whole steps -> ret_rounded (m, 2^width), with zeros after the
+ * last centroid.  The largest possible sum is 255 or 65535.  Return false and write nothing if
+ * rounded sums could not order the rows: if a value is not finite, or values are so large that
+ * fp32 loses their differences. */
 bool kv_pq_table_round8(const struct kv_pq_shape *shape,
                         const float *table,
                         uint8_t *ret_rounded,
@@ -124,13 +128,14 @@ bool kv_pq_table_round16(const struct kv_pq_shape *shape,
                          uint16_t *ret_rounded,
                          struct kv_pq_table_rounding *ret_rounding);
 
-/* Elements of a rounded table. */
+/* The number of elements of a rounded table. */
 static inline size_t kv_pq_table_rounded_size(const struct kv_pq_shape *shape)
 {
     return (size_t)shape->m << kv_tile_width(shape);
 }
 
-/* Rounded sums of all rows of n_tiles tiles, wherever those lie; they are prefetched.
+/* Compute the rounded sums of all rows of n_tiles tiles, given by pointers; tiles are
+ * prefetched.
  *   tables    (n_queries, m, 2^width)
  *   ret_sums  (n_queries, n_tiles * KV_PQ_TILE), sums_stride apart */
 void kv_tiles_scan8(const struct kv_pq_shape *shape,
@@ -148,8 +153,8 @@ void kv_tiles_scan16(const struct kv_pq_shape *shape,
                      uint16_t *ret_sums,
                      size_t sums_stride);
 
-/* One implementation of the family; functions as above.  Slowest first: the last one that this
- * CPU supports is used. */
+/* One implementation of the family; functions as above.  The last one in the list that this CPU
+ * supports is used. */
 struct kv_tile_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);

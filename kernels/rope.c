@@ -1,6 +1,7 @@
 #include "kernels/rope.h"
 #include "kernels/dispatch.h"
 
+#include <assert.h>
 #include <math.h>
 
 static const double two_pi = 6.283185307179586;
@@ -12,6 +13,8 @@ static int always(void)
     return 1;
 }
 
+/* Llama 3's rule for one frequency, as in llama.cpp and transformers ("rope_type":
+ * "llama3"). */
 static double stretch(double frequency, const struct kv_rope_scaling *scaling)
 {
     const double rotations = (double)scaling->context * frequency / two_pi; /* in the context */
@@ -31,6 +34,7 @@ void kv_rope_frequencies(double base,
 {
     static const struct kv_rope_scaling none = {0};
 
+    assert(n_rot % 2 == 0 && base > 0);
     if (scaling == NULL)
         scaling = &none;
     for (size_t i = 0; i < n_rot / 2; i++) {
@@ -108,7 +112,7 @@ static const struct kv_rope_kernels scalar = {
     .rotate = scalar_rotate,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_rope_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -141,6 +145,7 @@ void kv_rope_rotate(enum kv_rope_style style,
                     size_t n_heads,
                     size_t d)
 {
+    assert(n_rot % 2 == 0 && n_rot <= d);
     best->rotate(style, 0, rotations, rotations_stride, n_rot, x, n, n_heads, d);
 }
 
@@ -153,5 +158,6 @@ void kv_rope_unrotate(enum kv_rope_style style,
                       size_t n_heads,
                       size_t d)
 {
+    assert(n_rot % 2 == 0 && n_rot <= d);
     best->rotate(style, 1, rotations, rotations_stride, n_rot, x, n, n_heads, d);
 }

@@ -3,6 +3,8 @@
 #include "kernels/exp.h"
 #include "kernels/select_passes.h"
 
+#include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -27,7 +29,8 @@ static float scalar_max(const float *scores, const uint32_t *counts, size_t n)
     return most + 0.0f; /* -0 to +0 */
 }
 
-/* In units of the exp sum. */
+/* Returns an exp in units of the exp sum, rounded to the nearest, ties to even: the processor's
+ * own rounding of a double, whose last bit is a unit next to KV_EXP_SUM_ROUNDER. */
 static uint64_t in_units(float exp)
 {
     const double rounder = KV_EXP_SUM_ROUNDER, sum = (double)exp + rounder;
@@ -173,7 +176,7 @@ static const struct kv_topk_kernels scalar = {
     .items = scalar_items,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_topk_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
@@ -205,6 +208,7 @@ float kv_scores_max(const float *scores, const uint32_t *counts, size_t n)
 uint64_t
 kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, float max)
 {
+    assert(scale > 0 && scale <= FLT_MAX);
     return best->exps(scores, counts, n, scale, max);
 }
 
@@ -247,12 +251,14 @@ void kv_topk_count(struct kv_topk *selector,
         best->count(selector, scores, counts, n);
 }
 
-/* The bin that holds the last of those still to be found becomes part of the bound; with fewer
- * rows than k that is the lowest bin each time, and everything is selected. */
+/* Adds up bins from the highest down.  The bin that holds the last of the rows still to be
+ * found becomes part of the bound.  With fewer rows than k that is bin 0 in each pass, and
+ * everything is selected. */
 void kv_topk_next(struct kv_topk *selector)
 {
     uint32_t bin = kv_select_mask(selector->pass);
 
+    assert(selector->pass < KV_TOPK_PASSES);
     if (selector->ties > 0) {
         for (; bin > 0 && selector->bins[bin] < selector->ties; bin--)
             selector->ties -= selector->bins[bin];
@@ -284,6 +290,7 @@ void kv_topk_items(const struct kv_topk *selector,
     best->items(selector, scores, counts, n, ret_above, ret_n_above, ret_equal, ret_n_equal);
 }
 
+/* Finds the bound by the three passes over all scores. */
 static void find_plainly(struct kv_topk *selector, const float *scores, size_t n, uint64_t k)
 {
     kv_topk_begin(selector, k);
@@ -294,11 +301,11 @@ static void find_plainly(struct kv_topk *selector, const float *scores, size_t n
 }
 
 enum {
-    SAMPLE = 1024,
+    SAMPLE = 1024,            /* scores of a sample: 4 KiB, and a small part of many rows */
     SAMPLED_MIN = 8 * SAMPLE, /* fewer scores are not worth a sample */
 };
 
-/* The sort key of the k-th largest of the sample. */
+/* Returns the sort key of the k-th largest score of the sample. */
 static uint32_t sort_key_of(const float *sample, size_t k)
 {
     struct kv_topk selector;
@@ -307,8 +314,10 @@ static uint32_t sort_key_of(const float *sample, size_t k)
     return selector.bound;
 }
 
-/* The bound is where so many of the sample are above it, give or take what chance does to that
- * number: its standard deviation is below the root of it. */
+/* The number of sampled scores above the bound is binomial with mean `expected`; its standard
+ * deviation is below sqrt(expected).  The band is three of these to either side, and 8 more for
+ * small numbers (Floyd and Rivest's SELECT, 1975, has the same idea).  Samples are evenly
+ * spaced, with a shift of 5 i that keeps them from falling on a period of the rows. */
 bool kv_scores_guess(
     const float *scores, size_t n, uint64_t k, uint32_t *ret_least, uint32_t *ret_most)
 {
@@ -335,7 +344,8 @@ size_t kv_scores_between(const float *scores,
     return best->between(scores, n, least, most, ret_scores, ret_n_above);
 }
 
-/* All passes.  Where the bound is not between, chance or order have done more. */
+/* Finds the bound, by a sample if that works.  The band may miss it, by chance or because of
+ * the order of the rows; then all scores are counted. */
 static void
 find(struct kv_topk *selector, const float *scores, size_t n, uint64_t k, float *scratch)
 {
@@ -358,6 +368,7 @@ kv_topk_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, f
 {
     struct kv_topk selector;
 
+    assert(n <= UINT32_MAX);
     if (k >= n) {
         for (size_t i = 0; i < n; i++)
             ret_indices[i] = (uint32_t)i;
@@ -369,7 +380,7 @@ kv_topk_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, f
     return kv_topk_collect(&selector, scores, NULL, n, 0, ret_indices);
 }
 
-/* ---- by mass, by a least weight ---------------------------------------------------------- */
+/* ---- by mass, by threshold --------------------------------------------------------------- */
 
 uint64_t kv_weights_sum(const float *weights, const uint32_t *counts, size_t n)
 {
@@ -385,6 +396,7 @@ void kv_mass_begin(struct kv_mass *mass, uint64_t total, double share)
 {
     const double wanted = ceil((double)total * share);
 
+    assert(share >= 0); /* nor is it a NaN */
     memset(mass, 0, sizeof(*mass));
     mass->wanted = wanted < (double)total ? (uint64_t)wanted : total;
     mass->bound = mass->wanted == 0 ? UINT32_MAX : 0;
@@ -411,6 +423,7 @@ void kv_mass_next(struct kv_mass *mass)
 {
     uint32_t bin = kv_select_mask(mass->pass);
 
+    assert(mass->pass < KV_TOPK_PASSES);
     if (mass->wanted > 0) {
         for (; bin > 0 && mass->masses[bin] < mass->wanted; bin--) {
             mass->wanted -= mass->masses[bin];
@@ -418,7 +431,8 @@ void kv_mass_next(struct kv_mass *mass)
         }
         mass->bound |= bin << kv_select_shift(mass->pass);
     }
-    /* What is left in the last pass's bin are rows of one weight. */
+    /* The bin of the last pass holds rows of a single weight: as many as the mass still
+     * needs. */
     if (mass->pass == KV_TOPK_PASSES - 1 && mass->wanted > 0 && mass->rows[bin] > 0) {
         const uint64_t each = mass->masses[bin] / mass->rows[bin];
 

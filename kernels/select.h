@@ -1,22 +1,25 @@
 /* select.h - from scores to selected rows: softmax, merging of query heads, exact top-k.
  *
- * What is scored is an item: a row, or some rows that share a score (a cell, see pq_cells.h).
- * `counts` says how many rows each item is, NULL that each is one; an item of no rows is as if
- * it were not there, whatever its score.
+ * An item has one score.  It is a row, or several rows that share the score (a cell, see
+ * pq_cells.h).  `counts` (n) has the number of rows of each item; NULL means one row each.  An
+ * item of no rows is ignored, whatever its score.
  *
- * Numerical contract, the same in every instruction set, to the bit, and the same for c rows
- * with one score as for one item of c rows:
- *   exp(x)    one polynomial in fp32 (exp.h says which); 0 below -87 and of a NaN, 1
- *             above 0, where only rounding gets; else the relative error is at most 3e-7
+ * Softmax weights are kept as exp(scale * (score - max)), not divided by their sum, because one
+ * factor per query head (kv_softmax_factor()) is applied when heads are merged.
+ *
+ * Numerical contract, the same bits in every instruction set, and the same for c rows with one
+ * score as for one item of c rows:
+ *   exp(x)    the polynomial of exp.h in fp32: 0 below -87 and of a NaN, 1 above 0 (which only
+ *             rounding reaches); else the relative error is at most 3e-7
  *   max       NaN counts as -inf; of nothing: -inf; a zero is +0
  *   exp sum   exp() in units of 2^-KV_EXP_SUM_BITS, rounded to the nearest, ties to even,
  *             added as whole numbers: the order does not matter
  *   select    the k largest, ties to the lower index; NaN is below -inf; -0 equals +0
  *
- * (Which NaN a NaN is, is left open.)
+ * The payload of a NaN is not specified.
  *
  * Threads: pure functions.  Memory: the caller's; nothing is kept.  Pointers need the alignment
- * of their type only.  What is read and what is written do not overlap.
+ * of their type only.  Inputs and outputs must not overlap.
  */
 #ifndef KV_KERNELS_SELECT_H
 #define KV_KERNELS_SELECT_H
@@ -26,28 +29,28 @@
 #include <stdint.h>
 
 enum {
-    KV_EXP_SUM_BITS = 38, /* the sum of 2^24 rows fits 62 bits */
+    KV_EXP_SUM_BITS = 38, /* the sum of 2^24 rows of weight 1 fits 62 bits */
 };
 
-/* The largest of scores (n), as max() above. */
+/* Returns the largest of scores (n), as "max" above. */
 float kv_scores_max(const float *scores, const uint32_t *counts, size_t n);
 
-/* Softmax, numerators: scores (n) become exp(scale * (score - max)), the argument being
- * fma(score, scale, -max * scale).  A NaN, also as an argument (inf - inf), becomes 0; so does
- * everything where max = -inf.  `scale` is finite and positive.  Returns their exp sum, each
- * times its count. */
+/* Replaces scores (n) with the numerators of their softmax, exp(scale * (score - max)), whose
+ * argument is fma(score, scale, -max * scale).  A NaN score, or a NaN argument (inf - inf),
+ * gives 0; if max is -inf, all are 0.  `scale` is finite and positive.  Returns the exp sum,
+ * each numerator times its count. */
 uint64_t
 kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, float max);
 
-/* 1 / sum of an exp sum, 0 for 0: what makes exp() a weight. */
+/* Returns the factor that turns numerators into weights: 1 / sum, 0 for an exp sum of 0. */
 static inline float kv_softmax_factor(uint64_t sum)
 {
     return sum > 0 ? (float)((double)((uint64_t)1 << KV_EXP_SUM_BITS) / (double)sum) : 0.0f;
 }
 
-/* The weights of n_queries query heads more, one after the other:
+/* Merge the weights of n_queries more query heads into `merged`, one head after the other:
  *   sum   merged[i] = fma(exps[i], factor, merged[i])
- *   max   merged[i] = the larger of exps[i] * factor and merged[i], which are no NaN
+ *   max   merged[i] = the larger of exps[i] * factor and merged[i]; none is a NaN
  *
  *   exps     (n_queries, n), exps_stride apart
  *   factors  (n_queries)
@@ -70,24 +73,27 @@ enum {
     KV_TOPK_PASSES = 3,
 };
 
-/* Finds the k largest in three passes over the scores, each of which may be done in parts:
+/* Finds the k largest by a radix select in three passes over the scores, each of which may be
+ * divided into calls:
  *
  *     kv_topk_begin(&selector, k);
  *     for (pass = 0; pass < KV_TOPK_PASSES; pass++) {
- *         kv_topk_count(&selector, scores, counts, n);       as often as there are parts
+ *         kv_topk_count(&selector, scores, counts, n);       once or more
  *         kv_topk_next(&selector);
  *     }
- *     kv_topk_collect(...);                                  likewise, in order
+ *     kv_topk_collect(...);                                  once or more, in order
  *
- * Chosen are the items above the bound and `ties` rows of those at the bound. */
+ * Selected are the items above the bound, and `ties` rows of the items at the bound. */
 struct kv_topk {
-    uint64_t ties;
-    uint32_t pass;
-    uint32_t bound; /* a score's sort key: kv_score_key() */
+    uint64_t ties;  /* rows still to be found; after the last pass those at the bound */
+    uint32_t pass;  /* 0..KV_TOPK_PASSES */
+    uint32_t bound; /* a sort key (kv_score_key()), complete after the last pass */
     uint32_t bins[KV_TOPK_BINS];
 };
 
-/* A score as an unsigned number in the order of select. */
+/* Returns a score's sort key: unsigned numbers in the order of "select" above.  Positive floats
+ * are in the order of their bits; the highest bit is set to put them above the negative ones,
+ * whose bits are inverted.  A NaN is 0, below all others. */
 static inline uint32_t kv_score_key(float score)
 {
     union {
@@ -101,7 +107,7 @@ static inline uint32_t kv_score_key(float score)
 }
 
 enum {
-    KV_TOPK_SPARE = 8, /* places after the last index that may be overwritten */
+    KV_TOPK_SPARE = 8, /* places after the last index that vector stores may overwrite */
 };
 
 void kv_topk_begin(struct kv_topk *selector, uint64_t k);
@@ -111,22 +117,23 @@ void kv_topk_count(struct kv_topk *selector,
                    size_t n);
 void kv_topk_next(struct kv_topk *selector);
 
-/* Of many rows few need to be looked at more than once: a sample says about where the bound is.
+/* A shortcut for many rows: a sample estimates a band of sort keys that holds the bound, one
+ * pass extracts the scores in the band, and the three passes above run over these only.
  *
  *     if (kv_scores_guess(...))
- *         kv_scores_between(...);                                as often as there are parts
+ *         kv_scores_between(...);                                once or more
  *
- * and where n_above < k <= n_above + n_between, the k-th largest of all is the (k - n_above)-th
- * largest of those between. */
+ * If n_above < k <= n_above + n_between, the k-th largest score is the (k - n_above)-th largest
+ * of those in the band; else the band missed it, and all scores must be counted. */
 
-/* Sort keys that the k-th largest of scores (n) is likely to be between, or at; false: they are
- * too few, or k is too near n, for a sample to say that. */
+/* Estimates the band [*ret_least, *ret_most] of sort keys that holds the k-th largest of scores
+ * (n).  Returns false if there are too few scores, or k is too near n, for a sample. */
 bool kv_scores_guess(
     const float *scores, size_t n, uint64_t k, uint32_t *ret_least, uint32_t *ret_most);
 
-/* Scores (n) whose sort keys are in [least, most], in any order, and how many are above.
- * Returns how many there are.
- *   ret_scores  all (n) may be written */
+/* Extracts the scores (n) whose sort keys are in [least, most], in any order, and counts those
+ * above.  Returns the number of those in the band.
+ *   ret_scores  (n), all of which may be overwritten */
 size_t kv_scores_between(const float *scores,
                          size_t n,
                          uint32_t least,
@@ -134,9 +141,9 @@ size_t kv_scores_between(const float *scores,
                          float *ret_scores,
                          size_t *ret_n_above);
 
-/* The selected of some rows (counts of 0 and 1 only), from index `base` on, ascending; takes
- * off `ties` what it took of them.  ret_indices has room for KV_TOPK_SPARE more than are
- * selected. Returns how many. */
+/* Collects the selected items among scores (n), whose counts must be 0 or 1, ascending; the
+ * first item has index `base`.  Subtracts from `ties` the rows it selected at the bound.
+ * ret_indices has room for KV_TOPK_SPARE more than are selected.  Returns their number. */
 size_t kv_topk_collect(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
@@ -144,8 +151,9 @@ size_t kv_topk_collect(struct kv_topk *selector,
                        uint32_t base,
                        uint32_t *ret_indices);
 
-/* Items of any counts: those above the bound and those at it, ascending, ties not looked at.
- * Room for KV_TOPK_SPARE more than there can be. */
+/* Collects items of any counts: all that are above the bound, and all that are at it,
+ * ascending.  The caller divides `ties` among the latter.  Both arrays have room for
+ * KV_TOPK_SPARE more. */
 void kv_topk_items(const struct kv_topk *selector,
                    const float *scores,
                    const uint32_t *counts,
@@ -155,24 +163,26 @@ void kv_topk_items(const struct kv_topk *selector,
                    uint32_t *ret_equal,
                    size_t *ret_n_equal);
 
-/* All of that at once: indices of the min(k, n) largest of scores (n), ascending, n < 2^32;
- * room for KV_TOPK_SPARE more.
- *   scratch  (n) floats */
+/* Selects the min(k, n) largest of scores (n), n < 2^32, in one call.  Returns their number,
+ * and their indices in ascending order.
+ *   ret_indices  (min(k, n) + KV_TOPK_SPARE)
+ *   scratch      (n) */
 size_t
 kv_topk_select(const float *scores, size_t n, size_t k, uint32_t *ret_indices, float *scratch);
 
-/* How many of the largest weights (n), none negative, have together at least `share` of
- * `total`, their exp sum (kv_weights_sum); of equal ones as many as it takes.  Three passes, in
- * parts like those above. */
+/* Selection by attention mass (top-p): finds how many of the largest weights together reach at
+ * least `share` of `total`, their exp sum (kv_weights_sum()).  Of equal weights as many count
+ * as are needed.  Weights are not negative.  Three passes, divided into calls like those of
+ * struct kv_topk; each bin also sums its weights. */
 struct kv_mass {
-    uint64_t n_rows; /* the answer, when all passes are done */
-    uint64_t wanted; /* still, in units of the exp sum */
+    uint64_t n_rows; /* the result, after the last pass */
+    uint64_t wanted; /* mass still to be reached, in units of the exp sum */
     uint32_t pass, bound;
     uint64_t masses[KV_TOPK_BINS];
     uint64_t rows[KV_TOPK_BINS];
 };
 
-/* The weights' sum, as exp sums are. */
+/* Returns the exp sum of weights, each times its count. */
 uint64_t kv_weights_sum(const float *weights, const uint32_t *counts, size_t n);
 void kv_mass_begin(struct kv_mass *mass, uint64_t total, double share);
 void kv_mass_count(struct kv_mass *mass,
@@ -181,11 +191,11 @@ void kv_mass_count(struct kv_mass *mass,
                    size_t n);
 void kv_mass_next(struct kv_mass *mass);
 
-/* Rows of items with at least this score. */
+/* Returns the number of rows of items whose score is at least `least`. */
 uint64_t kv_count_from(const float *scores, const uint32_t *counts, size_t n, float least);
 
-/* One implementation of the family; functions as above.  Slowest first: the last one that this
- * CPU supports is used. */
+/* One implementation of the family; functions as above.  The last one in the list that this CPU
+ * supports is used. */
 struct kv_topk_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);

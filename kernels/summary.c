@@ -8,20 +8,23 @@
 #include <math.h>
 #include <string.h>
 
+/* The passes of a build, in order; PLACE and UPDATE repeat KV_SUMMARY_ITERATIONS times.
+ * SPREAD, PLACE and DISTANCE read all rows, a slice a call; the others are one call without
+ * rows. */
 enum build_state {
-    BUILD_SPREAD, /* how far keys and values spread; the first centroids on the way */
-    BUILD_SCALE,
-    BUILD_PLACE,
-    BUILD_UPDATE,
-    BUILD_MEANS,
-    BUILD_DISTANCE,
+    BUILD_SPREAD,   /* measures how far keys and values spread, and collects first centroids */
+    BUILD_SCALE,    /* sets the factor of the values, and completes the first centroids */
+    BUILD_PLACE,    /* assigns rows to the nearest centroids: k-means */
+    BUILD_UPDATE,   /* moves centroids to the means of their rows */
+    BUILD_MEANS,    /* turns the last sums into mean keys and unscaled mean values */
+    BUILD_DISTANCE, /* sums squared distances of keys to their means, for head.variance */
     BUILD_DONE,
 };
 
 static_assert(sizeof(struct kv_summary_head) == KV_SUMMARY_HEAD_BYTES,
               "it is written as it is");
 
-static const float FACTOR_MOST = 1e15f;
+static const float FACTOR_MOST = 1e15f; /* and 1 / it the least: products stay in fp32 */
 
 static const struct kv_summary_kernels *best;
 
@@ -136,8 +139,9 @@ void kv_summary_load(const struct kv_summary_shape *shape,
     best->prepare(ret_vectors, n, shape->d_k, d, factor);
 }
 
-/* Floats of the scratch: vectors, three of one vector's size, centroids, sums, half squares and
- * counts; numbers behind them. */
+/* Returns the floats of the scratch, in the order of kv_summary_build_begin(): vectors of a
+ * slice; origin, added and squares; centroids and sums; half_sq_norms and counts.  After them
+ * come the rows' numbers, a byte each. */
 static size_t scratch_floats(const struct kv_summary_shape *shape)
 {
     const size_t d = (size_t)shape->d_k + shape->d_v;
@@ -160,6 +164,8 @@ void kv_summary_build_begin(struct kv_summary_build *build,
     const size_t d = (size_t)shape->d_k + shape->d_v, n_summaries = kv_summary_count(shape);
     float *next = scratch;
 
+    assert(kv_summary_shape_valid(shape));
+    assert(n_rows >= 1 && n_rows <= KV_SUMMARY_ROWS);
     memset(scratch, 0, kv_summary_scratch_bytes(shape));
     *build = (struct kv_summary_build){
         .shape = *shape,
@@ -195,8 +201,8 @@ bool kv_summary_build_next(const struct kv_summary_build *build,
     return true;
 }
 
-/* Numbers that look like random ones, of a seed and a place (SplitMix64; Steele et al.
- * 2014). */
+/* Returns a pseudo-random number for a seed and a place: the generator SplitMix64 (Steele, Lea
+ * and Flood, Fast Splittable Pseudorandom Number Generators, 2014), which needs no state. */
 static uint64_t mixed(uint64_t seed, uint64_t place)
 {
     uint64_t x = seed + (place + 1) * 0x9e3779b97f4a7c15u;
@@ -206,8 +212,9 @@ static uint64_t mixed(uint64_t seed, uint64_t place)
     return x ^ x >> 31;
 }
 
-/* The row that is the first centroid number c: one of the c-th part of the rows; behind the
- * last row where there are fewer rows than centroids. */
+/* Returns the row that becomes first centroid c: a random one of the c-th of equal parts, so
+ * that first centroids are spread over the group and found in one pass in order.  With fewer
+ * rows than centroids it is row c, which may not exist. */
 static uint32_t seed_row(const struct kv_summary_build *build, uint32_t c)
 {
     const uint32_t n_summaries = (uint32_t)kv_summary_count(&build->shape);
@@ -223,6 +230,8 @@ static void spread_slice(struct kv_summary_build *build, const float *vectors, u
 {
     const size_t d = build->clusters.d;
 
+    /* The first row that is in a summary is the origin: sums of differences to it lose fewer
+     * bits than sums of elements with a large mean. */
     for (uint32_t row = 0; row < n && build->n_spread == 0; row++)
         if (!isnan(vectors[row * d])) {
             memcpy(build->origin, vectors + row * d, d * sizeof(float));
@@ -239,7 +248,7 @@ static void spread_slice(struct kv_summary_build *build, const float *vectors, u
     }
 }
 
-/* Squared deviations of elements [begin, end), summed. */
+/* Returns the variances of elements [begin, end), summed. */
 static double total_spread(const struct kv_summary_build *build, size_t begin, size_t end)
 {
     const double n = build->n_spread;
@@ -253,7 +262,9 @@ static double total_spread(const struct kv_summary_build *build, size_t begin, s
     return total;
 }
 
-/* Values are not scaled beyond what a row may have. */
+/* Sets the factor that gives values the spread of keys, within limits: scaled values must not
+ * exceed KV_SUMMARY_MOST.  No element is farther from the origin than the root of the sum of
+ * squares. */
 static void choose_factor(struct kv_summary_build *build)
 {
     const size_t d_k = build->shape.d_k, d = build->clusters.d;
@@ -277,8 +288,8 @@ static void choose_factor(struct kv_summary_build *build)
     build->factor = (float)factor;
 }
 
-/* Some centroid must win the first step's rows: where there were fewer rows than centroids, or
- * the row is in no summary, it is the origin. */
+/* Completes the first centroids.  One that has no row, or whose row is in no summary, is set to
+ * the origin: a NaN would win no rows. */
 static void finish_seeds(struct kv_summary_build *build)
 {
     const uint32_t n_summaries = (uint32_t)kv_summary_count(&build->shape);
@@ -303,7 +314,7 @@ static void place_slice(struct kv_summary_build *build, const float *vectors, ui
             numbers[row] = KV_SUMMARY_NONE;
 }
 
-/* Sums become means, values as they were. */
+/* Turns the sums of the last step into means, in place, with values no longer scaled. */
 static void set_means(struct kv_summary_build *build)
 {
     const size_t d_k = build->shape.d_k, d = build->clusters.d;
@@ -319,7 +330,7 @@ static void set_means(struct kv_summary_build *build)
     }
 }
 
-/* Behind a pass: what comes next. */
+/* Goes to the next pass. */
 static void next_state(struct kv_summary_build *build)
 {
     build->cursor = 0;
@@ -370,7 +381,8 @@ void kv_summary_build_slice(struct kv_summary_build *build, const void *rows, si
         next_state(build);
 }
 
-/* To the nearest integer, the even one of two, |x| < 2^22. */
+/* Rounds to the nearest integer, ties to even, |x| < 2^22: next to 1.5 * 2^23 the last bit of a
+ * float is worth 1. */
 static float nearest_integer(float x)
 {
     const float ulp_is_one = 12582912; /* 1.5 * 2^23 */
@@ -378,7 +390,7 @@ static float nearest_integer(float x)
     return x + ulp_is_one - ulp_is_one;
 }
 
-/* One mean: returns its scale. */
+/* Converts one mean to bytes; returns its scale. */
 static float quantise(const float *mean, size_t n, int8_t *ret_elements)
 {
     float most = 0, scale;
@@ -412,6 +424,7 @@ void kv_summary_build_end(struct kv_summary_build *build, void *ret_group)
     int8_t *keys = (void *)(group + kv_summary_at_keys(shape));
     int8_t *values = (void *)(group + kv_summary_at_values(shape));
 
+    assert(build->state == BUILD_DONE);
     memset(group, 0, kv_summary_bytes(shape));
     if (build->n_spread > 0)
         head.variance = (float)(build->distance / ((double)build->n_spread * (double)d_k));
@@ -437,7 +450,7 @@ static const struct kv_summary_kernels scalar = {
     .distance = scalar_distance,
 };
 
-/* Slowest first. */
+/* Slowest first; the last one that this CPU supports is used. */
 static const struct kv_summary_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)

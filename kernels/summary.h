@@ -1,43 +1,45 @@
-/* summary.h - summaries of rows: how they are built and laid out.  estimate.h computes
- * estimates from them.
+/* summary.h - cluster summaries of rows: how they are built, and their layout.  estimate.h
+ * computes estimates from them.
  *
- * KV_SUMMARY_ROWS rows of a unit are a group, the last one of fewer.  A row is a key and then
- * its value, adjacent, both of one type.  One k-means (kmeans.h, 3 iterations) over key and
- * value side by side, the value scaled so that values spread as far as keys, puts each row into
- * one of 16 or 64 summaries, which is a mean key, a mean value, and how many rows.
+ * A summary group is KV_SUMMARY_ROWS consecutive rows of a unit; the last one may have fewer.
+ * A row is a key followed by its value, both of one element type.  k-means (kmeans.h, 3
+ * iterations) assigns each row of the group to one of 16 or 64 summaries.  It runs over the
+ * concatenation of key and value, the value scaled so that values spread as far as keys.  A
+ * summary is a mean key, a mean value and the number of its rows.
  *
- *   kv_summary_build_begin()                             for each group, once
- *   kv_summary_build_next(), kv_summary_build_slice() ...   until there is nothing next
- *   kv_summary_build_end() -> the group
+ *   kv_summary_build_begin()                                once for each group
+ *   kv_summary_build_next(), kv_summary_build_slice() ...   while kv_summary_build_next()
+ *   kv_summary_build_end()                                  writes the group
  *
- * Layout of a group, format KV_SUMMARY_FORMAT, little-endian, S = 2^bits, an element count `up`
- * to the next multiple of 16 having zeros after the elements:
+ * Layout of a group, format KV_SUMMARY_FORMAT, little-endian, S = 2^bits; "up" rounds a number
+ * of elements up to a multiple of 16, and the elements added are 0:
  *
  *   at 0                    struct kv_summary_head
- *   KV_SUMMARY_HEAD_BYTES      uint16 (S)         counts: how many rows
+ *   KV_SUMMARY_HEAD_BYTES   uint16 (S)         counts: the rows of each summary
  *   + 2 S                   float  (S)         key scales
  *   + 4 S                   float  (S)         value scales
- *   + 4 S                   int8   (S, up d_k) mean keys, over their scales
- *   + S up d_k              int8   (S, up d_v) mean values, over theirs
- *   + S up d_v              uint8  (KV_SUMMARY_ROWS) of each row its summary's number, or
+ *   + 4 S                   int8   (S, up d_k) mean keys, divided by their scales
+ *   + S up d_k              int8   (S, up d_v) mean values, divided by theirs
+ *   + S up d_v              uint8  (KV_SUMMARY_ROWS) the summary of each row, or
  *                           KV_SUMMARY_NONE; KV_SUMMARY_NONE after the last row
  *
- * A scale is the largest magnitude among the elements / 127, 0 where they are all 0.  An empty
- * summary is all zeros.  A row with an element that is a NaN, or beyond KV_SUMMARY_MOST, is in
- * no summary and counts nowhere.
+ * A scale is the largest magnitude of the elements / 127, 0 if all are 0.  An empty summary is
+ * all zeros.  A row with an element that is a NaN or larger than KV_SUMMARY_MOST is in no
+ * summary and is not counted.
  *
- * Numerical contract, the same in every instruction set, to the bit ("in 16 lanes" is the sum
- * of exact_scores.h; fp32 unless said otherwise):
+ * Numerical contract, the same bits in every instruction set ("in 16 lanes" is the sum of
+ * exact_scores.h; fp32 unless stated otherwise):
  *   spread     x = vector[i] - origin[i]; sums[i] += x; squares[i] = fma(x, x, squares[i]),
  *              rows ascending
- *   distance   of one key to its mean: x = key[i] - mean[i], x x in 16 lanes; rows in double
+ *   distance   of a key to its mean: x = key[i] - mean[i], x * x summed in 16 lanes; rows are
+ *              summed in double
  *
- * Nothing is checked but by kv_summary_valid(): what came from a file or a peer is the caller's
- * to ask it about, once.
+ * kv_summary_valid() checks a group; the caller calls it once for a group from a file or a
+ * peer.  Other functions check nothing.
  *
- * Threads: pure functions.  Memory: the caller's; nothing is kept but in a build and its
- * scratch.  Rows need no alignment, a group that of a float, other arrays that of their type.
- * What is read and what is written do not overlap.
+ * Threads: pure functions.  Memory: the caller's; a build keeps pointers into its scratch.
+ * Rows need no alignment, a group that of a float, other arrays that of their type.  Inputs and
+ * outputs must not overlap.
  */
 #ifndef KV_KERNELS_SUMMARY_H
 #define KV_KERNELS_SUMMARY_H
@@ -53,23 +55,24 @@
 enum {
     KV_SUMMARY_FORMAT = 1,
     KV_SUMMARY_ROWS = 1024, /* of a group */
-    KV_SUMMARY_16 = 4,      /* bits of a summary's number */
-    KV_SUMMARY_64 = 6,
+    KV_SUMMARY_16 = 4,      /* bits of a summary's number: 16 summaries a group */
+    KV_SUMMARY_64 = 6,      /* 64 summaries a group */
     KV_SUMMARIES_MAX = 64,
     KV_SUMMARY_D_MAX = 1024, /* elements of a key, and of a value */
     KV_SUMMARY_NONE = 255,   /* the number of a row that is in no summary */
     KV_SUMMARY_HEAD_BYTES = 16,
-    KV_SUMMARY_SLICE = 64, /* rows of a slice at most; divides a block's */
+    KV_SUMMARY_SLICE = 64, /* rows of a slice at most; divides the rows of a block */
     KV_SUMMARY_ITERATIONS = 3,
 };
 
-static_assert(KV_SUMMARIES_MAX == 1 << KV_SUMMARY_64, "the most that there are");
+static_assert(KV_SUMMARIES_MAX == 1 << KV_SUMMARY_64, "the larger of the two sizes");
+static_assert(KV_PQ_TILE % KV_SUMMARY_SLICE == 0, "a slice lies in one block");
 static_assert(KV_SUMMARIES_MAX <= KV_SUMMARY_NONE, "no summary has the number of none");
 static_assert(KV_SUMMARY_ROWS <= UINT16_MAX, "counts are 16 bits");
 static_assert(KV_SUMMARY_ROWS % KV_SUMMARY_SLICE == 0, "a group is whole slices");
 static_assert(KV_SUMMARY_ROWS % 64 == 0, "a bit for each row");
 
-#define KV_SUMMARY_MOST 1e15f /* of which squares still are far from the end of fp32 */
+#define KV_SUMMARY_MOST 1e15f /* sums of its squares, 1e30 each, stay finite in fp32 */
 
 struct kv_summary_shape {
     enum kv_key_type type; /* of rows */
@@ -85,13 +88,14 @@ static inline bool kv_summary_shape_valid(const struct kv_summary_shape *shape)
            (shape->bits == KV_SUMMARY_16 || shape->bits == KV_SUMMARY_64);
 }
 
+/* The first bytes of a group. */
 struct kv_summary_head {
     uint16_t format;
     uint16_t n_rows; /* 1..KV_SUMMARY_ROWS */
     uint16_t d_k, d_v;
     uint8_t bits;
     uint8_t zero[3];
-    float variance; /* s2 */
+    float variance; /* s2 of estimate.h: mean squared distance of key elements to their mean */
 };
 
 static inline size_t kv_summary_count(const struct kv_summary_shape *shape)
@@ -104,7 +108,7 @@ static inline size_t kv_summary_up(size_t n)
     return (n + 15) / 16 * 16;
 }
 
-/* Where the arrays of a group begin, and where it ends. */
+/* Offsets of a group's arrays in bytes, in the order of the layout, and its size. */
 static inline size_t kv_summary_at_counts(const struct kv_summary_shape *shape)
 {
     (void)shape;
@@ -141,14 +145,15 @@ static inline size_t kv_summary_bytes(const struct kv_summary_shape *shape)
     return kv_summary_at_numbers(shape) + KV_SUMMARY_ROWS;
 }
 
-/* Whether these kv_summary_bytes() are a group of this shape, such as kv_summary_build_end()
- * writes: nothing that is read here later leads out of an array or is not finite. */
+/* Returns whether these kv_summary_bytes() bytes are a group of this shape as
+ * kv_summary_build_end() writes it: no number in it leads out of an array, counts agree with
+ * the rows' numbers, and scales are finite. */
 bool kv_summary_valid(const struct kv_summary_shape *shape, const void *group);
 
 /* ---- building ---------------------------------------------------------------------------- */
 
-/* n rows, `stride` bytes apart -> ret_vectors (n, d_k + d_v), the values times `factor`; rows
- * that are in no summary become NaN. */
+/* Converts n rows, `stride` bytes apart, to ret_vectors (n, d_k + d_v), the values multiplied
+ * by `factor`.  All elements of a row that is in no summary become NaN. */
 void kv_summary_load(const struct kv_summary_shape *shape,
                      const void *rows,
                      size_t stride,
@@ -156,7 +161,7 @@ void kv_summary_load(const struct kv_summary_shape *shape,
                      float factor,
                      float *ret_vectors);
 
-/* The summaries of one group, as they come to be.  Read by nobody else. */
+/* A build in progress; private to summary.c. */
 struct kv_summary_build {
     struct kv_summary_shape shape;
     struct kv_pq_shape clusters;
@@ -172,50 +177,50 @@ struct kv_summary_build {
     uint8_t *numbers;                /* (KV_SUMMARY_ROWS) */
 };
 
-/* Of kv_summary_build_begin(). */
+/* Returns the bytes of scratch that kv_summary_build_begin() needs. */
 size_t kv_summary_scratch_bytes(const struct kv_summary_shape *shape);
 
-/* The summaries of n_rows >= 1 rows.  The same rows and seed make the same ones, however they
- * were cut by the caller's blocks.  `scratch` (kv_summary_scratch_bytes()), as aligned as a
- * float, is the build's until its end. */
+/* Begins the summaries of n_rows rows, 1..KV_SUMMARY_ROWS.  The same rows and seed give the
+ * same group, however the caller divides rows into blocks.  The build keeps `scratch`
+ * (kv_summary_scratch_bytes(), with the alignment of a float) until kv_summary_build_end(). */
 void kv_summary_build_begin(struct kv_summary_build *build,
                             const struct kv_summary_shape *shape,
                             uint32_t n_rows,
                             uint64_t seed,
                             void *scratch);
 
-/* The rows that the next slice is about: ret_n of them, at most KV_SUMMARY_SLICE, from row
- * ret_first on, all of them between two multiples of KV_SUMMARY_SLICE; 0: it needs none.
- * False: there is no next slice. */
+/* Returns which rows the next slice needs: *ret_n rows, at most KV_SUMMARY_SLICE, from row
+ * *ret_first on, which do not cross a multiple of KV_SUMMARY_SLICE; *ret_n 0 means none.
+ * Returns false after the last slice. */
 bool kv_summary_build_next(const struct kv_summary_build *build,
                            uint32_t *ret_first,
                            uint32_t *ret_n);
 
-/* Some tens of us of work at d_k = d_v = 128.  rows: those that kv_summary_build_next() said,
- * `stride` bytes apart. */
+/* Computes one slice: some tens of us at d_k = d_v = 128.  `rows` are those that
+ * kv_summary_build_next() returned, `stride` bytes apart. */
 void kv_summary_build_slice(struct kv_summary_build *build, const void *rows, size_t stride);
 
-/* Behind the last slice: writes the group, kv_summary_bytes() of it. */
+/* Writes the group of kv_summary_bytes() bytes, after the last slice. */
 void kv_summary_build_end(struct kv_summary_build *build, void *ret_group);
 
-/* One implementation of the family.  Slowest first: the last one that this CPU supports is
+/* One implementation of the family.  The last one in the list that this CPU supports is
  * used. */
 struct kv_summary_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    /* Vectors (n, d), d_k of them a key's: NaN where they are in no summary, elements from d_k
-     * on times `factor`. */
+    /* Multiplies elements d_k ... d - 1 of vectors (n, d) by `factor`, and sets all elements of
+     * vectors that are in no summary to NaN. */
     void (*prepare)(float *vectors, size_t n, size_t d_k, size_t d, float factor);
-    /* Adds vectors (n, d) that are not NaN to sums (d) and squares (d), about `origin`; returns
-     * how many. */
+    /* Adds x = vector - origin and x * x, for the vectors (n, d) that are not NaN, to sums (d)
+     * and squares (d); returns the number of these vectors. */
     size_t (*spread)(const float *vectors,
                      size_t n,
                      size_t d,
                      const float *origin,
                      float *sums,
                      float *squares);
-    /* The sum of squared distances of keys (n, d_k) to the means, `stride` apart, of their
-     * numbers; those of KV_SUMMARY_NONE are left out. */
+    /* Returns the sum of squared distances of keys (n, d_k) to the means of their numbers,
+     * which are `stride` floats apart; keys of KV_SUMMARY_NONE are left out. */
     double (*distance)(const float *keys,
                        size_t n,
                        size_t d_k,

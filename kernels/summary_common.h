@@ -1,5 +1,5 @@
-/* summary_common.h - private to kernels/: what the files of summaries and of estimates have in
- * common.
+/* summary_common.h - private to kernels/: access to a summary group, for the files of summaries
+ * and of estimates.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -9,7 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* An array of a group, at an offset that kv_rest_at_*() says. */
+/* Returns an array of a group, at an offset from one of summary.h's functions, such as
+ * kv_summary_at_keys(). */
 static inline const void *kv_summary_at(const void *group, size_t offset)
 {
     return (const uint8_t *)group + offset;

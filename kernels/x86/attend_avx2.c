@@ -1,14 +1,10 @@
-/* A group goes through three steps: scores of all its keys, weights, and its values; in the
- * first and the last the next group's rows are asked for (share_asking()).
+/* A group goes through three steps: the scores of all its keys, weights, and the sum of its
+ * values.  The first and the last prefetch rows of the next group (plan_prefetch()).
  *
- * Scores: inner_products_avx2.h.  Values: up to four vectors of elements of every row at a
- * time, so that what is added up stays in registers.
+ * Scores are computed by inner_products_avx2.h.  Values are summed in slices of up to four
+ * vectors of elements over all rows, so that the sums stay in registers.
  *
- * Did not help (Zen 3): asking for L1 instead of L2 (the same here; on others slower by far),
- * or for consecutive rows line by line; sizes of slices that leave no lone vector; keys of a
- * tail in the tile itself, whose arrays then went through memory (a sixth slower); the trees of
- * a whole group at once, behind its tiles; the exp of 32 scores side by side; all maxima before
- * all weights. */
+ * kernels/README.md lists what did not help. */
 #include "kernels/attend.h"
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
@@ -26,18 +22,19 @@ enum {
 struct group {
     unsigned n;
     const uint8_t *rows[KV_ATTEND_BATCH];
-    const uint8_t *ahead[KV_ATTEND_BATCH]; /* of the next group; no row there: of this one */
-    /* What is asked for meanwhile: with row i's score as many bytes as a key has, with its
-     * value as many as a value has. */
+    const uint8_t
+        *ahead[KV_ATTEND_BATCH]; /* rows of the next group; stale after its last row */
+    /* What is prefetched: with the score of row i as many bytes as a key has, with its value as
+     * many as a value has. */
     const uint8_t *with_scores[KV_ATTEND_BATCH], *with_values[KV_ATTEND_BATCH];
     bool is_consecutive;
     float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_BATCH]; /* then weights */
-    float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
+    float old[KV_ATTEND_QUERIES_MAX];                     /* c of attend.h: earlier groups */
 };
 
 #include "kernels/x86/attend_common.h"
 
-/* The first n elements, 0 behind. */
+/* Loads the first n elements of fewer than eight, with 0 after them. */
 INLINE __m256 load_few(enum kv_key_type type, const uint8_t *at, size_t n)
 {
     uint8_t bytes[LANES * sizeof(float)] = {0};
@@ -46,7 +43,7 @@ INLINE __m256 load_few(enum kv_key_type type, const uint8_t *at, size_t n)
     return load8(type, bytes);
 }
 
-/* All keys of a group with a block of queries. */
+/* Computes the scores of all keys of a group for a block of queries. */
 INLINE void score_block(enum kv_key_type type,
                         const struct group *group,
                         const float *queries,
@@ -75,7 +72,7 @@ INLINE void score_block(enum kv_key_type type,
     }
 }
 
-/* attend.h's weights of one query. */
+/* Computes the weights of one query, as attend.h defines them. */
 INLINE void weigh(const struct group *group,
                   float scale,
                   const uint32_t *query_mask,
@@ -129,9 +126,9 @@ INLINE void weigh(const struct group *group,
     *max = larger;
 }
 
-/* Elements of the values that begin `at` bytes behind a row's begin, for a block of queries.
- * `few` of them, less than a vector, or 0: n_vectors whole ones.  All but `at` and `few` are
- * constants where this is called. */
+/* Adds a slice of the values, from byte `at` of each row on, for a block of queries: n_vectors
+ * whole vectors, or `few` elements if that is not 0.  All but `at` and `few` are constants at
+ * the calls. */
 INLINE void add_slice(enum kv_key_type type,
                       const struct group *group,
                       size_t at,
@@ -192,7 +189,7 @@ INLINE void add_slice(enum kv_key_type type,
         }
 }
 
-/* The values of a group with the weights of a block of queries. */
+/* Adds the values of a group with the weights of a block of queries. */
 INLINE void add_block(enum kv_key_type type,
                       const struct group *group,
                       size_t key_bytes,
@@ -264,16 +261,17 @@ INLINE void add_group(enum kv_key_type type,
     }
 }
 
-/* Which part of the next group is asked for when.
+/* Decides which part of the next group is prefetched when.
  *
- * Isolated rows: their keys with the scores, line by line, their values with the values.  Asked
- * for as a whole they make the processor bring what lies behind them, too.
+ * Isolated rows: keys during the scores, line by line, and values during the values.
+ * Prefetched as a whole, a row triggers the hardware prefetcher, which fetches memory after the
+ * row as well.
  *
- * Consecutive rows: half of the rows with the scores, some rows at a time, the other half with
- * the values.  Asked for the keys alone, the processor brings the values with them by itself,
- * and memory would rest while values are added up. */
+ * Consecutive rows: half of the rows during the scores, the other half during the values.  If
+ * only keys were prefetched first, the hardware prefetcher would fetch the values along with
+ * them, and memory would be idle while values are summed. */
 INLINE void
-share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
+plan_prefetch(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
 {
     const unsigned half = KV_ATTEND_BATCH / 2;
     unsigned n_consecutive = 0;

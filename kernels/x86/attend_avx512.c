@@ -1,9 +1,9 @@
-/* A group goes through three steps: scores of all its keys, weights, and its values; in the
- * first the next group's keys are prefetched, in the last its values.
+/* A group goes through three steps: the scores of all its keys, weights, and the sum of its
+ * values.  The first prefetches the keys of the next group, the last its values.
  *
- * Scores: four rows by four queries are sixteen sums (inner_products_avx512.h), and every
- * converted element serves all of a block of queries.  Values: four vectors of elements of
- * every row at a time, for four queries, so that what is added up stays in registers too. */
+ * Scores: four rows by four queries are sixteen sums (inner_products_avx512.h), and a converted
+ * element is used for all queries of a block.  Values: slices of four vectors of elements, for
+ * four queries, are sixteen sums as well. */
 #include "kernels/attend.h"
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
@@ -29,8 +29,8 @@ struct group {
 
 #include "kernels/x86/attend_common.h"
 
-/* All keys of a group with a block of queries, whose number is a constant where this is
- * called. */
+/* Computes the scores of all keys of a group for a block of queries, whose number is a constant
+ * at the calls. */
 INLINE void score_block(enum kv_key_type type,
                         const struct group *group,
                         const float *queries,
@@ -57,7 +57,7 @@ INLINE void score_block(enum kv_key_type type,
     }
 }
 
-/* attend.h's weights of one query. */
+/* Computes the weights of one query, as attend.h defines them. */
 INLINE void weigh(const struct group *group,
                   float scale,
                   const uint32_t *query_mask,
@@ -102,9 +102,9 @@ INLINE void weigh(const struct group *group,
     *max = larger;
 }
 
-/* Elements of the values that begin `at` bytes behind a row's begin, for a block of queries:
- * n_vectors of them, of the last one these lanes.  All but `at` and `last` are constants where
- * this is called; `whole` says that the last one has all lanes. */
+/* Adds a slice of the values, from byte `at` of each row on, for a block of queries: n_vectors
+ * vectors, of which the last one has the lanes `last`.  All but `at` and `last` are constants
+ * at the calls; `whole` says that the last vector has all lanes. */
 INLINE void add_slice(enum kv_key_type type,
                       const struct group *group,
                       size_t at,
@@ -154,7 +154,7 @@ INLINE void add_slice(enum kv_key_type type,
         }
 }
 
-/* The values of a group with the weights of a block of queries. */
+/* Adds the values of a group with the weights of a block of queries. */
 INLINE void add_block(enum kv_key_type type,
                       const struct group *group,
                       size_t key_bytes,
@@ -219,9 +219,9 @@ INLINE void add_group(enum kv_key_type type,
     }
 }
 
-/* Nothing to prepare: keys are asked for with the scores, values with the values. */
+/* Nothing to plan: keys are prefetched with the scores, values with the values. */
 INLINE void
-share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
+plan_prefetch(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes)
 {
     (void)group, (void)n_ahead, (void)row_bytes, (void)key_bytes;
 }

@@ -1,8 +1,8 @@
-/* attend_common.h - private to kernels/: groups of rows, in attend_avx2.c and
- * attend_avx512.c: a group goes through all steps while the next one's rows are prefetched.
+/* attend_common.h - private to kernels/: divides calls into groups of rows, for attend_avx2.c
+ * and attend_avx512.c.  While one group is computed, the rows of the next are prefetched.
  *
- * Included after avx2.h or avx512.h, which define TARGET and INLINE, and after struct
- * group, of which `n`, `rows` and `ahead` are known here.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE, and after the definition
+ * of struct group, whose members `n`, `rows` and `ahead` are used here.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -11,9 +11,9 @@
 
 #if defined(__x86_64__)
 
-/* What each instruction set has of its own.
+/* Defined by each instruction set.
  *
- * Adds a group to the state; the type is a constant where it is called. */
+ * Adds a group to the state; the type is a constant at the calls. */
 INLINE void add_group(enum kv_key_type type,
                       const struct kv_attend_shape *shape,
                       const float *queries,
@@ -23,9 +23,9 @@ INLINE void add_group(enum kv_key_type type,
 
 /* Decides which part of the next group is prefetched when. */
 INLINE void
-share_asking(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes);
+plan_prefetch(struct group *group, unsigned n_ahead, size_t row_bytes, size_t key_bytes);
 
-/* Into L2: requests that wait there are more than those that can wait in L1. */
+/* Prefetches into L2, which can have more misses outstanding than L1. */
 INLINE void prefetch(const uint8_t *from, size_t bytes)
 {
     const char *at = (const char *)from, *end = at + bytes;
@@ -40,6 +40,7 @@ INLINE void prefetch(const uint8_t *from, size_t bytes)
         _mm_prefetch(at, _MM_HINT_T1);
 }
 
+/* One function per type, not inlined: each is large, and a call has one type throughout. */
 TARGET __attribute__((noinline)) static void add_fp32(const struct kv_attend_shape *shape,
                                                       const float *queries,
                                                       struct group *group,
@@ -67,7 +68,8 @@ TARGET __attribute__((noinline)) static void add_bf16(const struct kv_attend_sha
     add_group(KV_KEY_BF16, shape, queries, group, query_mask, state);
 }
 
-/* Rows from `from` on, of a list or, where there is none, of a run; returns how many. */
+/* Finds the rows of the group that begins with row `from`, in a list or, if that is NULL, in a
+ * run.  Returns their number, 0 after the last row. */
 INLINE unsigned find_rows(const void *const *list,
                           const uint8_t *run,
                           size_t stride,
@@ -110,7 +112,7 @@ TARGET static void attend(const struct kv_attend_shape *shape,
         if (seeds != NULL)
             kv_rows_crc_list((const void *const *)group.rows, group.n, row_bytes, seeds + from,
                              ret_crcs + from);
-        share_asking(&group, n_ahead, row_bytes, key_bytes);
+        plan_prefetch(&group, n_ahead, row_bytes, key_bytes);
         if (shape->type == KV_KEY_FP32)
             add_fp32(shape, queries, &group, query_mask != NULL ? query_mask + from : NULL,
                      state);

@@ -1,23 +1,25 @@
-/* avx2.h - private to kernels/: what the AVX2 files have in common.
+/* avx2.h - private to kernels/: vector functions that the AVX2 files share.
  *
- * What a family's AVX2 and AVX-512 files share is how a call is cut into pieces; a piece is
- * made of vectors, and is each file's own.  The cutting is in a header that declares the pieces
- * and that both files include:
+ * The AVX2 and AVX-512 files of a family divide a call into pieces in the same way and compute
+ * a piece each with its own vectors.  The division is in a header that declares the functions
+ * for pieces, which both files include and define:
  *
- *   family        shared                                  apart, beside the width of a vector
- *   attend        attend_common.h: groups of rows, the    registers: 12 sums and 16; what is
- *                 next one's in time                      asked for when; ends by masks
- *   estimate      estimate_common.h: blocks of queries    lanes are queries here, elements there
- *   exact_scores  exact_scores_common.h: types of keys    registers; keys ahead; ends by masks
+ *   family        shared                                  different, besides the vector width
+ *   attend        attend_common.h: groups of rows, the    registers: 12 sums and 16; order of
+ *                 next one prefetched                     prefetches; ends by masks
+ *   estimate      estimate_common.h: blocks of queries    lanes are queries here, elements
+ *                 there
+ *   exact_scores  exact_scores_common.h: types of keys    registers; prefetches; ends by masks
  *   gather        -                                       there is no AVX-512 file
  *   kmeans        kmeans_common.h: subspaces, blocks of   the nearest lane; ends by masks
  *                 rows, sums of a step
- *   pq            -                                       registers; the rest is ten lines
- *   pq_cells      pq_cells_common.h: blocks of queries    an order by table, not by compressing
- *   pq_prefilter  -                                       a comparison is bytes here, bits there
- *   pq_tiles      pq_tiles_common.h: widths of codes      look-ups of 16 entries, not 64 or 128
+ *   pq            -                                       registers; all else is ten lines
+ *   pq_cells      pq_cells_common.h: blocks of queries    permutes by table instead of compress
+ *   pq_prefilter  -                                       comparisons give bytes here, bits
+ *                 there
+ *   pq_tiles      pq_tiles_common.h: widths of codes      lookups of 16 entries, not 64 or 128
  *   rope          rope_common.h: rows and styles          ends by masks
- *   select        select_common.h: blocks of heads,       sums of exps; order by table
+ *   select        select_common.h: blocks of heads,       sums of exps; permutes by table
  *                 passes
  *   summary       -                                       short loops, whose ends are by masks
  *
@@ -42,8 +44,8 @@
 
 enum {
     LANES = 8,
-    STEP = 2 * LANES, /* of the sums in 16 lanes */
-    EXP_VECTORS = 4,  /* at once, at most */
+    STEP = 2 * LANES, /* elements of one step of a sum in 16 lanes */
+    EXP_VECTORS = 4,  /* vectors of one exps8(), at most */
     LINE_BYTES = 64,
 };
 
@@ -54,11 +56,11 @@ INLINE size_t element_bytes(enum kv_key_type type)
     return type == KV_KEY_FP32 ? 4 : 2;
 }
 
-/* For each set of eight lanes their numbers, ascending, a byte each (avx2.c). */
+/* For each set of eight lanes the numbers of its lanes, ascending, a byte each (avx2.c). */
 extern uint64_t kv_lanes_of[256];
 
-/* Writes base + lane for each lane of the set, ascending; eight numbers are overwritten.
- * Returns how many there are then. */
+/* Appends base + lane for each lane of the set to `to`, ascending, overwriting eight numbers.
+ * Returns the new n. */
 INLINE size_t write_lanes(uint32_t *to, size_t n, unsigned set, uint32_t base)
 {
     const __m256i lanes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
@@ -68,7 +70,7 @@ INLINE size_t write_lanes(uint32_t *to, size_t n, unsigned set, uint32_t base)
     return n + (size_t)__builtin_popcount(set);
 }
 
-/* Eight stored elements. */
+/* Loads eight stored elements. */
 INLINE __m256 load8(enum kv_key_type type, const uint8_t *at)
 {
     if (type == KV_KEY_FP32)
@@ -81,15 +83,15 @@ INLINE __m256 load8(enum kv_key_type type, const uint8_t *at)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* All ones in the first n lanes. */
+/* Returns a mask whose first n lanes are all ones. */
 INLINE __m256i first_lanes(size_t n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-/* The sum of 16 lanes, as exact_scores.h has it, up to the last four: lanes[i] + lanes[i + 8],
- * then + 4. */
+/* The first two steps of the sum of 16 lanes (exact_scores.h): lane[i] + lane[i + 8], then
+ * + lane[i + 4]. */
 INLINE __m128 half_sum(__m256 low, __m256 high)
 {
     const __m256 eight = _mm256_add_ps(low, high);
@@ -97,7 +99,7 @@ INLINE __m128 half_sum(__m256 low, __m256 high)
     return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
 }
 
-/* The whole sum. */
+/* The whole sum of 16 lanes. */
 INLINE float sum16(__m256 low, __m256 high)
 {
     __m128 four = half_sum(low, high);
@@ -106,7 +108,7 @@ INLINE float sum16(__m256 low, __m256 high)
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
-/* Four half sums to the sums. */
+/* The last two steps for four sums at once: lane i is the sum of argument i. */
 INLINE __m128 sums4(__m128 a, __m128 b, __m128 c, __m128 d)
 {
     const __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
@@ -115,6 +117,7 @@ INLINE __m128 sums4(__m128 a, __m128 b, __m128 c, __m128 d)
     return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
 }
 
+/* The largest lane; no lane is a NaN. */
 INLINE float max8(__m256 v)
 {
     __m128 most = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -123,10 +126,10 @@ INLINE float max8(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
-/* exp.h's, of n vectors in place, n a constant: each step of all of them before the next,
- * because a CPU does not look far enough ahead to find other vectors' steps itself.  With 127
- * added to the rounder, 2^k is there with one step less; t is never in the middle of two
- * numbers, where that would matter. */
+/* The exp of exp.h for n vectors in place, n a constant.  Each step runs for all vectors before
+ * the next step, because the latency chain of one vector is longer than the core's reorder
+ * window covers.  127, the bias of the exponent, is added to the rounder, which saves an
+ * addition; the bits are the same, because t is never halfway between two numbers. */
 INLINE void exps8(__m256 *x, unsigned n)
 {
     static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};

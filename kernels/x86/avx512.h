@@ -1,12 +1,13 @@
-/* avx512.h - private to kernels/: what the AVX-512 files have in common.
+/* avx512.h - private to kernels/: vector functions that the AVX-512 files share; the
+ * counterpart of avx2.h, which says how the two divide the work.
  *
  * With KV_EMULATE_AVX512 the same functions are built from AVX2 and plain C, for tests on
- * machines without AVX-512: tests/support/avx512_plain.h has the intrinsics that there are
- * then. Vectors have no operators there, and what the instruction wants as an immediate must be
- * a constant expression in the other build.
+ * machines without AVX-512; tests/support/avx512_plain.h then defines the intrinsics.  Use
+ * intrinsics only, not operators on vectors, which the emulation lacks, and pass constant
+ * expressions as immediates, which the real build requires.
  *
- * gcc makes one instruction of sums and differences of products in places, whatever
- * -ffp-contract says: where both roundings are wanted, look at what came out.
+ * gcc contracts sums and differences of products to fma in some places despite
+ * -ffp-contract=off.  Where both roundings matter, check the generated code.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -34,8 +35,8 @@
 
 #define TARGET AVX512 /* in what the files of both instruction sets include */
 
-/* Where it is emulated, nothing needs to be a constant, and one function for all sizes spares
- * the compiler minutes. */
+/* In the emulation no argument needs to be a constant, and one function for all sizes saves
+ * minutes of compile time. */
 #if defined(KV_EMULATE_AVX512)
 #define INLINE AVX512 static inline
 #else
@@ -49,7 +50,7 @@ enum {
 
 static_assert((int)LANES == (int)KV_SUM_LANES, "a vector is the lanes of a sum");
 
-/* The first n of 16 lanes; all of them where there are more. */
+/* Returns a mask of the first n lanes; all 16 if n is larger. */
 INLINE __mmask16 first_lanes(size_t n)
 {
     return n >= LANES ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1);
@@ -60,7 +61,7 @@ INLINE size_t element_bytes(enum kv_key_type type)
     return type == KV_KEY_FP32 ? 4 : 2;
 }
 
-/* 16 stored elements. */
+/* Loads 16 stored elements. */
 INLINE __m512 load16(enum kv_key_type type, const uint8_t *at)
 {
     if (type == KV_KEY_FP32)
@@ -73,7 +74,7 @@ INLINE __m512 load16(enum kv_key_type type, const uint8_t *at)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-/* Some of them, 0 in the other lanes; those are not read. */
+/* Loads the elements of some lanes; the others are 0, and their memory is not read. */
 INLINE __m512 load_some(enum kv_key_type type, __mmask16 lanes, const uint8_t *at)
 {
     if (type == KV_KEY_FP32)
@@ -86,15 +87,15 @@ INLINE __m512 load_some(enum kv_key_type type, __mmask16 lanes, const uint8_t *a
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-/* Elements from i on of n, 0 behind them. */
+/* Loads 16 of n elements, from i on, with 0 after the last. */
 INLINE __m512 load_step(const float *at, size_t i, size_t n)
 {
     return i + LANES <= n ? _mm512_loadu_ps(at + i)
                           : _mm512_maskz_loadu_ps(first_lanes(n - i), at + i);
 }
 
-/* The sum of 16 lanes, as exact_scores.h has it, up to the last four: lanes[i] + lanes[i + 8],
- * then + 4. */
+/* The first two steps of the sum of 16 lanes (exact_scores.h): lane[i] + lane[i + 8], then
+ * + lane[i + 4]. */
 INLINE __m128 half_sum(__m512 v)
 {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -102,7 +103,7 @@ INLINE __m128 half_sum(__m512 v)
     return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
 }
 
-/* The whole sum. */
+/* The whole sum of 16 lanes. */
 INLINE float sum16(__m512 v)
 {
     __m128 four = half_sum(v);
@@ -111,7 +112,7 @@ INLINE float sum16(__m512 v)
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
-/* Four half sums to the sums. */
+/* The last two steps for four sums at once: lane i is the sum of argument i. */
 INLINE __m128 sums4(__m128 a, __m128 b, __m128 c, __m128 d)
 {
     const __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
@@ -120,7 +121,7 @@ INLINE __m128 sums4(__m128 a, __m128 b, __m128 c, __m128 d)
     return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
 }
 
-/* No lane is a NaN. */
+/* The largest lane; no lane is a NaN. */
 INLINE float max16(__m512 v)
 {
     const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -130,7 +131,7 @@ INLINE float max16(__m512 v)
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
-/* exp.h's */
+/* The exp of exp.h. */
 INLINE __m512 exp16(__m512 x)
 {
     const __m512 one = _mm512_set1_ps(1), rounder = _mm512_set1_ps(KV_EXP_ROUNDER);

@@ -1,6 +1,6 @@
-/* As "fold" of checksum_x86.c, four lanes of 128 bits at a time.  The crc32 instruction and
- * the carry-less multiplier are different units of the core: measured (Zen 4), 24 and 48 GB/s,
- * so that a third of the bytes goes to the first and two thirds to the second. */
+/* "fold" of checksum_x86.c with registers of four 128-bit lanes.  The crc32 instruction and the
+ * carry-less multiplier are separate units of the core.  Measured on Zen 4, they reach 24 and
+ * 48 GB/s, so a third of the bytes goes to the first and two thirds to the second. */
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
 #include "kernels/x86/checksum_common.h"
@@ -11,21 +11,21 @@
     __attribute__((target("sse4.2,pclmul,avx2,avx512f,avx512vl,avx512bw,vpclmulqdq")))
 
 enum {
-    STEP = 256,  /* bytes folded per turn, in four registers */
-    STREAM = 40, /* bytes of each crc32 stream per turn */
+    STEP = 256,  /* bytes folded per iteration, in four registers */
+    STREAM = 40, /* bytes of each of the crc32 streams per iteration: 120 of 376 */
     TURN_BYTES = STEP + STREAMS * STREAM,
     N_PARTS = 3,
-    FOLDED = 6, /* rows side by side; as many as the crc32 instruction has streams besides */
+    FOLDED = 6, /* rows folded at once, beside STREAMS rows of the crc32 instruction */
     GROUP = FOLDED + STREAMS,
 };
 
-/* Turns before the folded part and the streams are joined; longest first. */
+/* Iterations before the folded part and the streams are joined; longest first. */
 static const size_t part_turns[N_PARTS] = {64, 8, 2};
 static struct checksum_join joins[N_PARTS];
 static struct checksum_fold fold_512, fold_2048;
-static uint64_t lanes_by[8]; /* moves three lanes to the last one */
+static uint64_t lanes_by[8]; /* factors that move the first three lanes to the last one */
 
-/* Before main(), as checksum.c's tables. */
+/* Before main(), as the tables of checksum.c. */
 __attribute__((constructor)) static void avx512_init(void)
 {
     for (unsigned i = 0; i < N_PARTS; i++)
@@ -56,13 +56,14 @@ TARGET INLINE __m512i fold_lanes(__m512i value, __m512i by, __m512i next)
                                      _mm512_clmulepi64_epi128(value, by, 0x11), next, 0x96);
 }
 
-/* The first 64 bytes, with the state before them. */
+/* Loads the first 64 bytes and adds the state before them, as the CRC adds it to its next
+ * bytes. */
 TARGET INLINE __m512i first_lanes(uint32_t state, const uint8_t *at)
 {
     return _mm512_xor_si512(_mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)), load512(at));
 }
 
-/* The state that stands for 64 folded bytes. */
+/* Reduces 64 folded bytes to a state. */
 TARGET INLINE uint64_t fold_finish(__m512i value)
 {
     const __m512i moved = fold_lanes(value, load512((const uint8_t *)lanes_by),
@@ -76,8 +77,8 @@ TARGET INLINE uint64_t fold_finish(__m512i value)
                          (uint64_t)_mm_extract_epi64(one, 1));
 }
 
-/* The state after turns * TURN_BYTES bytes: first the part that is folded, then the streams.
- * The state before is joined at the end, so that the next part need not wait for it. */
+/* Returns the state after turns * TURN_BYTES bytes: first the part that is folded, then the
+ * streams.  `state` is joined at the end, so that parts do not wait for each other. */
 TARGET INLINE uint64_t fold_part(uint64_t state,
                                  const uint8_t *at,
                                  size_t turns,
@@ -120,9 +121,9 @@ TARGET static uint32_t fold512_crc32c(uint32_t seed, const void *data, size_t by
     return ~(uint32_t)checksum_sse42_state(state, at, bytes);
 }
 
-/* Nine rows at a time, all of at least 64 bytes: six are folded, three go through the crc32
- * instruction; `ahead` is fetched meanwhile.  `rest` is row_bytes % 64: a constant where it is
- * 0, which rows of models are. */
+/* Computes the CRCs of nine rows of at least 64 bytes: six are folded, three use the crc32
+ * instruction.  Prefetches `ahead`.  `rest` is row_bytes % 64, a constant at the call for 0,
+ * the value of most models' rows. */
 TARGET INLINE void fold_nine_rows(const uint8_t *const *rows,
                                   struct checksum_ahead *ahead,
                                   size_t row_bytes,

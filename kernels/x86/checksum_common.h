@@ -1,7 +1,7 @@
-/* checksum_common.h - private to kernels/: what checksum_x86.c and checksum_avx512.c have
- * in common.
+/* checksum_common.h - private to kernels/: joins of states and prefetching, for checksum_x86.c
+ * and checksum_avx512.c.
  *
- * Threads: pure functions once main() runs: constants are made before it.  Memory: the
+ * Threads: pure functions from main() on; their constants are computed before it.  Memory: the
  * caller's.
  */
 #ifndef KV_KERNELS_X86_CHECKSUM_COMMON_H
@@ -21,21 +21,24 @@
 #define INLINE       static inline __attribute__((always_inline))
 
 enum {
-    STREAMS = 3, /* of the crc32 instruction, side by side */
-    CHECKSUM_LINE = 64,
-    /* How far ahead bytes are fetched.  Measured for a run of rows in L3: 10-25 % over none,
-     * flat from 4 to 8 KB.  Rows that lie alone come from farther away. */
+    STREAMS = 3,        /* of the crc32 instruction, at once: its latency in cycles */
+    CHECKSUM_LINE = 64, /* bytes of a cache line */
+    /* How far ahead bytes are prefetched.  Measured for a run of rows in L3: 10 to 25 % faster
+     * than without, with little difference between 4 and 8 KB.  Isolated rows, which the
+     * hardware prefetcher does not help, need more. */
     AHEAD_BYTES = 4096,
     ALONE_BYTES = 16 << 10,
 };
 
-/* Shifts of a state by 1, 2 and 3 streams and, where bytes are folded, by the whole part. */
+/* Factors that shift a state by 1, 2 and 3 streams and, where bytes are folded, by the whole
+ * part.
+ */
 struct checksum_join {
     uint64_t by_1, by_2, by_3, by_all;
 };
 struct checksum_join checksum_join_of(uint64_t stream_bytes, uint64_t all_bytes);
 
-/* For the two halves of a 128-bit lane: by how many bits it moves. */
+/* Factors that move a 128-bit lane by a number of bits, one for each of its halves. */
 struct checksum_fold {
     uint64_t low, high;
 };
@@ -49,13 +52,15 @@ INLINE uint64_t load64(const uint8_t *at)
     return word;
 }
 
-/* Two words without carries; only the low half of the answer is ever set. */
+/* Multiplies a state by a power of x, without reducing it.  Both have 32 bits, so the product
+ * fits the low half. */
 TARGET_SSE42 INLINE uint64_t shift(uint64_t state, uint64_t power)
 {
     return (uint64_t)_mm_cvtsi128_si64(_mm_clmulepi64_si128(
         _mm_cvtsi64_si128((long long)state), _mm_cvtsi64_si128((long long)power), 0x00));
 }
 
+/* Returns the state after `bytes` bytes, by one stream. */
 TARGET_SSE42 INLINE uint64_t state_bytes(uint64_t state, const uint8_t *at, size_t bytes)
 {
     for (; bytes >= 8; bytes -= 8, at += 8)
@@ -72,13 +77,13 @@ TARGET_SSE42 INLINE uint64_t state_bytes(uint64_t state, const uint8_t *at, size
     return state;
 }
 
-/* Rows that are fetched while those before them are summed up: several places are read at once,
- * too many for the hardware's prefetcher.  Line by line through each row: measured (Zen 4), the
- * same lines in turns from some rows come at half the rate. */
+/* A cursor over the rows to prefetch while earlier ones are computed.  The kernels read more
+ * places at once than the hardware prefetcher follows.  The cursor takes all lines of a row
+ * before the next row; measured on Zen 4, alternating between rows halves the rate. */
 struct checksum_ahead {
-    const uint8_t *const *rows, *const *rows_end; /* behind the one at hand */
-    const uint8_t *at;                            /* in it */
-    size_t n_lines, row_lines;                    /* of it, from `at` on; of each */
+    const uint8_t *const *rows, *const *rows_end; /* the rows after the current one */
+    const uint8_t *at;                            /* next line of the current row */
+    size_t n_lines, row_lines;                    /* lines left of it; lines of a whole row */
 };
 
 INLINE size_t lines_of(size_t bytes)
@@ -86,8 +91,9 @@ INLINE size_t lines_of(size_t bytes)
     return (bytes + CHECKSUM_LINE - 1) / CHECKSUM_LINE;
 }
 
-/* is_run: rows side by side are as one; what lies behind them is often asked about next, and at
- * worst these are lines that nobody uses. */
+/* Returns a cursor that is ahead of the first n_done rows.  is_run: adjacent rows count as one
+ * long row.  The cursor then passes the end by AHEAD_BYTES: the next call often continues
+ * there, and if it does not, some lines were prefetched in vain. */
 INLINE struct checksum_ahead ahead_of(
     const uint8_t *const *rows, size_t n_rows, bool is_run, size_t n_done, size_t row_bytes)
 {
@@ -105,8 +111,8 @@ INLINE struct checksum_ahead ahead_of(
     return ahead;
 }
 
-/* Asks for the next n lines.  n is a constant, and this goes on inside of the loops over bytes:
- * lines of one row are asked for with few branches, of a run with one. */
+/* Prefetches the next n lines, n a constant.  It runs inside of the loops over bytes, so n
+ * lines of one row take a single branch. */
 INLINE void prefetch_ahead(struct checksum_ahead *ahead, size_t n)
 {
     if (ahead->n_lines >= n) {
@@ -134,10 +140,13 @@ INLINE void prefetch_ahead(struct checksum_ahead *ahead, size_t n)
     }
 }
 
-/* Whether there is the crc32 instruction, AVX2 and VPCLMULQDQ. */
+/* Returns whether the CPU has the crc32 instruction, AVX2 and VPCLMULQDQ, and KV_ISA allows
+ * them.
+ */
 int checksum_has_fold(void);
 
-/* By the crc32 instruction alone. */
+/* The state after some bytes, and the CRCs of a list of rows, by the crc32 instruction alone:
+ * for what is left over after folding. */
 uint64_t checksum_sse42_state(uint64_t state, const uint8_t *at, size_t bytes);
 void checksum_sse42_list(const void *const *rows,
                          size_t n_rows,

@@ -1,35 +1,40 @@
-/* The crc32 instruction, alone ("sse42") and beside the carry-less multiplier ("fold").  A
- * "state" is the CRC without its two inversions; states are linear in the data, which is what
- * lets parts of a buffer be summed up apart and then joined. */
+/* CRC32C by the crc32 instruction, alone ("sse42") and together with the carry-less multiplier
+ * ("fold").  Folding is Gopal et al., Fast CRC Computation for Generic Polynomials Using
+ * PCLMULQDQ Instruction (Intel, 2009).
+ *
+ * A "state" is the CRC without its two inversions.  States are linear in the data, so parts of
+ * a buffer can be computed separately and joined. */
 #include "kernels/checksum.h"
 #include "kernels/dispatch.h"
 #include "kernels/x86/checksum_common.h"
 
 #if defined(__x86_64__)
 
-/* The crc32 instruction takes 8 bytes per cycle but answers after 3, so three streams run side
- * by side.  Their states are joined by multiplying with a power of x; the product of two
- * reflected words is one bit short and the instruction that reduces it multiplies by x^32, so
- * the power wanted is less by 33.
+/* The crc32 instruction has a throughput of 8 bytes per cycle and a latency of 3 cycles, so
+ * three streams run at once.  Their states are joined by multiplying with a power of x.  The
+ * product of two reflected words is one bit short, and the instruction that reduces it
+ * multiplies by x^32, so exponents are less by 33.
  *
- * The carry-less multiplier is another unit of the core and does about as many bytes per cycle,
- * so the "fold" row gives it half of the bytes. */
+ * The carry-less multiplier is a separate unit of the core with about the same throughput, so
+ * "fold" gives it half of the bytes. */
 enum {
     LONG_BYTES = 2048, /* of a stream, before the three are joined */
     SHORT_BYTES = 128,
-    JOIN_BYTES = 72,  /* one chain is as fast for fewer: a join takes as long as 4 words */
-    FOLD_STEP = 128,  /* bytes folded per turn, in four registers */
-    FOLD_STREAM = 40, /* bytes of each crc32 stream per turn: as long as one fold step takes */
-    FOLD_LONG = 64,   /* turns before the parts are joined */
+    JOIN_BYTES = 72, /* below, one stream is as fast: a join takes as long as 4 words */
+    FOLD_STEP = 128, /* bytes folded per iteration, in four registers */
+    FOLD_STREAM =
+        40,         /* bytes of each crc32 stream per iteration, which take as long as a step */
+    FOLD_LONG = 64, /* iterations before the parts are joined */
     FOLD_SHORT = 8,
-    GROUP = 6, /* rows side by side */
+    GROUP = 6, /* rows at once: three folded, three by the crc32 instruction */
 };
 
 static struct checksum_join join_long, join_short, join_fold_long, join_fold_short;
-/* Shifts by n words, for what is too short for streams of SHORT_BYTES. */
+/* Factors that shift a state by n words, for data too short for streams of SHORT_BYTES. */
 static uint32_t shift_by_words[2 * SHORT_BYTES / 8];
 static struct checksum_fold fold_128, fold_256, fold_1024;
 
+/* a * b modulo P, reflected; for constants only, so one bit at a time. */
 static uint32_t multiply(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
@@ -40,6 +45,7 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
+/* x^exponent modulo P, by squaring. */
 static uint64_t power_of_x(uint64_t exponent)
 {
     uint32_t result = 1u << 31;
@@ -70,7 +76,7 @@ struct checksum_fold checksum_fold_of(uint64_t bits)
                                   .high = power_of_x(bits - 33)};
 }
 
-/* Before main(), as checksum.c's tables. */
+/* Before main(), as the tables of checksum.c. */
 __attribute__((constructor)) static void x86_init(void)
 {
     enum {
@@ -101,7 +107,7 @@ int checksum_has_fold(void)
            __builtin_cpu_supports("vpclmulqdq");
 }
 
-/* The state after STREAMS pieces of `bytes` each. */
+/* Returns the state after STREAMS pieces of `bytes` bytes each, one stream per piece. */
 TARGET_SSE42 INLINE uint64_t state_streams(uint64_t state,
                                            const uint8_t *at,
                                            size_t bytes,
@@ -127,7 +133,7 @@ TARGET_SSE42 uint64_t checksum_sse42_state(uint64_t state, const uint8_t *at, si
         state = state_streams(state, at, SHORT_BYTES, &join_short);
         at += STREAMS * SHORT_BYTES;
     }
-    /* Headers of messages, and what is left of rows. */
+    /* Message headers, and the ends of rows. */
     if (bytes >= JOIN_BYTES) {
         const size_t words = bytes / (STREAMS * 8);
         const struct checksum_join join = {.by_1 = shift_by_words[words],
@@ -197,6 +203,7 @@ TARGET_FOLD INLINE __m256i load256(const uint8_t *at)
     return _mm256_loadu_si256((const __m256i *)at);
 }
 
+/* Moves two 128-bit lanes up by the distance of `by` and adds the next ones. */
 TARGET_FOLD INLINE __m256i fold_lanes(__m256i value, __m256i by, __m256i next)
 {
     __m256i low = _mm256_clmulepi64_epi128(value, by, 0x00);
@@ -211,13 +218,14 @@ TARGET_FOLD INLINE __m256i fold_by(const struct checksum_fold *fold)
                               (long long)fold->high);
 }
 
-/* The first 32 bytes, with the state before them. */
+/* Loads the first 32 bytes and adds the state before them, as the CRC adds it to its next
+ * bytes. */
 TARGET_FOLD INLINE __m256i first_lane(uint32_t state, const uint8_t *at)
 {
     return _mm256_xor_si256(_mm256_zextsi128_si256(_mm_cvtsi32_si128((int)state)), load256(at));
 }
 
-/* The state that stands for 32 folded bytes. */
+/* Reduces 32 folded bytes to a state. */
 TARGET_FOLD INLINE uint64_t fold_finish(__m256i value)
 {
     __m128i by = _mm_set_epi64x((long long)fold_128.high, (long long)fold_128.low);
@@ -230,9 +238,9 @@ TARGET_FOLD INLINE uint64_t fold_finish(__m256i value)
                          (uint64_t)_mm_extract_epi64(rest, 1));
 }
 
-/* The state after turns * (FOLD_STEP + STREAMS * FOLD_STREAM) bytes: first the part that is
- * folded, then the streams.  The state before is joined at the end, so that the next part need
- * not wait for it. */
+/* Returns the state after turns * (FOLD_STEP + STREAMS * FOLD_STREAM) bytes: first the part
+ * that is folded, then the streams.  `state` is joined at the end, so that parts do not wait
+ * for each other. */
 TARGET_FOLD INLINE uint64_t fold_part(uint64_t state,
                                       const uint8_t *at,
                                       size_t turns,
@@ -285,9 +293,9 @@ TARGET_FOLD static uint32_t fold_crc32c(uint32_t seed, const void *data, size_t 
     return ~(uint32_t)checksum_sse42_state(state, at, bytes);
 }
 
-/* Six rows at a time, all of at least 32 bytes: three are folded, three go through the crc32
- * instruction; `ahead` is fetched meanwhile.  `rest` is row_bytes % 32: a constant where it is
- * 0, which rows of models are. */
+/* Computes the CRCs of six rows of at least 32 bytes: three are folded, three use the crc32
+ * instruction.  Prefetches `ahead`.  `rest` is row_bytes % 32, a constant at the call for 0,
+ * the value of most models' rows. */
 TARGET_FOLD INLINE void fold_six_rows(const uint8_t *const *rows,
                                       struct checksum_ahead *ahead,
                                       size_t row_bytes,

@@ -22,7 +22,7 @@ enum {
 };
 
 /* Elements at the end of a row, n < STEP of them, then 0. */
-INLINE void load_summary(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
+INLINE void load_tail(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
 {
     uint8_t bytes[STEP * sizeof(float)] = {0};
 
@@ -83,11 +83,11 @@ INLINE void score_pair(enum kv_key_type type,
         for (unsigned query = 0; query < n_queries; query++) {
             __m256 x[2];
 
-            load_summary(KV_KEY_FP32, queries + query * d + i, d - i, x);
+            load_tail(KV_KEY_FP32, queries + query * d + i, d - i, x);
             for (unsigned key = 0; key < n_keys; key++) {
                 __m256 elements[2];
 
-                load_summary(type, keys[key] + i * element_bytes(type), d - i, elements);
+                load_tail(type, keys[key] + i * element_bytes(type), d - i, elements);
                 for (unsigned half = 0; half < 2; half++) {
                     /* A lane without an element stays: + 0 would change -0. */
                     const __m256i has = _mm256_cmpgt_epi32(
@@ -252,7 +252,7 @@ INLINE void load_rows(enum kv_key_type type,
         if (i < d) {
             __m256 rest[2];
 
-            load_summary(type, keys + i * element_bytes(type), d - i, rest);
+            load_tail(type, keys + i * element_bytes(type), d - i, rest);
             memcpy(ret_values + i, &rest[0], (d - i) * sizeof(float));
         }
     }

@@ -1,6 +1,6 @@
-/* Two lines of a row are asked for, then two of an earlier one are copied, and so on: a whole
- * row asked for at once fills the queues of misses, and the copy behind it waits.  Writes past
- * the caches where that pays. */
+/* Prefetches two cache lines of a later row, then copies two of the current one, and so on.
+ * Prefetching a whole row at once fills the core's miss queue, and the copy after it waits.
+ * Uses non-temporal stores where that pays (gather.h). */
 #include "kernels/dispatch.h"
 #include "kernels/gather.h"
 #include "kernels/gather_common.h"
@@ -34,10 +34,10 @@ copy_rows(uint8_t *to, const void *const *rows, size_t n_rows, size_t row_bytes,
     const size_t whole = row_bytes - row_bytes % PIECE_BYTES;
 
     for (size_t i = 0; i < n_ahead && i < n_rows; i++)
-        kv_gather_ask(rows[i], row_bytes);
+        kv_gather_prefetch(rows[i], row_bytes);
     for (size_t i = 0; i < n_rows; i++, to += row_bytes) {
         const uint8_t *from = rows[i];
-        /* At the end, a row that is there already. */
+        /* Near the end there is no later row; the current one costs nothing. */
         const uint8_t *ahead = rows[n_ahead < n_rows - i ? i + n_ahead : i];
 
         for (size_t at = 0; at < whole; at += PIECE_BYTES) {
@@ -46,11 +46,12 @@ copy_rows(uint8_t *to, const void *const *rows, size_t n_rows, size_t row_bytes,
             copy_vectors(to + at, from + at, PIECE_BYTES, is_stream);
         }
         if (whole < row_bytes) {
-            kv_gather_ask(ahead + whole, row_bytes - whole);
+            kv_gather_prefetch(ahead + whole, row_bytes - whole);
             copy_vectors(to + whole, from + whole, row_bytes - whole, is_stream);
         }
     }
-    /* Such stores are not ordered with others: whoever is told of them must see them. */
+    /* Non-temporal stores are weakly ordered.  The fence makes them visible before any later
+     * store, such as the one that tells another thread or a network card of the rows. */
     if (is_stream)
         _mm_sfence();
 }

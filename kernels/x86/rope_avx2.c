@@ -1,7 +1,8 @@
-/* Adjacent pairs turn where they lie: a vector and the same one with its pairs swapped.  Halves
- * meet a turn whose cosines and sines are taken apart, once for all heads.  The sign of the
- * sines says which way round.  The last pairs are loaded with masks and turned as vectors too:
- * of two plain lines gcc 12 makes a fused instruction, whatever -ffp-contract says. */
+/* Adjacent pairs are rotated in one register: a vector is combined with itself, its pairs
+ * swapped.  For halves, cosines and sines are separated into two vectors, once for all heads.
+ * The sign of the sines gives the direction.  The last pairs are loaded with masks and rotated
+ * as vectors too, because gcc 12 contracts the scalar expressions to fma despite
+ * -ffp-contract=off, which would change the bits. */
 #include "kernels/dispatch.h"
 #include "kernels/rope.h"
 #include "kernels/x86/avx2.h"

@@ -1,8 +1,8 @@
-/* Adjacent pairs turn where they lie: a vector and the same one with its pairs swapped.  Halves
- * meet a turn whose cosines and sines are taken apart, once for all heads.  The sign of the
- * sines says which way round; of adjacent pairs, the first one's is the other one.  The last
- * pairs are loaded with masks and turned as vectors too: of plain lines the compiler might make
- * fused instructions. */
+/* Adjacent pairs are rotated in one register: a vector is combined with itself, its pairs
+ * swapped; the sines of their first elements have the opposite sign.  For halves, cosines and
+ * sines are separated into two vectors, once for all heads.  The sign of the sines gives the
+ * direction.  The last pairs are loaded with masks and rotated as vectors too, because the
+ * compiler may contract scalar expressions to fma. */
 #include "kernels/dispatch.h"
 #include "kernels/rope.h"
 #include "kernels/x86/avx512.h"

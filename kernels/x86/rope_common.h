@@ -1,7 +1,7 @@
-/* rope_common.h - private to kernels/: rows and styles, in rope_avx2.c and
+/* rope_common.h - private to kernels/: divides calls into rows by style, for rope_avx2.c and
  * rope_avx512.c.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -10,7 +10,8 @@
 
 #if defined(__x86_64__)
 
-/* What each instruction set has of its own: the heads of one row. */
+/* Defined by each instruction set: rotate the heads of one row.  `sign` multiplies the sines:
+ * -1 for the inverse. */
 TARGET static void rotate_adjacent(
     const float *rotations, float sign, size_t n_rot, float *x, size_t n_heads, size_t d);
 

@@ -1,5 +1,5 @@
-/* Eight scores at a time.  The last ones are loaded with a mask, and what is behind them is
- * -inf: it adds 0 to a sum of weights and is never the larger one. */
+/* Eight scores at a time.  The last scores are loaded with a mask, and the lanes after them are
+ * -inf, which adds 0 to a sum of weights and is never a maximum. */
 #include "kernels/dispatch.h"
 #include "kernels/select.h"
 #include "kernels/select_passes.h"
@@ -10,11 +10,11 @@
 #if defined(__x86_64__)
 
 enum {
-    FEW = 4, /* vectors that are looked at together */
+    FEW = 4, /* vectors that are compared before one branch */
 };
 
-/* The first n < LANES of scores, -inf behind them. */
-INLINE __m256 load_summary(const float *scores, size_t n)
+/* Loads the first n < LANES scores, with -inf after them. */
+INLINE __m256 load_tail(const float *scores, size_t n)
 {
     const __m256i lanes = first_lanes(n);
 
@@ -22,8 +22,8 @@ INLINE __m256 load_summary(const float *scores, size_t n)
                             _mm256_maskload_ps(scores, lanes), _mm256_castsi256_ps(lanes));
 }
 
-/* Scores of items of no rows are -inf. */
-INLINE __m256 query_mask(__m256 scores, const uint32_t *counts)
+/* Sets the scores of items without rows to -inf. */
+INLINE __m256 mask_empty(__m256 scores, const uint32_t *counts)
 {
     const __m256i rows = _mm256_loadu_si256((const __m256i *)(const void *)counts);
 
@@ -34,13 +34,15 @@ INLINE __m256 query_mask(__m256 scores, const uint32_t *counts)
 
 static_assert((int)LANES <= (int)KV_TOPK_SPARE, "write_lanes() writes all lanes");
 
-/* The instruction answers its second operand if one is a NaN. */
+/* MAXPS returns its second operand if either is a NaN; the maximum so far is therefore the
+ * second one, and a NaN does not replace it.  Four maxima hide the latency of the
+ * instruction. */
 AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
 {
     __m256 a = _mm256_set1_ps(-__builtin_inff()), b = a, c = a, d = a;
 
     for (; counts != NULL && n >= LANES; n -= LANES, scores += LANES, counts += LANES)
-        a = _mm256_max_ps(query_mask(_mm256_loadu_ps(scores), counts), a);
+        a = _mm256_max_ps(mask_empty(_mm256_loadu_ps(scores), counts), a);
     for (; n >= 4 * LANES; n -= 4 * LANES, scores += 4 * LANES) {
         a = _mm256_max_ps(_mm256_loadu_ps(scores), a);
         b = _mm256_max_ps(_mm256_loadu_ps(scores + LANES), b);
@@ -55,15 +57,16 @@ AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
     return max8(_mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d))) + 0.0f;
 }
 
-/* Four numbers in units of the exp sum, but for the units of the rounder. */
+/* Converts four exps to units of the exp sum, plus the rounder's bits, which sums subtract at
+ * the end. */
 INLINE __m256i with_rounder(__m128 exps)
 {
     return _mm256_castpd_si256(
         _mm256_add_pd(_mm256_cvtps_pd(exps), _mm256_set1_pd(KV_EXP_SUM_ROUNDER)));
 }
 
-/* Four such numbers, the rounder's units taken off, times counts of less than 2^32: numbers
- * are below 2^40, so that two products of 32 bits do. */
+/* Multiplies four such numbers, without the rounder's bits, by counts below 2^32.  AVX2 has no
+ * 64-bit multiply; the numbers are below 2^40, so two 32-bit ones suffice. */
 INLINE __m256i times(__m256i numbers, __m128i counts)
 {
     const __m256i zero = _mm256_castpd_si256(_mm256_set1_pd(KV_EXP_SUM_ROUNDER));
@@ -133,8 +136,7 @@ INLINE uint64_t exps_of(
     sum = counted ? 0 : 0 - zero * i;
     if (i < n) {
         const __m256i lanes = first_lanes(n - i);
-        const __m256 exps =
-            exp8(_mm256_fmadd_ps(load_summary(scores + i, n - i), scale, shift));
+        const __m256 exps = exp8(_mm256_fmadd_ps(load_tail(scores + i, n - i), scale, shift));
         const __m256i by = counted ? _mm256_maskload_epi32((const int *)(counts + i), lanes)
                                    : _mm256_srli_epi32(lanes, 31);
 
@@ -251,8 +253,8 @@ INLINE void merge_some(const float *exps,
     }
 }
 
-/* Sort keys with their highest bit turned, so that they compare as signed numbers. */
-INLINE __m256i images(__m256 scores)
+/* Sort keys with their highest bit inverted: AVX2 compares signed numbers only. */
+INLINE __m256i signed_keys(__m256 scores)
 {
     const __m256 plain = _mm256_add_ps(scores, _mm256_setzero_ps()); /* -0 to +0 */
     const __m256i bits = _mm256_castps_si256(plain);
@@ -264,9 +266,9 @@ INLINE __m256i images(__m256 scores)
                               _mm256_castps_si256(is_nan));
 }
 
-INLINE __m256i plain_images(__m256 scores)
+INLINE __m256i sort_keys(__m256 scores)
 {
-    return _mm256_xor_si256(images(scores), _mm256_set1_epi32(INT32_MIN));
+    return _mm256_xor_si256(signed_keys(scores), _mm256_set1_epi32(INT32_MIN));
 }
 
 INLINE unsigned lanes_that(__m256i equal)
@@ -274,8 +276,8 @@ INLINE unsigned lanes_that(__m256i equal)
     return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(equal));
 }
 
-/* The sort keys of a vector that agree with the bound: after the first pass they are few in
- * most vectors. */
+/* Counts the sort keys of a vector that agree with the bound.  After the first pass most
+ * vectors have few of them, so they are counted one by one. */
 INLINE void count_vector(uint32_t *bins,
                          __m256 scores,
                          const uint32_t *counts,
@@ -283,7 +285,7 @@ INLINE void count_vector(uint32_t *bins,
                          __m256i bound,
                          uint32_t pass)
 {
-    const __m256i all = plain_images(scores);
+    const __m256i all = sort_keys(scores);
     uint32_t at[LANES];
 
     if (pass > 0)
@@ -321,11 +323,12 @@ INLINE void count_pass(struct kv_topk *selector,
         count_vector(selector->bins, _mm256_loadu_ps(scores + i), counted ? counts + i : NULL,
                      0xff, bound, pass);
     if (i < n)
-        count_vector(selector->bins, load_summary(scores + i, n - i),
-                     counted ? counts + i : NULL, (1u << (n - i)) - 1, bound, pass);
+        count_vector(selector->bins, load_tail(scores + i, n - i), counted ? counts + i : NULL,
+                     (1u << (n - i)) - 1, bound, pass);
 }
 
-/* Which of up to eight items from i on are there, above the bound, at it. */
+/* Compares up to eight items from i on with the bound: sets of lanes above it, and equal to
+ * it. */
 INLINE void compare(const float *scores,
                     const uint32_t *counts,
                     size_t n,
@@ -336,7 +339,7 @@ INLINE void compare(const float *scores,
 {
     const size_t rest = n - i;
     const __m256i turned =
-        images(rest >= LANES ? _mm256_loadu_ps(scores + i) : load_summary(scores + i, rest));
+        signed_keys(rest >= LANES ? _mm256_loadu_ps(scores + i) : load_tail(scores + i, rest));
     unsigned there = rest >= LANES ? 0xff : (1u << rest) - 1;
 
     if (counts != NULL && rest >= LANES) {
@@ -353,14 +356,15 @@ INLINE void compare(const float *scores,
     *ret_equal = lanes_that(_mm256_cmpeq_epi32(turned, bound)) & there;
 }
 
-/* Numbers of the lanes of a set first, as indices of a permutation. */
+/* Returns the permutation that moves the lanes of the set to the front, in order. */
 INLINE __m256i first_of(unsigned set)
 {
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
 }
 
-/* Scores compare as their sort keys do, but for NaN: where a bound is the sort key of a number,
- * which 0x7fffffff, -0's, is not. */
+/* Returns whether a sort key is that of a number, -inf and +inf included.  Scores can then be
+ * compared with that number directly, which has the order of sort keys except for NaN.
+ * 0x7fffffff would be -0, which kv_score_key() never returns. */
 INLINE int is_number(uint32_t sort_key)
 {
     return sort_key >= 0x007fffff && sort_key <= 0xff800000 && sort_key != 0x7fffffff;
@@ -377,15 +381,15 @@ INLINE unsigned lanes_of(__m256 mask)
     return (unsigned)_mm256_movemask_ps(mask);
 }
 
-/* Appends the lanes of the set; eight floats are overwritten. */
+/* Appends the lanes of the set to `to`, overwriting eight floats; returns the new n. */
 INLINE size_t append(float *to, size_t n, __m256 scores, unsigned set)
 {
     _mm256_storeu_ps(to + n, _mm256_permutevar8x32_ps(scores, first_of(set)));
     return n + (size_t)__builtin_popcount(set);
 }
 
-/* Both bounds are numbers.  Whether a vector has any lane that is wanted is as chance has it,
- * with four it is mostly clear: all four are written, or none. */
+/* As between(), for bounds that are numbers.  Whether one vector has a lane in the band is
+ * unpredictable, whether four have one much less so; all four are then appended, or none. */
 INLINE size_t between_numbers(const float *scores,
                               size_t n,
                               __m256 least,
@@ -424,10 +428,11 @@ AVX2 static size_t between(const float *scores,
 {
     const __m256i from = _mm256_set1_epi32((int)(least ^ 0x80000000));
     const __m256i to = _mm256_set1_epi32((int)(most ^ 0x80000000));
-    const uint32_t limit = most == UINT32_MAX ? 0xff800000 : most; /* infinity's */
+    const uint32_t limit = most == UINT32_MAX ? 0xff800000 : most; /* +inf, the largest one */
     size_t n_between = 0, n_above = 0, i = 0;
 
-    /* What is written is never ahead of what has been read, in as many floats. */
+    /* A vector store at n_between never passes the n floats of ret_scores: as many scores have
+     * been read as could have been written, and the store has a vector's width. */
     if (is_number(least) && is_number(limit)) {
         n_between = between_numbers(scores, n, number_of(least), number_of(limit), ret_scores,
                                     &n_above);
@@ -435,7 +440,7 @@ AVX2 static size_t between(const float *scores,
     }
     for (; i + LANES <= n; i += LANES) {
         const __m256 at = _mm256_loadu_ps(scores + i);
-        const __m256i turned = images(at);
+        const __m256i turned = signed_keys(at);
         const unsigned above = lanes_that(_mm256_cmpgt_epi32(turned, to));
         const unsigned in = (lanes_that(_mm256_cmpgt_epi32(from, turned)) | above) ^ 0xff;
 
@@ -453,7 +458,7 @@ AVX2 static size_t between(const float *scores,
     return n_between;
 }
 
-/* Those of FEW vectors of rows from i on; the bound is a number. */
+/* Collects from FEW vectors of rows, from i on; the bound is a number. */
 INLINE size_t collect_few(const float *scores,
                           size_t i,
                           __m256 bound,

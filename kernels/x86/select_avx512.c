@@ -1,4 +1,4 @@
-/* 16 scores at a time; of the last ones as many as there are, by a mask. */
+/* 16 scores at a time; the last ones with a mask. */
 #include "kernels/dispatch.h"
 #include "kernels/select.h"
 #include "kernels/select_passes.h"
@@ -8,7 +8,7 @@
 
 #if defined(__x86_64__)
 
-/* Of the items from i on, up to 16: those there are, and of these those of any rows. */
+/* Returns which of the 16 items from i on exist and have rows. */
 INLINE __mmask16 items_at(const uint32_t *counts, size_t n, size_t i)
 {
     const __mmask16 there = first_lanes(n - i);
@@ -19,7 +19,7 @@ INLINE __mmask16 items_at(const uint32_t *counts, size_t n, size_t i)
                                          _mm512_setzero_si512());
 }
 
-/* The instruction answers its second operand if one is a NaN. */
+/* As in select_avx2.c: a NaN is the first operand, and MAXPS returns the second. */
 AVX512 static float max_of(const float *scores, const uint32_t *counts, size_t n)
 {
     const __m512 least = _mm512_set1_ps(-__builtin_inff());
@@ -37,7 +37,7 @@ AVX512 static float max_of(const float *scores, const uint32_t *counts, size_t n
     return max16(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d))) + 0.0f;
 }
 
-/* Eight numbers in units of the exp sum. */
+/* Converts eight exps to units of the exp sum. */
 INLINE __m512i in_units(__m256 exps)
 {
     const __m512d rounder = _mm512_set1_pd(KV_EXP_SUM_ROUNDER);
@@ -46,8 +46,8 @@ INLINE __m512i in_units(__m256 exps)
                             _mm512_castpd_si512(rounder));
 }
 
-/* Times counts of less than 2^32: numbers are below 2^40, so that two products of 32 bits do.
- */
+/* Multiplies by counts below 2^32.  Units are below 2^40, so two 32-bit multiplies suffice,
+ * which are faster than VPMULLQ. */
 INLINE __m512i times(__m512i units, __m256i counts)
 {
     const __m512i by = _mm512_cvtepu32_epi64(counts);
@@ -138,7 +138,7 @@ INLINE void merge_some(const float *exps,
     }
 }
 
-INLINE __m512i images(__m512 scores)
+INLINE __m512i sort_keys(__m512 scores)
 {
     const __m512 plain = _mm512_add_ps(scores, _mm512_setzero_ps()); /* -0 to +0 */
     const __m512i bits = _mm512_castps_si512(plain);
@@ -148,13 +148,13 @@ INLINE __m512i images(__m512 scores)
     return _mm512_maskz_mov_epi32(_mm512_cmp_ps_mask(plain, plain, _CMP_ORD_Q), turned);
 }
 
-INLINE __m512i shifted(__m512i images_of, unsigned by)
+INLINE __m512i shifted(__m512i keys, unsigned by)
 {
-    return _mm512_srlv_epi32(images_of, _mm512_set1_epi32((int)by));
+    return _mm512_srlv_epi32(keys, _mm512_set1_epi32((int)by));
 }
 
-/* The sort keys of a vector that agree with the bound: after the first pass they are few in
- * most vectors. */
+/* Counts the sort keys of a vector that agree with the bound.  After the first pass most
+ * vectors have few of them, so they are counted one by one. */
 INLINE void count_vector(uint32_t *bins,
                          __m512 scores,
                          const uint32_t *counts,
@@ -162,7 +162,7 @@ INLINE void count_vector(uint32_t *bins,
                          __m512i bound,
                          uint32_t pass)
 {
-    const __m512i all = images(scores);
+    const __m512i all = sort_keys(scores);
     uint32_t at[LANES];
 
     if (pass > 0)
@@ -219,7 +219,7 @@ AVX512 static size_t between(const float *scores,
     for (size_t i = 0; i < n; i += LANES) {
         const __mmask16 there = first_lanes(n - i);
         const __m512 at = _mm512_maskz_loadu_ps(there, scores + i);
-        const __m512i sort_key = images(at);
+        const __m512i sort_key = sort_keys(at);
         const __mmask16 reach = _mm512_mask_cmpge_epu32_mask(there, sort_key, from);
         const __mmask16 in = _mm512_mask_cmple_epu32_mask(reach, sort_key, to);
         const size_t n_in = (size_t)__builtin_popcount(in);
@@ -236,7 +236,8 @@ AVX512 static size_t between(const float *scores,
     return n_between;
 }
 
-/* base + lane for each lane of the set, ascending; nothing is written after them. */
+/* Writes base + lane for each lane of the set, ascending, and nothing after them.  Returns the
+ * new n. */
 INLINE size_t write_lanes(uint32_t *to, size_t n, __mmask16 set, uint32_t base)
 {
     const __m512i lanes =
@@ -249,7 +250,7 @@ INLINE size_t write_lanes(uint32_t *to, size_t n, __mmask16 set, uint32_t base)
     return n + n_lanes;
 }
 
-/* Which of up to 16 items from i on are there, above the bound, at it. */
+/* Compares up to 16 items from i on with the bound: sets of lanes above it, and equal to it. */
 INLINE void compare(const float *scores,
                     const uint32_t *counts,
                     size_t n,
@@ -259,7 +260,7 @@ INLINE void compare(const float *scores,
                     __mmask16 *ret_equal)
 {
     const __mmask16 there = items_at(counts, n, i);
-    const __m512i sort_key = images(_mm512_maskz_loadu_ps(there, scores + i));
+    const __m512i sort_key = sort_keys(_mm512_maskz_loadu_ps(there, scores + i));
 
     *ret_above = _mm512_mask_cmpgt_epu32_mask(there, sort_key, bound);
     *ret_equal = _mm512_mask_cmpeq_epi32_mask(there, sort_key, bound);

@@ -1,7 +1,7 @@
-/* select_common.h - private to kernels/: blocks of heads and passes, in select_avx2.c and
- * select_avx512.c.
+/* select_common.h - private to kernels/: divides calls into blocks of query heads and into
+ * passes, for select_avx2.c and select_avx512.c.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -14,9 +14,9 @@ enum {
     MERGED = 4, /* query heads at once */
 };
 
-/* What each instruction set has of its own.
+/* Defined by each instruction set.
  *
- * Up to MERGED heads; n_queries and is_sum are constants where this is called. */
+ * Merges up to MERGED heads; n_queries and is_sum are constants at the calls. */
 INLINE void merge_some(const float *exps,
                        size_t exps_stride,
                        const float *factors,
@@ -25,7 +25,8 @@ INLINE void merge_some(const float *exps,
                        float *merged,
                        int is_sum);
 
-/* `pass` and whether there are counts are constants where this is called. */
+/* Counts one pass; `pass` is a constant at the calls, and so is `counted` in the first pass,
+ * which sees all scores. */
 INLINE void count_pass(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,
