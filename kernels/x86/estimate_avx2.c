@@ -1,5 +1,9 @@
-/* Sixteen elements are two vectors, and the means in a group end at such a border.  Four
- * queries meet a mean at a time, so that an element is made a float once for all of them. */
+/* Sixteen elements are two vectors, and the means of a group are padded to that.  A mean is
+ * processed for four queries at once, so its bytes are converted to floats once for all of
+ * them.
+ *
+ * Values that exist once per query and summary are kept with the queries in the lanes, so
+ * maxima and sums over summaries are vertical. */
 #include "kernels/dispatch.h"
 #include "kernels/estimate.h"
 #include "kernels/summary_common.h"
@@ -99,7 +103,7 @@ INLINE __m256 sums_of_pair(__m256 sums[2][2][QUERIES])
                          _mm256_shuffle_ps(two01, two23, 0xdd));
 }
 
-/* Adds products with two mean keys: of the elements from `at` on in each step. */
+/* Adds products with two mean keys, of the eight elements from `at` on in each step. */
 INLINE void multiply(const struct part *part,
                      const int8_t *const keys[2],
                      size_t at,
@@ -339,7 +343,7 @@ INLINE void add_values(struct part *part, const int8_t *values, unsigned n, floa
         add_slice(part, values, i, 2, n, outputs);
 }
 
-/* The queries as rows of whole steps. */
+/* Returns the queries padded with 0 to whole steps, in a copy if d_k needs it. */
 INLINE const float *
 whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_SUMMARY_D_MAX])
 {

@@ -1,6 +1,7 @@
-/* Sixteen elements are one vector, and the means in a group end at such a border.  Four queries
- * meet four means at a time (inner_products_avx512.h has how their sums come out), and in the
- * values four vectors of elements, so that an element is made a float once for all of them. */
+/* Sixteen elements are one vector, and the means of a group are padded to that.  Four means are
+ * processed for four queries at once (inner_products_avx512.h reduces their sums), values in
+ * slices of four vectors for four queries, so bytes are converted to floats once for all of
+ * them. */
 #include "kernels/dispatch.h"
 #include "kernels/estimate.h"
 #include "kernels/summary_common.h"

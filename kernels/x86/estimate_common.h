@@ -22,7 +22,8 @@ struct estimate_ahead {
     size_t n, n_each; /* lines: all that are left, of a step */
 };
 
-/* Of a question's queries from `first` on; the first ones ask for all queries. */
+/* Returns the cursor for the queries from `first` on: the first block prefetches all of the
+ * next group, later blocks nothing. */
 static inline struct estimate_ahead
 estimate_ahead_begin(const struct kv_summary_shape *shape,
                      const struct kv_estimate_question *question,

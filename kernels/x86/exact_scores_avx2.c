@@ -1,9 +1,8 @@
-/* Keys of whole steps: inner_products_avx2.h.  Keys ahead are prefetched line by line between
- * the products: prefetched as a whole they fill the queues of misses, and what comes after them
- * waits.
+/* Keys of whole steps of 16 elements use inner_products_avx2.h.  Later keys are prefetched line
+ * by line between the products; prefetched as a whole, they would fill the core's miss queue.
  *
- * Keys with a rest: sixteen elements are two vectors; two keys meet two queries at a time,
- * eight sums, and every load serves two products. */
+ * Other keys: two keys by two queries at a time, which are eight sums, and every load is used
+ * for two products. */
 #include "kernels/dispatch.h"
 #include "kernels/exact_scores.h"
 #include "kernels/x86/inner_products_avx2.h"
@@ -21,7 +20,7 @@ enum {
     AHEAD_ROWS = CHUNK,       /* in order: the processor sees them coming, too */
 };
 
-/* Elements at the end of a row, n < STEP of them, then 0. */
+/* Loads the last n < STEP elements of a row, with 0 after them. */
 INLINE void load_tail(enum kv_key_type type, const void *at, size_t n, __m256 ret_values[2])
 {
     uint8_t bytes[STEP * sizeof(float)] = {0};

@@ -1,4 +1,4 @@
-/* Four keys meet four queries at a time (inner_products_avx512.h); the elements behind the last
+/* Four keys by four queries at a time (inner_products_avx512.h); the elements after the last
  * sixteen are loaded with masks. */
 #include "kernels/dispatch.h"
 #include "kernels/exact_scores.h"

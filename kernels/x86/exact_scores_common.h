@@ -1,7 +1,7 @@
 /* exact_scores_common.h - private to kernels/: one function for each type of keys, in
  * exact_scores_avx2.c and exact_scores_avx512.c.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -10,7 +10,7 @@
 
 #if defined(__x86_64__)
 
-/* Into L2: requests that wait there are more than those that can wait in L1. */
+/* Prefetches into L2, which can have more misses outstanding than L1. */
 INLINE void prefetch(const void *key, size_t bytes)
 {
     const uintptr_t end = (uintptr_t)key + bytes;

@@ -1,5 +1,5 @@
-/* Lanes are centroids.  Six rows meet two vectors of them at a time: twelve sums, which is more
- * than are in flight, and a load serves six products or two.
+/* Lanes are centroids.  Six rows by two vectors of centroids at a time are twelve sums, enough
+ * to hide the latency of fma, and a load is used for six products or two.
  *
  * Of one or two bits there are fewer centroids than lanes: the last lanes are then masked out
  * of loads and stores, and their distances are infinite. */

@@ -1,6 +1,6 @@
-/* Lanes are centroids.  Six rows meet four vectors of them at a time: 24 sums, four registers
- * of centroids, and every element of a row that is loaded serves four products.  The nearest of
- * 64 centroids is found without a loop: the least of all lanes, and then the first lane that is
+/* Lanes are centroids.  Six rows by four vectors of centroids at a time are 24 sums and four
+ * registers of centroids, and a loaded element of a row is used for four products.  The nearest
+ * of 64 centroids is found without a loop: the least of all lanes, and then the first lane
  * equal to it.
  *
  * Of few bits there are fewer centroids than lanes: the last lanes are then masked out of loads
@@ -63,7 +63,7 @@ AVX512 static void half_sq_norms(const struct kv_pq_shape *shape,
         }
 }
 
-/* Every lane is the least one. */
+/* Returns the least lane, in every lane. */
 INLINE __m512 least_of(__m512 v)
 {
     v = _mm512_min_ps(v, _mm512_shuffle_f32x4(v, v, 0x4e));

@@ -1,7 +1,7 @@
 /* kmeans_common.h - private to kernels/: rows, subspaces and the sums of a step, in
  * kmeans_avx2.c and kmeans_avx512.c.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -13,8 +13,8 @@
 #include <stdbool.h>
 
 enum {
-    ROWS = 6,  /* at once */
-    TILE = 96, /* rows that stay in a near cache while the subspaces pass by */
+    ROWS = 6,  /* at once: six rows by two vectors of centroids are twelve sums */
+    TILE = 96, /* rows that stay in L1 or L2 while all subspaces are processed */
 };
 
 /* One subspace. */
@@ -104,7 +104,8 @@ INLINE void place_rows(const struct space *space,
     }
 }
 
-/* The last rows go together with some that have been before them. */
+/* Processes ROWS rows at a time.  The last block is moved back to overlap the one before it,
+ * and rows that were added before (n_done) are not added again. */
 INLINE void place_many(const struct space *space,
                        const float *x,
                        size_t stride,

@@ -1,7 +1,7 @@
 /* pq_cells_common.h - private to kernels/: blocks of queries, in pq_cells_avx2.c and
  * pq_cells_avx512.c.
  *
- * Included behind avx2.h or avx512.h, which say what TARGET and INLINE are.
+ * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
  * Threads: pure functions.  Memory: the caller's.
  */

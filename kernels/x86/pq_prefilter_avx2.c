@@ -1,7 +1,6 @@
-/* The bound by bisection: sums are counted that reach a number, 32 at a time, as often as they
- * have bits.  They are in the second cache by then, where that takes no longer than one pass of
- * counting each value.  Rows are written eight at a time: a table says in which order the
- * chosen ones of eight lanes come first. */
+/* Finds the bound by bisection: one pass for each bit of a sum counts the sums that reach a
+ * number, 32 at a time.  The sums are in L2 by then, and eight such passes take no longer than
+ * one pass of a histogram.  Rows are written eight at a time, by a table of permutations. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_prefilter.h"
 #include "kernels/x86/avx2.h"

@@ -1,5 +1,6 @@
-/* The bound by bisection, as with AVX2, 64 or 32 sums at a time: a comparison answers a bit for
- * each, which are counted, and which say where in a vector of numbers the rows are. */
+/* Finds the bound by bisection, as pq_prefilter_avx2.c does, with 64 or 32 sums at a time.  A
+ * comparison gives a mask, whose bits are counted, and which compresses a vector of row
+ * numbers. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_prefilter.h"
 #include "kernels/x86/avx512.h"

@@ -1,8 +1,9 @@
-/* A tile is unpacked to a byte per code once, in the first cache, and then looked up for every
- * query.  Look-ups of bytes are shuffles of tables in registers: 16 entries each, of which the
- * code's higher bits choose one, by the sign of a byte that they are shifted to.  fp32 look-ups
- * are loads: AVX2's gathers take over twice as long (1.2 ns against 0.5 for two subspaces,
- * Zen 3).  A load has the values of four or eight queries, whose tables are ordered for it. */
+/* A tile is unpacked to one byte per code, in L1, and then looked up for every query.  Byte
+ * lookups are shuffles of tables in registers with 16 entries each (VPSHUFB; Andre et al.
+ * 2015); the code's higher bits select a table, by blends on the sign of a byte that they are
+ * shifted to.  fp32 lookups are loads: on Zen 3 AVX2's gathers take over twice as long (1.2 ns
+ * against 0.5 for two subspaces).  A load has the values of four or eight queries, whose tables
+ * are interleaved. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_tiles.h"
 #include "kernels/x86/avx2.h"

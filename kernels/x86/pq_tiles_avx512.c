@@ -1,6 +1,6 @@
-/* A register has the codes of 64 rows, or a look-up table of 64 bytes: look-ups by six bits are
- * one instruction, which pays no heed to the bits above.  Of eight bits they are two by seven
- * bits, from tables of two registers, and the highest bit chooses.
+/* A register has the codes of 64 rows, or a lookup table of 64 bytes.  A lookup by six bits is
+ * one instruction (VPERMB), which ignores higher bits.  A lookup by eight bits is two by seven
+ * bits (VPERMI2B), and the highest bit selects.
  *
  * Exact scores of up to six bits are looked up 16 at a time, the table being one, two or four
  * registers; of more bits loads are faster than anything that registers do. */
