@@ -61,7 +61,7 @@ static const char *fields_fault(const struct kv_wire_header *header, size_t data
     return NULL;
 }
 
-/* Writes to `header` on failure, too. */
+/* Parses and checks a header.  Writes *header even on failure. */
 static kv_status_t check_header(const void *message,
                                 size_t message_bytes,
                                 size_t body_bytes,

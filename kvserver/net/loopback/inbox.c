@@ -89,7 +89,7 @@ struct kv_loopback_receive_queue *kv_loopback_receive_queue_create(void)
     return receive_queue;
 }
 
-/* Call with the lock held; returns what to do after its release. */
+/* Returns whether to raise the signal after the lock is released.  Call with the lock held. */
 bool kv_loopback_must_raise(struct kv_loopback_receive_queue *receive_queue)
 {
     bool raise = receive_queue->sleeping;
@@ -98,7 +98,7 @@ bool kv_loopback_must_raise(struct kv_loopback_receive_queue *receive_queue)
     return raise;
 }
 
-/* Takes a place in the receive queue and a node for it. */
+/* Reserves a place in the receive queue, and a message for it. */
 kv_status_t kv_loopback_receive_queue_reserve(struct kv_loopback_receive_queue *receive_queue,
                                               size_t data_bytes,
                                               struct kv_loopback_message **ret_message)
@@ -151,7 +151,7 @@ kv_status_t kv_loopback_receive_queue_reserve(struct kv_loopback_receive_queue *
     return KV_OK;
 }
 
-/* Gives a node back; call with the lock held. */
+/* Returns a message to the free list.  Call with the lock held. */
 void kv_loopback_receive_queue_recycle(struct kv_loopback_receive_queue *receive_queue,
                                        struct kv_loopback_message *message)
 {
@@ -172,8 +172,8 @@ void kv_loopback_receive_queue_recycle(struct kv_loopback_receive_queue *receive
     ++*n_spare;
 }
 
-/* Queues a filled node.  KV_UNREACHABLE: the port has closed since it was reserved; the node is
- * gone. */
+/* Queues a filled message.  Fails with KV_UNREACHABLE if the port has closed since it was
+ * reserved; the message is then freed. */
 kv_status_t kv_loopback_receive_queue_push(struct kv_loopback_receive_queue *receive_queue,
                                            struct kv_loopback_message *message)
 {

@@ -2,8 +2,8 @@
  *
  * Each port has a receive queue, which outlives it: channels to the port and offers from it
  * hold a reference.  Small data is copied into the receive queue of the receiver.  Large data
- * is offered: the receive queue gets a header and a `struct offer`, and the receiver copies
- * from the sender's memory.
+ * is offered: the receive queue gets a header and a struct kv_loopback_offer, and the receiver
+ * copies from the sender's memory.
  *
  *             receive() begins               copied
  *   OFFERED --------------------> COPYING -----------> FINISHED    the sender frees the offer

@@ -59,6 +59,8 @@ void kv_loopback_offer_unlink(struct kv_loopback_port *port, struct kv_loopback_
         offer->next->previous = offer->previous;
 }
 
+/* Changes the state from OFFERED to `state`.  Returns false if the other side was first.
+ * Sequentially consistent: the winner's reads and writes of the data come after the swap. */
 static bool offer_leave(struct kv_loopback_offer *offer, enum kv_loopback_offer_state state)
 {
     int expected = KV_LOOPBACK_OFFERED;
@@ -66,7 +68,8 @@ static bool offer_leave(struct kv_loopback_offer *offer, enum kv_loopback_offer_
     return atomic_compare_exchange_strong(&offer->state, &expected, state);
 }
 
-/* The receiver has no more to do with the offer, which left OFFERED by its hand. */
+/* Receiver's side: ends an offer that this side moved out of OFFERED, and gives it back to the
+ * sender with `status`. */
 static void offer_finish(struct kv_loopback_offer *offer, kv_status_t status)
 {
     struct kv_loopback_receive_queue *sender = offer->sender;
@@ -90,7 +93,7 @@ static void offer_finish(struct kv_loopback_offer *offer, kv_status_t status)
     kv_loopback_receive_queue_unref(sender);
 }
 
-/* Receiver's side: the sender took the offer back. */
+/* Receiver's side: frees an offer that the sender has withdrawn. */
 void kv_loopback_offer_retire(struct kv_loopback_offer *offer)
 {
     assert(atomic_load(&offer->state) == KV_LOOPBACK_WITHDRAWN);
@@ -98,7 +101,7 @@ void kv_loopback_offer_retire(struct kv_loopback_offer *offer)
     free(offer);
 }
 
-/* Receiver's side, from any state that it can meet. */
+/* Receiver's side: the offer is OFFERED or WITHDRAWN. */
 void kv_loopback_offer_decline(struct kv_loopback_offer *offer, kv_status_t status)
 {
     if (offer_leave(offer, KV_LOOPBACK_COPYING))
@@ -107,13 +110,13 @@ void kv_loopback_offer_decline(struct kv_loopback_offer *offer, kv_status_t stat
         kv_loopback_offer_retire(offer);
 }
 
-/* Sender's side.  Returns false where the receiver has answered already, or is copying. */
+/* Sender's side.  Returns false if the receiver has finished or is copying. */
 bool kv_loopback_offer_withdraw(struct kv_loopback_port *port, struct kv_loopback_offer *offer)
 {
     kv_transport_done_fn done = offer->done;
     void *arg = offer->arg;
 
-    /* Unlinked first: from the swap on the receiver may free it. */
+    /* Unlinked before the swap, because the receiver may free the offer after it. */
     kv_loopback_offer_unlink(port, offer);
     if (!offer_leave(offer, KV_LOOPBACK_WITHDRAWN)) {
         kv_loopback_offer_link(port, offer);

@@ -13,6 +13,7 @@ enum {
     KV_LOOPBACK_INLINE_MAX = 64 << 10, /* larger data is offered */
 };
 
+/* loopback.c shows the transitions. */
 enum kv_loopback_offer_state {
     KV_LOOPBACK_OFFERED,
     KV_LOOPBACK_COPYING,
@@ -20,6 +21,8 @@ enum kv_loopback_offer_state {
     KV_LOOPBACK_WITHDRAWN,
 };
 
+/* Large data of one send.  The sender's port creates it; the state in which it ends says which
+ * side frees it (loopback.c). */
 struct kv_loopback_offer {
     struct kv_incoming base; /* what the receiver is given */
     _Atomic int state;
@@ -41,6 +44,7 @@ struct kv_loopback_offer {
     struct kv_loopback_offer *previous_held, *next_held;
 };
 
+/* A message in a receive queue.  The queue owns it, also while a sender fills it. */
 struct kv_loopback_message {
     struct kv_loopback_message *next;
     struct kv_loopback_offer *offer; /* NULL: the data is in this message */
@@ -51,8 +55,10 @@ struct kv_loopback_message {
     unsigned char data[] __attribute__((aligned(64)));
 };
 
+/* A port's receive queue.  Reference counted, because channels to the port and offers from it
+ * outlive the port. */
 struct kv_loopback_receive_queue {
-    uint64_t number;
+    uint64_t number; /* of the port; never reused */
     struct kv_lock *lock;
     struct kv_signal *signal;
     _Atomic unsigned refs;
@@ -71,6 +77,7 @@ struct kv_loopback_receive_queue {
     bool woken;    /* by port_wake() since the last arm */
 };
 
+/* The address of a port: valid in the process that opened it only. */
 struct kv_loopback_address {
     uint32_t magic;
     uint32_t process;

@@ -3,6 +3,7 @@
 
 #include "kvserver/base/hash.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct kv_offer *kv_offer_take(struct kv_offers *offers)
         offer = malloc(sizeof(*offer));
     if (offer == NULL)
         return NULL;
+    /* kv_mix64() is a bijection that maps 0 to 0, so numbers differ and none is 0. */
     number = kv_mix64(atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1);
     atomic_store_explicit(&offer->number, number, memory_order_relaxed);
     return offer;
@@ -29,7 +31,8 @@ struct kv_offer *kv_offer_take(struct kv_offers *offers)
 void kv_offer_end(struct kv_offer *offer)
 {
     atomic_store_explicit(&offer->number, 0, memory_order_relaxed);
-    /* A reader that sees the owner's next write to the data must also see the 0. */
+    /* Pairs with the fence of kv_offer_read(): a reader that sees the owner's next write to the
+     * data also sees the 0. */
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -56,6 +59,7 @@ size_t kv_offer_write(struct kv_offer *offer,
                       const void *data,
                       uint32_t process)
 {
+    assert(header_bytes <= KV_TRANSPORT_HEADER_MAX);
     const struct kv_offer_tail tail = {
         .data = (uintptr_t)data,
         .offer = (uintptr_t)&offer->number,
@@ -81,10 +85,12 @@ enum kv_offer_outcome kv_offer_read(const struct kv_offer_tail *tail,
     pid_t process = (pid_t)tail->process;
     ssize_t n;
 
+    assert(n_iov <= KV_IOV_MAX);
     for (unsigned i = 0; i < n_iov; i++)
         pieces[i] = (struct iovec){iov[i].base, iov[i].bytes};
     n = process_vm_readv(process, pieces, n_iov, &remote, 1, 0);
-    /* The number is read after the data: if it is unchanged, the data was valid. */
+    /* The number is read after the data.  If it is unchanged, the offer had not ended when the
+     * data was read. */
     atomic_thread_fence(memory_order_seq_cst);
     if (process_vm_readv(process, &here, 1, &remote_number, 1, 0) != (ssize_t)sizeof(number))
         return errno == EPERM || errno == ENOSYS ? KV_OFFER_REFUSED : KV_OFFER_GONE;

@@ -5,9 +5,10 @@
  *   sends header + tail  ---------------->  reads the data, then the offer's number
  *   ends the offer, reuses the memory       same number as in the tail: the data was complete
  *
- * If the number differs, the offer has ended and the data that was read is invalid.  Numbers
- * are never reused in a process.  They are 64-bit hashes, because a late reader may
- * find any other data in the memory of the offer.
+ * If the number differs, the offer has ended and the data that was read is invalid: this is a
+ * sequence lock whose writer ends instead of counting.  Numbers are never reused in a process.
+ * They are 64-bit hashes and not small integers, because the memory of an ended offer may be
+ * reused for other data, which a late reader must not mistake for its number.
  *
  * Threads: a list of offers belongs to one thread; peers read from other processes.  Memory:
  * kv_offer_take() / kv_offer_put().
@@ -17,16 +18,20 @@
 
 #include "kvserver/net/transport.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 
-/* What the receiver needs; follows the owner's header in the message. */
+/* What the receiver needs; follows the owner's header in the message.  Its bytes are part of
+ * the messages between processes. */
 struct kv_offer_tail {
-    uint64_t data;
-    uint64_t offer;
-    uint64_t number;
+    uint64_t data;   /* address of the data in the sender */
+    uint64_t offer;  /* address of the offer's number in the sender */
+    uint64_t number; /* the number when the message was sent */
     uint32_t process;
     uint32_t reserved;
 };
+
+static_assert(sizeof(struct kv_offer_tail) == 32, "the same layout in both processes");
 
 struct kv_offer {
     _Atomic uint64_t number; /* 0: ended */
@@ -54,7 +59,7 @@ size_t kv_offer_write(struct kv_offer *offer,
                       uint32_t process);
 
 enum kv_offer_outcome {
-    KV_OFFER_WHOLE,
+    KV_OFFER_WHOLE,   /* all data was read while the offer was valid */
     KV_OFFER_GONE,    /* the offer or its process has ended */
     KV_OFFER_REFUSED, /* the system forbids reading another process */
 };

@@ -55,7 +55,8 @@ static void end_watch(struct kv_ucx_channel *channel)
     channel->process_fd = -1;
 }
 
-/* Without it (a kernel before 5.3, no descriptor available) a peer's end goes unreported. */
+/* Watches the peer's process by a pidfd.  If that fails (a kernel before 5.3, no free
+ * descriptor), the peer's death is not reported. */
 static void begin_watch(struct kv_ucx_channel *channel, uint32_t process)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = channel};

@@ -11,14 +11,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* An option that must not depend on the environment, unless the user set that very one. */
+/* A UCX option that is set regardless of UCX's own configuration, unless the user has set its
+ * environment variable. */
 struct option {
     const char *name;
     const char *variable; /* NULL: not the user's to set */
     const char *value;
 };
 
-/* Each list is ended by a row of zeros. */
+/* Each list ends with an entry of zeros. */
 static const struct option common_options[] = {
     /* A peer's death is reported by status; UCX would write to stdout. */
     {"LOG_LEVEL", "UCX_LOG_LEVEL", "fatal"},
@@ -49,9 +50,9 @@ static const struct option link_options[KV_UCX_N_LINKS][10] = {
                             {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"}},
 };
 
-/* Reading what UCX prints, the only place where it names devices. */
+/* Device names: UCX has no function for them, so they are parsed from what it prints. */
 
-/* Appends `word` to `text` unless it is there. */
+/* Appends `word` to the words of `text` unless it is one of them. */
 void kv_ucx_add_word(char *text, size_t text_bytes, const char *word, size_t word_bytes)
 {
     size_t used = strlen(text);
@@ -96,7 +97,7 @@ static void add_resources(char *text, size_t text_bytes, const char *printed, co
     }
 }
 
-/* false: no memory. */
+/* Appends the devices of a context to `text`.  Returns false if out of memory. */
 static bool describe_context(ucp_context_h context, char *text, size_t text_bytes)
 {
     char *printed = NULL;
@@ -136,7 +137,7 @@ void kv_ucx_describe_endpoint(ucp_ep_h endpoint, char *text, size_t text_bytes)
 
 /* The transport */
 
-/* Calls `check` with each name of a comma-separated list, until one says no. */
+/* Calls `check` for each name of a comma-separated list, until it returns false. */
 static bool each_device(const char *devices,
                         bool (*check)(const char *device, const void *arg),
                         const void *arg,

@@ -1,7 +1,7 @@
 /* ucx_port.c - opens, drives, arms and closes ports, with their links and their address.
  *
- * A link is a UCX worker.  A port has one for each context of its transport, and until nothing
- * is held of them the shared links that were replaced (ucx_probe.c).
+ * A link is a UCX worker.  A port has one for each context of its transport, and the shared
+ * links that were replaced (ucx_probe.c) for as long as objects of them are in use.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
@@ -262,7 +262,7 @@ void kv_ucx_port_close(struct kv_port *base)
     free(port);
 }
 
-/* One descriptor for all that wakes the port. */
+/* Makes one descriptor for everything that wakes the port. */
 static kv_status_t make_fd(struct kv_ucx_port *port)
 {
     if (port->links[KV_UCX_LINK_SHARED] == NULL)

@@ -29,28 +29,30 @@ enum {
     KV_UCX_LANES_MAX = 16, /* of an endpoint, to describe */
     KV_UCX_DEVICES_BYTES_MAX = 256,
 
-    /* Larger data is offered.  Measured on one machine, 64 KB fetches: over tcp a rendezvous
-     * costs a round trip and a half, over shared memory less than the second copy. */
+    /* Larger data goes by rendezvous: over shared memory as an offer.  Measured with fetches of
+     * 64 KB: over tcp a rendezvous costs one and a half round trips, over shared memory less
+     * than the second copy. */
     KV_UCX_NETWORK_EAGER_MAX = 192 << 10,
     KV_UCX_SHARED_EAGER_MAX = 8 << 10,
 
     /* Progress calls after a close, in which UCX releases an endpoint's requests. */
     KV_UCX_SETTLE_ROUNDS = 64,
-    KV_UCX_CLOSE_ROUNDS_MAX = 20000,
+    KV_UCX_CLOSE_ROUNDS_MAX = 20000, /* progress calls that a close waits for at most */
     /* How long a channel that was closed waits for the peer to accept it. */
     KV_UCX_LINGER_US = 2000000,
     KV_UCX_LINGER_ROUNDS_MAX = 10000, /* in kv_ucx_port_close() */
-    /* Polling the network costs a system call: while shared memory is busy, once in so many
-     * steps. */
+    /* Polling the network costs a system call.  While shared memory is busy, the network is
+     * polled once per this many progress calls. */
     KV_UCX_NETWORK_TURNS = 8,
-    /* Rounds of progress between two looks for dead peers on this host. */
+    /* Progress calls between two checks for dead peers on this host. */
     KV_UCX_WATCH_ROUNDS = 4096,
-    KV_UCX_WATCH_EVENTS_MAX = 16,
-    KV_UCX_PROBE_EVERY_US = 1000000,
-    KV_UCX_PROBE_LOST_US = 1000000,
+    KV_UCX_WATCH_EVENTS_MAX = 16,    /* dead peers handled per check */
+    KV_UCX_PROBE_EVERY_US = 1000000, /* between two probes of the shared queue */
+    KV_UCX_PROBE_LOST_US = 1000000,  /* a probe not received after this time is lost */
 };
 
-/* The envelope of a port's address: this, then the network address, then the shared one. */
+/* A port's address: this prefix, and then one address of a UCX worker per link, in the order of
+ * enum kv_ucx_link_kind. */
 struct kv_ucx_address_prefix {
     uint32_t magic;
     uint32_t crc; /* CRC32C of what follows it */
@@ -69,12 +71,13 @@ struct kv_ucx_transport {
     bool is_users_choice; /* UCX_TLS is set: the network link may have shared memory */
 };
 
-/* A send in flight; lives in the space that UCX keeps for us in front of each request. */
+/* An in-flight send.  It is in the space before each UCX request that UCX reserves for its user
+ * (ucp_params_t.request_size), so a send needs no allocation. */
 struct kv_ucx_pending_send {
-    struct kv_ucx_port *port; /* NULL: given up, the owner has been told */
+    struct kv_ucx_port *port; /* NULL: given up, `done` was called */
     struct kv_ucx_link *link;
     struct kv_ucx_channel *channel; /* NULL: closed */
-    kv_transport_done_fn done; /* NULL: the owner has been told, UCX still has the request */
+    kv_transport_done_fn done;      /* NULL: was called, UCX still has the request */
     void *arg;
     struct kv_offer *offer; /* NULL: none, the data went as a message */
     struct kv_ucx_pending_send *previous, *next;
@@ -85,18 +88,18 @@ struct kv_ucx_flush {
     struct kv_ucx_channel *channel; /* NULL: no longer waits */
 };
 
-/* A worker of a port, and what goes over it. */
+/* A UCX worker of a port. */
 struct kv_ucx_link {
     struct kv_ucx_port *port;
     enum kv_ucx_link_kind kind;
     ucp_worker_h worker;
     ucp_ep_h probe; /* to the link itself; NULL: none yet */
     unsigned n_channels;
-    struct kv_ucx_link *next; /* of those that are retired */
+    struct kv_ucx_link *next; /* in the port's list `retired` */
 };
 
-/* What others connect to.  Replaced, never changed: any thread may be reading the one before.
- */
+/* What peers connect to.  It is replaced, never changed, and old ones are kept until the port
+ * is closed, because any thread may still read one. */
 struct kv_ucx_address {
     struct kv_ucx_address *before;
     size_t bytes;
@@ -113,7 +116,7 @@ struct kv_ucx_incoming {
     bool receiving;            /* UCX has the descriptor */
     bool in_call;              /* ucp_am_recv_data_nbx() has not returned */
     bool over;                 /* completed while in_call */
-    bool is_dead;              /* given up, the owner has been told */
+    bool is_dead;              /* given up, `done` was called */
     kv_status_t status;
     kv_transport_done_fn done;
     void *arg;
@@ -143,7 +146,7 @@ struct kv_ucx_port {
     struct kv_port_events events;
     void *owner;
     struct kv_ucx_link *links[KV_UCX_N_LINKS]; /* NULL: not in use */
-    struct kv_ucx_link *retired;               /* until nothing of them is in use */
+    struct kv_ucx_link *retired;               /* replaced, with objects still in use */
     uint32_t process;                          /* this one */
     int watch_fd; /* over the process_fd of channels; -1 without shared memory */
     int epoll_fd; /* over the workers, watch_fd and wake_fd; -1 where one worker is all */
@@ -160,11 +163,11 @@ struct kv_ucx_port {
     struct kv_offers offers;
     unsigned n_failures; /* not reported yet */
     unsigned settle;     /* rounds of progress due after a close */
-    unsigned turns;
-    unsigned watch;    /* rounds until the next look at watch_fd, and at the queue */
-    uint64_t probe_us; /* when the last probe was sent */
-    bool is_probing;   /* it has not come back */
-    bool must_probe;   /* a peer may have left the queue half written */
+    unsigned turns;      /* progress calls until the network is polled */
+    unsigned watch;      /* progress calls until watch_fd and the queue are checked */
+    uint64_t probe_us;   /* when the last probe was sent */
+    bool is_probing;     /* it has not been received yet */
+    bool must_probe;     /* a peer may have left the queue half written */
     bool in_progress;
     bool closing;
 };
@@ -195,8 +198,7 @@ static inline kv_status_t kv_ucx_status_of(ucs_status_t status)
     case UCS_ERR_IO_ERROR:
         return KV_IO;
     default:
-        /* Cancelled, reset, timed out, not connected, rejected: for the owner it is one thing.
-         */
+        /* Canceled, reset, timed out, not connected, rejected: one status for the owner. */
         return KV_UNREACHABLE;
     }
 }

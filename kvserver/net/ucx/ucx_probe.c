@@ -1,8 +1,8 @@
 /* ucx_probe.c - finds a shared queue that a peer left half written, and replaces it.
  *
- * Peers write into the port's shared queue themselves, and one that is killed, or stopped, in
- * the middle of a message holds up all that come behind it.  So the port writes to itself now
- * and then; what does not arrive says that the queue is stuck, and it gets another.
+ * Peers write into the port's shared queue directly.  A peer that is killed or stopped in the
+ * middle of a message blocks all messages after it.  The port therefore sends itself a probe at
+ * intervals; if one does not arrive, the queue is stuck, and the port replaces it.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
@@ -65,7 +65,8 @@ static void send_probe(struct kv_ucx_port *port, uint64_t now_us)
         port->is_probing = false;
 }
 
-/* The channels over the old queue have failed; their owners connect to the new one. */
+/* Replaces the shared queue.  Fails the channels over the old one; their owners connect again,
+ * to the new one. */
 static void replace_queue(struct kv_ucx_port *port)
 {
     struct kv_ucx_link *old = port->links[KV_UCX_LINK_SHARED], *fresh;
@@ -103,7 +104,8 @@ void kv_ucx_look_at_queue(struct kv_ucx_port *port)
     }
 }
 
-/* By an owner, that is; what UCX holds is given up. */
+/* Returns whether the port's owner still has an object of the link.  Requests that only UCX
+ * still has are given up. */
 static bool is_held(const struct kv_ucx_link *link)
 {
     if (link->n_channels > 0)

@@ -56,7 +56,7 @@ static void incoming_put(struct kv_ucx_incoming *incoming)
     kv_ucx_incoming_spare(port, incoming);
 }
 
-/* Tells the sender that its data is not needed. */
+/* Ends an incoming without receiving its data; UCX then completes the sender's request. */
 void kv_ucx_incoming_release(struct kv_ucx_incoming *incoming)
 {
     /* Inside the handler UCX still owns the descriptor and does this itself. */
@@ -142,7 +142,8 @@ void kv_ucx_refuse(struct kv_incoming *base)
     kv_ucx_incoming_release((struct kv_ucx_incoming *)base);
 }
 
-/* The header and the data of a small message lie wherever UCX has them, at any alignment. */
+/* UCX's callback.  The header, and the data of a small message, are in UCX's memory, at any
+ * alignment, and valid during the call. */
 ucs_status_t kv_ucx_on_message(void *arg,
                                const void *header,
                                size_t header_bytes,
@@ -172,8 +173,7 @@ ucs_status_t kv_ucx_on_message(void *arg,
         return UCS_OK;
     incoming = incoming_get(port);
     if (incoming == NULL)
-        return UCS_OK; /* the sender is told that it is over; its owner's deadline does the rest
-                        */
+        return UCS_OK; /* out of memory: the send completes, and its owner's deadline expires */
     incoming->link = link;
     incoming->descriptor = data;
     incoming->data_bytes = data_bytes;
@@ -182,8 +182,8 @@ ucs_status_t kv_ucx_on_message(void *arg,
                sizeof(struct kv_offer_tail));
     incoming->answer = &answer;
     port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
-    /* It may be gone, and its memory another's; only if nothing answered it is surely this one.
-     */
+    /* The owner may have ended the incoming, and its memory may have been reused.  It is this
+     * one only if it still points to this call's answer. */
     for (struct kv_ucx_incoming *held = port->incomings; held != NULL; held = held->next) {
         if (held->answer == &answer) {
             held->answer = NULL;

@@ -1,6 +1,6 @@
 /* ucx_send.c - sends messages and pairs, and keeps the list of what is in flight.
  *
- * A send that UCX does not complete at once is a flight.  Each flight ends once: when UCX
+ * A send that UCX does not complete at once is a pending send.  Each ends once: when UCX
  * completes it, when the offer of a closed channel is abandoned, or when its link is closed.
  */
 #include "kvserver/net/ucx/ucx_private.h"
@@ -49,9 +49,9 @@ static void on_sent(void *request, ucs_status_t ucs, void *user_data)
         done(arg, kv_ucx_status_of(ucs));
 }
 
-/* Over shared memory UCX waits for room in the peer's queue before it gives up the offers of a
- * closed endpoint: for ever, if the peer was killed.  It does not look at their data any more,
- * and a peer that still does finds that the offer is over. */
+/* Over shared memory UCX waits for room in the peer's queue before it completes the sends of a
+ * closed endpoint; if the peer was killed, it waits forever.  UCX no longer reads their data,
+ * and a peer that still reads it finds that the offer has ended. */
 void kv_ucx_abandon_offers(struct kv_ucx_port *port)
 {
     struct kv_ucx_pending_send *pending_send = port->pending_sends;
@@ -70,7 +70,7 @@ void kv_ucx_abandon_offers(struct kv_ucx_port *port)
     }
 }
 
-/* What has become of a send that UCX was given. */
+/* Returns the status of a send that was passed to UCX. */
 static kv_status_t sent(struct kv_ucx_channel *channel,
                         ucs_status_ptr_t request,
                         struct kv_offer *offer,
@@ -164,9 +164,9 @@ kv_status_t kv_ucx_send_pair(struct kv_channel *base,
                 NULL, done, arg);
 }
 
-/* Where a peer's queue has no room UCX never lets go of what is in flight, but completes it
- * once more while the worker is destroyed: the owner is told first, and that is not passed on.
- */
+/* If a peer's queue has no room, UCX keeps its requests until the worker is destroyed, and
+ * completes them then.  `done` is called here, before that, and the later completion is
+ * ignored. */
 void kv_ucx_give_up_pending_sends(const struct kv_ucx_link *link)
 {
     struct kv_ucx_port *port = link->port;
