@@ -29,7 +29,7 @@
 #define HALF_MOST 65504.0
 /* How far a summary's score may exceed those of its rows, with margin: its correction is at
  * most 1 (kernels/estimate.h). */
-#define REST_CORRECTION 2
+#define VARIANCE_CORRECTION_MOST 2
 
 /* ---- sizes ------------------------------------------------------------------------------- */
 
@@ -316,7 +316,7 @@ static void expect_outputs(struct kvc_query_part *part, enum kv_dtype dtype, dou
     const double value_most = dtype == KV_FP16 ? HALF_MOST : (double)FLT_MAX;
     const double most =
         (double)part->query.scale * sum * value_most * (1 + (double)KVC_QUERY_ROUNDING) +
-        log(part->n_candidates) + REST_CORRECTION;
+        log(part->n_candidates) + VARIANCE_CORRECTION_MOST;
 
     part->output_most =
         dtype == KV_FP16 ? (float)HALF_MOST * (1 + KVC_QUERY_ROUNDING) : FLT_MAX;

@@ -91,12 +91,12 @@ adapt_rerank(struct kvw_pqcache *pq, uint32_t layer, const struct kv_query_resul
 
 /* Appends the runs of a head's selected rows after n_runs others; returns the new number of
  * runs.  Rows that were sent are consecutive from `first` on. */
-static uint32_t chosen_runs(struct kvw_pqcache *pq,
-                            uint32_t layer,
-                            uint32_t head,
-                            const struct kv_query_result *found,
-                            size_t first,
-                            uint32_t n_runs)
+static uint32_t selected_runs(struct kvw_pqcache *pq,
+                              uint32_t layer,
+                              uint32_t head,
+                              const struct kv_query_result *found,
+                              size_t first,
+                              uint32_t n_runs)
 {
     bool goes_on = false;
 
@@ -181,8 +181,8 @@ static kv_status_t attend_found(struct kvw_pqcache *pq,
         n_runs = kvw_device_rows_runs(pq->device_rows, layer, head, 0, budget->sinks, pq->runs,
                                       n_runs);
         if (op != NULL && pq->answer != KV_ANSWER_ATTEND)
-            n_runs = chosen_runs(pq, layer, head, &found[head],
-                                 first_row(pq, &found[head], rows_before[head]), n_runs);
+            n_runs = selected_runs(pq, layer, head, &found[head],
+                                   first_row(pq, &found[head], rows_before[head]), n_runs);
         n_runs = kvw_device_rows_runs(pq->device_rows, layer, head, budget->window_begin,
                                       budget->n_rows, pq->runs, n_runs);
         pq->rows_attended += budget->sinks + budget->n_rows - budget->window_begin;

@@ -1,4 +1,4 @@
-/* avx2.h - what the worker's AVX2 files have in common.
+/* avx2.h - the CPU test, attributes and exp that the worker's AVX2 files share.
  *
  * Threads: pure functions.  Memory: none.
  */
@@ -19,11 +19,11 @@ static inline bool kvw_has_avx2(void)
            __builtin_cpu_supports("f16c");
 }
 
-/* exp(x) for x <= 88: 2^k times a polynomial of the rest, whose coefficients are the Taylor
- * series' up to the sixth power: on |r| <= ln(2) / 2 what is left out is below 2^-24.
+/* exp(x) for x <= 88; 0 below -87.  x = k ln 2 + r; the result is 2^k times the Taylor
+ * polynomial of degree 6 in r, whose error is below 2^-24 for |r| <= ln(2) / 2.
  *
- * Not the one of kernels/exp.h: that one takes nothing above 0, which the CPU device's silu
- * has, and its polynomial is a power longer, so that its last bits are others. */
+ * Differs from kernels/exp.h, which has no arguments above 0 and one more term.  silu needs
+ * positive arguments, and the recorded logits depend on these bits. */
 KVW_AVX2_INLINE __m256 kvw_exp8(__m256 x)
 {
     const __m256 least = _mm256_set1_ps(-87.0f);

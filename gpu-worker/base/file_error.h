@@ -1,5 +1,5 @@
-/* file_error.h - one line about what is wrong in a file: where it goes, and how text from the
- * file is shown in it.
+/* file_error.h - one-line error messages about a file, and text from the file in a printable
+ * form.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -10,12 +10,13 @@
 
 #include <stddef.h>
 
-/* Text in a file: not ended by a zero, may hold any bytes. */
+/* Text in a file: not 0-terminated, may contain any bytes. */
 struct kvw_text {
     const char *data;
     size_t bytes;
 };
 
+/* Where the message goes: the caller's buffer. */
 struct kvw_file_error {
     char *text;
     size_t bytes;
@@ -28,7 +29,7 @@ kv_status_t kvw_file_error_set(const struct kvw_file_error *detail,
                                const char *format,
                                ...) __attribute__((format(printf, 3, 4)));
 
-/* Text for such a line: unprintable bytes as `?`, cut to what fits. */
+/* Text for such a message: unprintable bytes as `?`, truncated to fit. */
 struct kvw_shown {
     char text[100];
 };

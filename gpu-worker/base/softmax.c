@@ -12,8 +12,8 @@ static float max_of(const float *x, size_t n)
     return most;
 }
 
-/* The sum goes round eight places, so that a long array loses no more digits than a short
- * one. */
+/* Sums in eight accumulators in turn, as a vector of eight lanes does, so that long arrays lose
+ * fewer digits. */
 static float exp_sum(float *x, size_t n, float shift)
 {
     float sums[8] = {0};

@@ -22,7 +22,7 @@ struct kvw_softmax_ops {
 /* The best table for this processor. */
 const struct kvw_softmax_ops *kvw_softmax(void);
 
-/* All that this processor can run, the plainest first; NULL behind the last. */
+/* The tables that this processor can run, scalar first; NULL after the last. */
 const struct kvw_softmax_ops *kvw_softmax_at(unsigned index);
 
 /* softmax_avx2.c; NULL on other processors. */

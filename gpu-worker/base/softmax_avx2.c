@@ -34,7 +34,8 @@ KVW_AVX2 static float max_of(const float *x, size_t n)
     return most;
 }
 
-/* One element by the same arithmetic, so that a row's end is no different. */
+/* The exp of one element by the same arithmetic: an element's bits do not depend on whether it
+ * is in the last, incomplete vector. */
 KVW_AVX2 static inline float exp1(float x)
 {
     return _mm256_cvtss_f32(kvw_exp8(_mm256_set1_ps(x)));

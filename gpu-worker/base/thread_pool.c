@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum {
-    SPINS = 3000, /* some 50 us: the gap between two jobs of a forward pass */
+    SPINS = 3000, /* about 50 us, longer than the gap between two jobs of a forward pass */
 };
 
 struct thread_index {
@@ -19,8 +19,12 @@ struct thread_index {
     unsigned index;
 };
 
-/* `turn` packs the job's number (high half) with the number of parts not taken (low half), so
- * that a thread that is late from one job cannot take a part of the next without seeing it. */
+/* `turn` packs the job's number (high half) and the number of parts not taken yet (low half)
+ * into one atomic.  A thread that is still in the previous job therefore cannot take a part of
+ * the next one: its compare-and-swap fails, because the job's number has changed.
+ *
+ * The release store of `turn` publishes run, arg and n_parts to the threads that acquire it;
+ * the release additions to n_done publish the parts' results to the owner. */
 struct kvw_thread_pool {
     unsigned n_threads;
     struct thread_index members[KVW_THREAD_POOL_THREADS_MAX];
@@ -47,13 +51,14 @@ static void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Runs parts of one job until none is left. */
+/* Takes and runs parts of one job until none is left. */
 static void work(struct kvw_thread_pool *thread_pool, uint32_t job, unsigned thread_index)
 {
     uint64_t turn = atomic_load_explicit(&thread_pool->turn, memory_order_acquire);
 
     while ((uint32_t)(turn >> 32) == job && (uint32_t)turn > 0) {
-        /* A part taken keeps the job from ending: its fields hold until n_done counts it. */
+        /* While this thread has a part, n_done is below n_parts and the owner does not change
+         * run, arg and n_parts. */
         if (!atomic_compare_exchange_weak_explicit(&thread_pool->turn, &turn, turn - 1,
                                                    memory_order_acq_rel, memory_order_acquire))
             continue;
@@ -77,8 +82,9 @@ static void thread_main(void *arg)
             job = atomic_load_explicit(&thread_pool->job, memory_order_acquire);
         }
         if (job == seen) {
-            /* Sequentially consistent with the owner's store of `job` and load of n_asleep: one
-             * of the two sees the other. */
+            /* Both sides are sequentially consistent: this thread increments n_asleep and the
+             * futex then reads `job`; the owner stores `job` and then reads n_asleep.  At least
+             * one of them sees the other's store, so no wake is lost. */
             atomic_fetch_add(&thread_pool->n_asleep, 1);
             futex_wait(&thread_pool->job, seen);
             atomic_fetch_sub(&thread_pool->n_asleep, 1);
@@ -162,7 +168,7 @@ void kvw_thread_pool_run(struct kvw_thread_pool *thread_pool,
 
     while (atomic_load_explicit(&thread_pool->n_done, memory_order_acquire) < n_parts) {
         kv_relax();
-        /* A thread with a part may wait for this processor. */
+        /* A thread that has a part may be waiting for this processor. */
         if (++spins % SPINS == 0)
             syscall(SYS_sched_yield);
     }

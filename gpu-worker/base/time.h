@@ -1,4 +1,4 @@
-/* time.h - what the clock says, in the worker's units.
+/* time.h - the monotonic clock in the worker's units.
  *
  * Threads: any.
  */

@@ -39,7 +39,7 @@ struct kvw_trace {
     char buffer[BUFFER_BYTES];
 };
 
-/* Says once that the file is not whole. */
+/* Logs the first failed write; later spans are then dropped. */
 static void look(struct kvw_trace *trace, bool failed)
 {
     if (trace->has_failed || (!failed && !ferror(trace->file)))
@@ -49,7 +49,7 @@ static void look(struct kvw_trace *trace, bool failed)
            strerror(errno));
 }
 
-/* Viewers take tracks for threads; their numbers order them. */
+/* Viewers show tracks as threads, in the order of their numbers. */
 static unsigned thread_of(enum kvw_trace_track track, unsigned lane)
 {
     return 1 + (unsigned)track * KVW_TRACE_LANES + lane;
@@ -101,7 +101,7 @@ fail:
     return status;
 }
 
-/* The first lane that was free when the span began. */
+/* Returns the first sub-track that was free when the span began. */
 static unsigned
 lane_for(const struct kvw_trace *trace, enum kvw_trace_track track, uint64_t begin)
 {

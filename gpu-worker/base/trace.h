@@ -43,12 +43,12 @@ struct kvw_trace_arg {
 
 struct kvw_trace;
 
-/* A file that exists is overwritten.  KV_IO: it cannot be opened, errno says why;
- * KV_NO_MEMORY. */
+/* Creates the file, or overwrites it.  Fails with KV_IO, with errno set, or KV_NO_MEMORY. */
 kv_status_t kvw_trace_open(const char *path, struct kvw_trace **ret_trace);
 
-/* Adds a span, at or behind the end of the ones before it on its track or around them.  What
- * ends before it begins has no length.  `trace` NULL: does nothing.  Borrows all. */
+/* Adds a span.  It must begin after the earlier spans of its track have ended, or enclose them.
+ * If end_us is before begin_us, its length is 0.  Does nothing if `trace` is NULL.  Borrows the
+ * arguments. */
 void kvw_trace_span(struct kvw_trace *trace,
                     enum kvw_trace_track track,
                     const char *name,
@@ -57,8 +57,8 @@ void kvw_trace_span(struct kvw_trace *trace,
                     const struct kvw_trace_arg *args,
                     unsigned n_args);
 
-/* KV_IO: not all of it could be written; that was logged when it happened, and what came
- * behind was left out.  NULL is allowed. */
+/* Writes the end of the file and closes it.  Fails with KV_IO if a write failed; that was
+ * logged then, and later spans were dropped.  NULL is allowed. */
 kv_status_t kvw_trace_close(struct kvw_trace *trace);
 
 #endif

@@ -145,10 +145,10 @@ struct kvw_device_ops {
                       const struct kvw_device_buffer *up,
                       size_t n_elements);
     /* Rotates the first n_rot elements of each head of x (n, n_heads, d) by
-     * turns (n, n_rot / 2, 2): cosine, sine. */
+     * rotations (n, n_rot / 2, 2): cosine, sine. */
     void (*rope)(struct kvw_device *device,
                  enum kv_rope_style style,
-                 const struct kvw_device_buffer *turns,
+                 const struct kvw_device_buffer *rotations,
                  struct kvw_device_buffer *x,
                  size_t n,
                  size_t n_heads,

@@ -15,7 +15,7 @@ struct kvw_forward {
     struct kvw_device *device;
     struct kvw_trace *trace;
     uint64_t traced_us; /* where the last span ended */
-    float *turns_host;
+    float *rotations_host;
 
     /* (KVW_FORWARD_CHUNK, ...) */
     struct kvw_device_buffer *x;     /* n_hidden: the state */
@@ -24,7 +24,7 @@ struct kvw_forward {
     struct kvw_device_buffer *k, *v; /* n_kv_heads, d */
     struct kvw_device_buffer *mixed; /* n_q_heads, d */
     struct kvw_device_buffer *gate, *up;
-    struct kvw_device_buffer *turns;
+    struct kvw_device_buffer *rotations;
     /* (LOGIT_ROWS, ...) */
     struct kvw_device_buffer *last;   /* n_hidden */
     struct kvw_device_buffer *logits; /* n_vocabulary */
@@ -55,14 +55,14 @@ void kvw_forward_destroy(struct kvw_forward *forward)
     if (forward == NULL)
         return;
     struct kvw_device_buffer *const buffers[] = {
-        forward->x,     forward->h,     forward->q,      forward->k,
-        forward->v,     forward->mixed, forward->gate,   forward->up,
-        forward->turns, forward->last,  forward->logits,
+        forward->x,         forward->h,     forward->q,      forward->k,
+        forward->v,         forward->mixed, forward->gate,   forward->up,
+        forward->rotations, forward->last,  forward->logits,
     };
 
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
         forward->device->ops->buffer_destroy(buffers[i]);
-    free(forward->turns_host);
+    free(forward->rotations_host);
     free(forward);
 }
 
@@ -94,7 +94,7 @@ kv_status_t kvw_forward_create(const struct kvw_model *model,
         {&forward->mixed, KVW_FORWARD_CHUNK, q_width},
         {&forward->gate, KVW_FORWARD_CHUNK, params->n_ffn},
         {&forward->up, KVW_FORWARD_CHUNK, params->n_ffn},
-        {&forward->turns, KVW_FORWARD_CHUNK, params->n_rot},
+        {&forward->rotations, KVW_FORWARD_CHUNK, params->n_rot},
         {&forward->last, LOGIT_ROWS, params->n_hidden},
         {&forward->logits, LOGIT_ROWS, params->n_vocabulary},
     };
@@ -106,8 +106,8 @@ kv_status_t kvw_forward_create(const struct kvw_model *model,
         if (status != KV_OK)
             goto err;
     }
-    forward->turns_host = calloc((size_t)KVW_FORWARD_CHUNK * params->n_rot, sizeof(float));
-    if (forward->turns_host == NULL) {
+    forward->rotations_host = calloc((size_t)KVW_FORWARD_CHUNK * params->n_rot, sizeof(float));
+    if (forward->rotations_host == NULL) {
         status = KV_NO_MEMORY;
         goto err;
     }
@@ -136,9 +136,9 @@ static kv_status_t run_layer(struct kvw_forward *forward,
     ops->matmul(device, weights->q, weights->q_bias, forward->h, n, forward->q);
     ops->matmul(device, weights->k, weights->k_bias, forward->h, n, forward->k);
     ops->matmul(device, weights->v, weights->v_bias, forward->h, n, forward->v);
-    ops->rope(device, params->rope_style, forward->turns, forward->q, n, params->n_q_heads,
+    ops->rope(device, params->rope_style, forward->rotations, forward->q, n, params->n_q_heads,
               params->d, params->n_rot);
-    ops->rope(device, params->rope_style, forward->turns, forward->k, n, params->n_kv_heads,
+    ops->rope(device, params->rope_style, forward->rotations, forward->k, n, params->n_kv_heads,
               params->d, params->n_rot);
     trace_span(forward, "projections", layer);
     status =
@@ -175,8 +175,8 @@ kv_status_t kvw_forward_step(struct kvw_forward *forward,
     for (uint32_t i = 0; i < n; i++)
         if (tokens[i] >= params->n_vocabulary)
             return KV_INVALID;
-    kvw_model_turns(params, token_begin, n, forward->turns_host);
-    device->ops->write(forward->turns, 0, forward->turns_host,
+    kvw_model_rotations(params, token_begin, n, forward->rotations_host);
+    device->ops->write(forward->rotations, 0, forward->rotations_host,
                        (size_t)n * params->n_rot * sizeof(float));
     device->ops->embed(device, forward->model->embedding, tokens, n, forward->x);
     for (uint32_t layer = 0; status == KV_OK && layer < params->n_layers; layer++)

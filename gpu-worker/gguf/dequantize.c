@@ -73,7 +73,7 @@ static float f16_at(const uint8_t *at)
     return kvw_f16_to_f32(half);
 }
 
-/* --- One block each --- */
+/* --- One block of each type --- */
 
 static void block_f32(const uint8_t *at, float *values)
 {
@@ -121,7 +121,8 @@ static void block_q4_1(const uint8_t *at, float *values)
     }
 }
 
-/* Element i of 32 with a fifth bit: `fifths` has one bit each, `nibbles` 16 bytes. */
+/* Returns element i of 32 elements of five bits: four from `nibbles` (16 bytes), and the
+ * highest from `fifths` (32 bits). */
 static int fifth(const uint8_t *fifths, const uint8_t *nibbles, int i)
 {
     int low = i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4;
@@ -145,9 +146,9 @@ static void block_q5_1(const uint8_t *at, float *values)
         values[i] = (float)fifth(at + 4, at + 8, i) * d + m;
 }
 
-/* Scale and minimum `i` of 8 from the 12 bytes of Q4_K and Q5_K: the first four of each are the
- * low six bits of a byte; of the others, the low nibbles are in the last four bytes, and the
- * upper two bits are those that the first eight bytes have to spare. */
+/* Unpacks scale and minimum i of 8, six bits each, from the 12 bytes of Q4_K and Q5_K.  The
+ * first four of each are the low six bits of bytes 0-3 and 4-7.  The others have their low four
+ * bits in bytes 8-11, and their upper two bits in the two high bits of bytes 0-7. */
 static void unpack_scale(const uint8_t *packed, int i, int *ret_scale, int *ret_minimum)
 {
     if (i < 4) {
@@ -159,8 +160,9 @@ static void unpack_scale(const uint8_t *packed, int i, int *ret_scale, int *ret_
     }
 }
 
-/* Sub-block i of 32 elements: the low (i even) or high nibbles of run i / 2 of 32 bytes; its
- * fifth bits, where there are any, are bit i of each of the same 32 bytes. */
+/* Q4_K and Q5_K.  Sub-block i of 32 elements is the low (i even) or high nibbles of the 32
+ * bytes of run i / 2.  In Q5_K the fifth bit of element j is bit i of fifths[j]; `fifths` is
+ * NULL in Q4_K. */
 static void
 block_k45(const uint8_t *at, const uint8_t *fifths, const uint8_t *nibbles, float *values)
 {
@@ -194,9 +196,10 @@ static void block_q5_k(const uint8_t *at, float *values)
     block_k45(at, at + 16, at + 48, values);
 }
 
-/* Two runs of 128 elements.  In each, elements 0-31 and 64-95 are the low and high nibbles of
- * the run's first 32 bytes, 32-63 and 96-127 of the next 32; byte j of its 32 bytes of upper
- * bits has those of elements j, j + 32, j + 64 and j + 96 from the lowest bits up. */
+/* Two runs of 128 elements, each of 64 bytes of nibbles and 32 bytes of upper bits.  In a run,
+ * elements 0-31 and 64-95 are the low and high nibbles of the first 32 bytes, elements 32-63
+ * and 96-127 those of the next 32.  Byte j of the upper bits has, from the lowest bits up,
+ * those of elements j, j + 32, j + 64 and j + 96. */
 static void block_q6_k(const uint8_t *at, float *values)
 {
     float d = f16_at(at + 208);

@@ -1,7 +1,8 @@
 /* dequantize.h - converts rows of every tensor type of gguf.h to fp32.
  *
- * The scalar reference: one obvious loop per type, in fp32, each product and sum rounded once,
- * in the order that the format gives.  Scales (d, m) are fp16, and quants q are counted from 0:
+ * The scalar reference: one plain loop per type, in fp32, each product and sum rounded once, in
+ * the order that the format gives.  Scales d and m are fp16, quants q start at 0.  A line has
+ * the elements of a block, its bytes in order, and the value of an element:
  *
  *   Q8_0        32: d, int8[32]                      q d
  *   Q4_0, Q4_1  32: d, [m,] nibbles[16]              (q - 8) d      q d + m
@@ -12,9 +13,9 @@
  *   Q6_K       256: low nibbles[128], upper two bits[64], scales int8[16], d
  *                                                    (d scale) (q - 32)
  *
- * In blocks of 32, byte i holds element i in its low and element i + 16 in its high nibble.
- * Blocks of 256 go in runs of 64 (Q6_K: 128), as the code says.  The formats are those of the
- * ggml project.
+ * In blocks of 32, byte i has element i in its low and element i + 16 in its high nibble.
+ * Blocks of 256 consist of runs of 64 elements (Q6_K: 128), as dequantize.c describes.  The
+ * formats are those of the ggml project.
  *
  * Threads: pure functions.
  */
@@ -23,14 +24,15 @@
 
 #include "gpu-worker/gguf/tensor_type.h"
 
-/* fp16 (IEEE binary16) and bf16.  To fp32 exact; from fp32 to the nearest, ties to even,
- * infinity beyond the largest; NaN stays NaN. */
+/* Convert fp16 (IEEE binary16) and bf16.  To fp32 exactly; from fp32 to the nearest, ties to
+ * even, infinity beyond the largest; a NaN stays a NaN. */
 float kvw_f16_to_f32(uint16_t half);
 uint16_t kvw_f16_from_f32(float value);
 float kvw_bf16_to_f32(uint16_t half);
 uint16_t kvw_bf16_from_f32(float value);
 
-/* A row of kvw_tensor_row_bytes(type, n_elements) bytes, at any address.
+/* Converts a row of kvw_tensor_row_bytes(type, n_elements) bytes, at any alignment.  n_elements
+ * is a whole number of blocks.
  *   ret_values  (n_elements) */
 void kvw_dequantise_row(enum kvw_tensor_type type,
                         const void *row,

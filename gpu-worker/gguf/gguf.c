@@ -79,7 +79,7 @@ static kv_status_t map_file(struct kvw_gguf_reader *reader)
     return status;
 }
 
-/* `data` NULL: from the file. */
+/* Opens the file, or the bytes at `data` if that is not NULL. */
 static kv_status_t open_any(const void *data,
                             size_t bytes,
                             const char *path,
@@ -202,7 +202,7 @@ static const struct kvw_gguf_value *find_value(const struct kvw_gguf *gguf, cons
     return entry != NULL ? &gguf->values[entry->index] : NULL;
 }
 
-/* An integer of any width: -2^63 to 2^64 - 1. */
+/* An integer of any type of a GGUF file: -2^63 to 2^64 - 1. */
 struct integer {
     bool negative;
     uint64_t bits; /* two's complement where negative */

@@ -34,6 +34,7 @@ enum {
     KVW_GGUF_DETAIL_BYTES = 512, /* enough for any line of detail */
 };
 
+/* A tensor of the file; its pointers are valid until kvw_gguf_close(). */
 struct kvw_tensor {
     struct kvw_text name;
     enum kvw_tensor_type type;
@@ -45,22 +46,22 @@ struct kvw_tensor {
     uint64_t offset; /* of `data` in the file */
 };
 
-/* The rows of a tensor: the product of its dimensions above the first. */
+/* Returns the rows of a tensor: the product of its dimensions except the first. */
 uint64_t kvw_tensor_rows(const struct kvw_tensor *tensor);
 
 struct kvw_gguf;
 
-/* Maps and checks the file.  KV_NOT_FOUND: no such file.  KV_IO: it cannot be read.
- * KV_INVALID: it is damaged or not a GGUF file.  KV_UNSUPPORTED: its version, byte order or a
- * tensor type is not supported.  KV_NO_MEMORY.  On failure `detail` is one line that names the
- * file, and the key or tensor with the invalid value; without a newline, 0-terminated,
- * truncated to `detail_bytes` (not 0).  Bytes of the file that are not printable ASCII appear
- * as `?`. */
+/* Maps and checks the file.  Fails with KV_NOT_FOUND if it does not exist, with KV_IO if it
+ * cannot be read, with KV_INVALID if it is damaged or not a GGUF file, with KV_UNSUPPORTED if
+ * its version, byte order or a tensor type is not supported, or with KV_NO_MEMORY.  On failure
+ * `detail` is one line that names the file, and the key or tensor with the invalid value;
+ * without a newline, 0-terminated, truncated to `detail_bytes` (not 0).  Bytes of the file that
+ * are not printable ASCII appear as `?`. */
 kv_status_t
 kvw_gguf_open(const char *path, struct kvw_gguf **ret_gguf, char *detail, size_t detail_bytes);
 
-/* The same for `bytes` bytes of memory, which the caller keeps until the close; `detail` calls
- * it `name`.  `data` is aligned to 8 bytes. */
+/* As kvw_gguf_open(), for `bytes` bytes of memory, aligned to 8 bytes, which must stay until
+ * kvw_gguf_close(); `detail` calls it `name`. */
 kv_status_t kvw_gguf_open_memory(const void *data,
                                  size_t bytes,
                                  const char *name,
@@ -106,7 +107,7 @@ enum kvw_gguf_type {
     KVW_GGUF_F64 = 12,
 };
 
-/* All look-ups by key return:
+/* All lookups by key return:
  *   KV_OK         found, and the value fits the requested type and range
  *   KV_NOT_FOUND  no such key; callers mostly use a default
  *   KV_INVALID    found, but of another type or out of range
@@ -130,8 +131,8 @@ struct kvw_gguf_array {
         *string_offsets; /* of each string's length field from `elements`; else NULL */
 };
 
-/* An array of integers of any width, of floats (32 or 64 bits), of texts.  An array of booleans
- * is none of them. */
+/* Look up an array of integers of any width, of floats (32 or 64 bits), or of texts.  An array
+ * of booleans is none of these. */
 kv_status_t kvw_gguf_array_ints(const struct kvw_gguf *gguf,
                                 const char *key,
                                 struct kvw_gguf_array *ret_array);
@@ -142,7 +143,8 @@ kv_status_t kvw_gguf_array_texts(const struct kvw_gguf *gguf,
                                  const char *key,
                                  struct kvw_gguf_array *ret_array);
 
-/* Elements of such arrays; index < count.  A u64 above the largest i64 reads as that. */
+/* Return an element of such an array; index < count.  A u64 above INT64_MAX reads as
+ * INT64_MAX. */
 int64_t kvw_gguf_array_int(const struct kvw_gguf_array *array, uint64_t index);
 float kvw_gguf_array_float(const struct kvw_gguf_array *array, uint64_t index);
 struct kvw_text kvw_gguf_array_text(const struct kvw_gguf_array *array, uint64_t index);

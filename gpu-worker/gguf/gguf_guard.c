@@ -7,7 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A place is claimed by setting its `begin` (from NULL), and valid once `path` is set. */
+/* The table is lock-free because the signal handler reads it: a handler must not take a lock
+ * that the interrupted thread may have.  An entry is claimed by setting `begin` from NULL, and
+ * valid once `path` is set; `bytes` is written between the two. */
 static struct {
     _Atomic(const char *) begin;
     size_t bytes;
@@ -41,6 +43,7 @@ void kvw_gguf_guard_remove(const void *data)
     }
 }
 
+/* Async-signal-safe, unlike stdio. */
 static void print(const char *text)
 {
     if (write(STDERR_FILENO, text, strlen(text)) < 0)
@@ -55,7 +58,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         const char *path = atomic_load(&guarded[i].path);
         const char *at = info->si_addr;
 
-        /* si_addr is set for codes above 0, which are those of signals from the kernel. */
+        /* Only signals from the kernel, with codes above 0, have si_addr. */
         if (info->si_code <= 0 || path == NULL || at < begin || at >= begin + guarded[i].bytes)
             continue;
         print(guard_program);
@@ -64,7 +67,9 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         print("\n");
         _exit(1);
     }
-    /* Another fault: it happens again when this returns; a signal that was sent does not. */
+    /* Any other fault: restores the previous handler and returns, so that the instruction
+     * faults again.  A signal that another process sent does not repeat, and is raised
+     * again. */
     sigaction(SIGBUS, &previous, NULL);
     if (info->si_code <= 0)
         raise(number);

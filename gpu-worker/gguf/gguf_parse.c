@@ -1,5 +1,9 @@
-/* Reads a GGUF file's header, values and list of tensors into the tables of struct kvw_gguf,
- * and checks everything that the file says before it is used. */
+/* Reads a GGUF file's header, values and list of tensors into the tables of struct kvw_gguf.
+ *
+ * The file is untrusted.  Every count is compared with the bytes that are left before memory is
+ * allocated for it, using the least bytes that an element can have, so a small file cannot
+ * cause a large allocation.  Offsets and products are checked for overflow, names for
+ * duplicates, and tensors for overlaps. */
 #include "gpu-worker/gguf/gguf_private.h"
 
 #include <inttypes.h>
@@ -11,8 +15,8 @@ enum {
     VALUE_BYTES_MIN = 8 + 1 + 4 + 1, /* key, type, value */
     TENSOR_BYTES_MIN = 8 + 1 + 4 + 8 + 4 + 8,
     KEY_BYTES_MAX = 65535,      /* the format's own limit */
-    TENSOR_NAME_BYTES_MAX = 64, /* likewise */
-    ARRAY_DEPTH_MAX = 4,
+    TENSOR_NAME_BYTES_MAX = 64, /* the format's own limit */
+    ARRAY_DEPTH_MAX = 4,        /* bounds the recursion; files have at most one level */
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MIN = 8,
     ALIGNMENT_MAX = 1 << 20,
@@ -66,7 +70,7 @@ static bool take_text(struct kvw_gguf_reader *reader, struct kvw_text *ret_text)
     return true;
 }
 
-/* NULL on success, else what is wrong. */
+/* Skips and checks `count` numbers.  Returns NULL, or what is wrong with them. */
 static const char *take_numbers(struct kvw_gguf_reader *reader, uint32_t type, uint64_t count)
 {
     uint32_t bytes = kvw_gguf_value_types[type].bytes;
@@ -84,7 +88,8 @@ static const char *take_numbers(struct kvw_gguf_reader *reader, uint32_t type, u
     return NULL;
 }
 
-/* The elements of an array.  `string_offsets` (count) is NULL if not needed. */
+/* Skips and checks the elements of an array.  Fills string_offsets (count) unless it is NULL.
+ * Returns NULL, or what is wrong with them. */
 static const char *take_elements(struct kvw_gguf_reader *reader,
                                  uint32_t type,
                                  uint64_t count,
@@ -198,7 +203,7 @@ take_value(struct kvw_gguf_reader *reader, struct kvw_gguf_value *value, uint64_
     return KV_OK;
 }
 
-/* Sorts `entries` and finds a duplicate name. */
+/* Sorts `entries` by name; returns an entry whose name another one has, NULL if none. */
 static const struct kvw_gguf_entry *sort_entries(struct kvw_gguf_entry *entries, size_t count)
 {
     if (count > 0)
@@ -266,8 +271,8 @@ static kv_status_t read_alignment(struct kvw_gguf_reader *reader)
     return KV_OK;
 }
 
-/* `bytes` and `n_dims` from what the file says; false: the product overflows or a row is no
- * whole number of blocks. */
+/* Computes `bytes` and `n_dims` from the dimensions.  Returns false if the product overflows,
+ * or a row is not a whole number of blocks. */
 static bool measure(struct kvw_tensor *tensor, const struct kvw_tensor_layout *layout)
 {
     uint64_t bytes;
@@ -367,7 +372,7 @@ static kv_status_t check_overlaps(struct kvw_gguf_reader *reader)
     return status;
 }
 
-/* Converts the file's offsets to positions in the file. */
+/* Converts the file's offsets, which count from the tensors' data, to positions in the file. */
 static kv_status_t place_tensors(struct kvw_gguf_reader *reader)
 {
     struct kvw_gguf *gguf = reader->gguf;

@@ -10,15 +10,15 @@
 
 #include <assert.h>
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is read as it lies");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are read from the mapping");
 
 struct kvw_gguf_value {
     struct kvw_text key;
     enum kvw_gguf_type type;
-    const unsigned char *at; /* the value, behind its type */
+    const unsigned char *at; /* the value, after its type */
     struct kvw_gguf_array
         array; /* KVW_GGUF_ARRAY: `elements` NULL if those are arrays themselves */
-    uint64_t *string_offsets; /* owned; what `array` lends */
+    uint64_t *string_offsets; /* owned; array.string_offsets points to it */
 };
 
 /* Sorted by name, to find entries and duplicates. */
@@ -62,8 +62,8 @@ static inline bool kvw_gguf_is_value_type(uint32_t type)
     return type < sizeof(kvw_gguf_value_types) / sizeof(*kvw_gguf_value_types);
 }
 
-/* Fills the tables of reader->gguf, whose `data` and `bytes` are set.  On failure
- * reader->detail says what is wrong, and kvw_gguf_close() frees what there is of the tables. */
+/* Fills the tables of reader->gguf, whose `data` and `bytes` are set.  On failure writes
+ * reader->detail, and kvw_gguf_close() frees the tables filled so far. */
 kv_status_t kvw_gguf_read_all(struct kvw_gguf_reader *reader);
 
 /* Finds a name among sorted entries; NULL: not found. */

@@ -32,13 +32,13 @@ struct kvw_tensor_layout {
     uint32_t block_bytes;
 };
 
-/* NULL: a type that this reader does not know.  `type` is any number. */
+/* Returns the layout of a type, which may be any number; NULL: not supported. */
 const struct kvw_tensor_layout *kvw_tensor_get_layout(uint32_t type);
 
 /* All types, in the order of their numbers, from index 0; NULL after the last. */
 const struct kvw_tensor_layout *kvw_tensor_layout_at(size_t index);
 
-/* The bytes of a row of `n_elements`, which must be a whole number of blocks. */
+/* Returns the bytes of a row of n_elements, which must be a whole number of blocks. */
 size_t kvw_tensor_row_bytes(enum kvw_tensor_type type, size_t n_elements);
 
 #endif

@@ -3,6 +3,7 @@
 #include "gpu-worker/model/model_private.h"
 #include "kvserver/base/memory.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,10 +165,10 @@ void kvw_model_warm(const struct kvw_model *model,
         progress(arg, bytes, bytes);
 }
 
-void kvw_model_turns(const struct kvw_model_params *params,
-                     uint32_t token_begin,
-                     uint32_t n,
-                     float *ret_turns)
+void kvw_model_rotations(const struct kvw_model_params *params,
+                         uint32_t token_begin,
+                         uint32_t n,
+                         float *ret_rotations)
 {
     const struct kv_rope_scaling scaling = {
         .linear = params->rope_scale,
@@ -175,6 +176,7 @@ void kvw_model_turns(const struct kvw_model_params *params,
     };
     double frequencies[KVW_MODEL_D_MAX / 2];
 
+    assert(params->n_rot <= KVW_MODEL_D_MAX);
     kv_rope_frequencies((double)params->rope_base, params->n_rot, &scaling, frequencies);
-    kv_rope_rotations(frequencies, params->n_rot, token_begin, n, ret_turns);
+    kv_rope_rotations(frequencies, params->n_rot, token_begin, n, ret_rotations);
 }

@@ -4,7 +4,7 @@
  * Architectures: llama, qwen2.  A layer is
  *
  *     h = rms_norm(x, attn_norm)
- *     q, k, v = h Wq, h Wk, h Wv (+ biases);  q, k turned by position
+ *     q, k, v = h Wq, h Wk, h Wv (+ biases);  q, k rotated by position (RoPE)
  *     x += attention(q, k, v) Wo
  *     h = rms_norm(x, ffn_norm)
  *     x += (silu(h Wgate) * (h Wup)) Wdown
@@ -12,8 +12,8 @@
  * and logits are rms_norm(x, output_norm) Woutput, where Woutput is the embedding if the file
  * has no tensor of its own for it (tied).
  *
- * All that changes the result must be known: a tensor or a RoPE scaling that this file does not
- * understand makes the model unusable, it is never passed over.
+ * Everything in the file that changes the result must be supported: an unknown tensor or RoPE
+ * scaling is an error, it is never ignored.
  *
  * Threads: read-only once open.  Memory: open/close; keeps the file and the device.
  */
@@ -38,8 +38,8 @@ struct kvw_model_params {
     uint32_t n_ffn;
     uint32_t n_q_heads, n_kv_heads;
     uint32_t d;       /* of a head: 64..256, a multiple of 8 */
-    uint32_t n_rot;   /* elements of a head that RoPE turns */
-    uint32_t context; /* tokens that the model was made for */
+    uint32_t n_rot;   /* elements of a head that RoPE rotates */
+    uint32_t context; /* tokens that the model was trained for */
     uint32_t n_vocabulary;
     float epsilon; /* of RMS norm */
     enum kv_rope_style rope_style;
@@ -52,15 +52,16 @@ struct kvw_model_params {
     uint64_t weight_bytes;
 };
 
-/* Reads and checks the parameters and every tensor's name, type and shape.  KV_UNSUPPORTED: an
- * architecture or feature that is not computed here; KV_INVALID: the file contradicts itself.
- * `detail` is one line: the key or tensor, its value, what was expected. */
+/* Reads and checks the parameters and every tensor's name, type and shape.  Fails with
+ * KV_UNSUPPORTED if an architecture or feature is not implemented, and with KV_INVALID if the
+ * file contradicts itself.  `detail` is one line: the key or tensor, its value, what was
+ * expected. */
 kv_status_t kvw_model_read(const struct kvw_gguf *gguf,
                            struct kvw_model_params *ret_params,
                            char *detail,
                            size_t detail_bytes);
 
-/* Rows as the store keeps them; n_tokens of them take kv_schema_token_bytes() x n_tokens. */
+/* Returns the schema of the model's rows in the store, with elements of type `dtype`. */
 kv_status_t kvw_model_schema(const struct kvw_model_params *params,
                              enum kv_dtype dtype,
                              kv_schema_t *ret_schema);
@@ -82,8 +83,9 @@ struct kvw_model {
     struct kvw_model_layer *layers;
 };
 
-/* kvw_model_read(), and the weights.  KV_NO_MEMORY also if the machine's memory cannot hold the
- * file: it would be read from the disk again for every token. */
+/* Reads the parameters (kvw_model_read()) and gives the weights to the device.  The model keeps
+ * `gguf` and `device`.  Fails with KV_TOO_LARGE if the weights exceed the memory of the machine
+ * or container: they would be read from the disk again for every token. */
 kv_status_t kvw_model_open(const struct kvw_gguf *gguf,
                            struct kvw_device *device,
                            struct kvw_model **ret_model,
@@ -91,23 +93,24 @@ kv_status_t kvw_model_open(const struct kvw_gguf *gguf,
                            size_t detail_bytes);
 void kvw_model_close(struct kvw_model *model); /* NULL is allowed */
 
-/* Reads the weights once, so that the first pass finds them in memory; `progress` (may be NULL)
- * is called with the bytes so far, and stops it by returning false. */
+/* Reads every page of the file once, so that the first pass finds the weights in memory.  Calls
+ * `progress` (may be NULL) with the bytes read so far; returning false stops. */
 void kvw_model_warm(const struct kvw_model *model,
                     bool (*progress)(void *arg, uint64_t done, uint64_t total),
                     void *arg);
 
-/* What a store is told: name, schema, and a fingerprint over the file's values, the list of its
- * tensors, samples of each one's bytes (beginning, middle, end), and the element type of rows.
- */
+/* Returns what identifies the model in a store: its name, schema, and a fingerprint over the
+ * file's values, the list of its tensors, samples of each one's bytes (beginning, middle, end),
+ * and the element type of rows.  Fails with KV_NO_MEMORY. */
 kv_status_t kvw_model_info(const struct kvw_model *model,
                            enum kv_dtype dtype,
                            struct kv_model_info *ret_info);
 
-/* Cosine and sine for the tokens from token_begin on: ret_turns (n, n_rot / 2, 2). */
-void kvw_model_turns(const struct kvw_model_params *params,
-                     uint32_t token_begin,
-                     uint32_t n,
-                     float *ret_turns);
+/* Computes the rotations of n tokens from token_begin on: ret_rotations (n, n_rot / 2, 2),
+ * cosine and sine. */
+void kvw_model_rotations(const struct kvw_model_params *params,
+                         uint32_t token_begin,
+                         uint32_t n,
+                         float *ret_rotations);
 
 #endif

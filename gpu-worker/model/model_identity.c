@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 enum {
-    SAMPLE_BYTES = 4096,
-    SAMPLES = 3, /* of each tensor */
+    SAMPLE_BYTES = 4096, /* a page: hashing whole tensors would read the whole file */
+    SAMPLES = 3,         /* of each tensor: beginning, middle, end */
 };
 
 kv_status_t kvw_model_schema(const struct kvw_model_params *params,
@@ -34,7 +34,8 @@ kv_status_t kvw_model_info(const struct kvw_model *model,
     size_t n = 0;
     kv_status_t status;
 
-    /* The values, the list of tensors, the samples, the element type. */
+    /* Hashes of the bytes before the first tensor's data (values and list of tensors), of the
+     * element type, and of the samples; the fingerprint is a hash of these. */
     names = calloc(2 + n_tensors * SAMPLES, sizeof(*names));
     if (names == NULL)
         return KV_NO_MEMORY;

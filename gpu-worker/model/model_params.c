@@ -35,7 +35,7 @@ refuse(const struct reader *reader, kv_status_t status, const char *format, ...)
 
 /* ---- values ---- */
 
-/* "llama.block_count" for ".block_count" */
+/* Returns the full key of a parameter: "llama.block_count" for ".block_count". */
 static const char *
 full_key(const struct reader *reader, const char *suffix, char key[KVW_MODEL_KEY_BYTES])
 {
@@ -54,7 +54,8 @@ bad_value(const struct reader *reader, const char *key, kv_status_t status, cons
     return refuse(reader, KV_INVALID, "%s: %s: expected %s", key, value, wanted);
 }
 
-/* A count in least..most.  `fallback` 0: it must be there. */
+/* Reads a count in least..most.  If the key is missing, the count is `fallback`; 0: an
+ * error. */
 static kv_status_t read_count(const struct reader *reader,
                               const char *suffix,
                               uint32_t least,
@@ -101,8 +102,8 @@ static kv_status_t read_real(const struct reader *reader,
     return KV_OK;
 }
 
-/* Kv heads may be one number or one for each layer; layers that differ are not computed here.
- */
+/* The number of KV heads may be one number or one for each layer; different numbers are not
+ * supported. */
 static kv_status_t read_kv_heads(const struct reader *reader)
 {
     struct kvw_model_params *params = reader->params;
@@ -266,7 +267,7 @@ static uint64_t extent_of(const struct kvw_model_params *params, enum kvw_model_
     return 1;
 }
 
-/* Vectors are read in place, as fp32. */
+/* Checks type and shape.  Norms and biases must be fp32, because devices read them in place. */
 static kv_status_t check_tensor(const struct reader *reader,
                                 const struct kvw_tensor *tensor,
                                 const char *name,

@@ -20,6 +20,7 @@ enum kvw_model_extent {
     KVW_MODEL_VOCABULARY,
 };
 
+/* A tensor that the architectures have: its name, its sizes and where its weight goes. */
 struct kvw_model_tensor_row {
     const char *name; /* of a layer: what follows "blk.N." */
     size_t offset;    /* of the weight in its struct */

@@ -1,16 +1,16 @@
 #include "gpu-worker/text/bpe_merge.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 struct kvw_bpe_pair {
     uint64_t order; /* priority, then the left symbol's index: smaller first */
     int32_t right;
-    uint32_t
-        bytes; /* of both together: if they have other lengths now, they are other symbols */
+    uint32_t bytes; /* of both symbols: tells whether the pair is stale */
     int32_t token;
 };
 
-/* Room for one more. */
+/* Makes room for one more element; doubles the array. */
 static bool grow(void **array, size_t count, size_t *capacity, size_t element_bytes)
 {
     size_t wanted = *capacity > 0 ? *capacity * 2 : 64;
@@ -75,6 +75,7 @@ bool kvw_merger_add(struct kvw_merger *merger, size_t bytes, int32_t token)
     size_t at = merger->n_symbols;
     struct kvw_symbol *symbol;
 
+    assert(at < INT32_MAX); /* indices are int32_t */
     if (!grow((void **)&merger->symbols, at, &merger->symbols_capacity, sizeof(*symbol)))
         return false;
     symbol = &merger->symbols[at];
@@ -131,7 +132,8 @@ bool kvw_merger_run(struct kvw_merger *merger,
         struct kvw_symbol *left = &merger->symbols[(uint32_t)pair.order];
         struct kvw_symbol *right = &merger->symbols[pair.right];
 
-        /* A symbol only ever grows: the same length is the same symbol. */
+        /* Symbols only grow, and are 0 bytes long once merged to the left.  If both exist and
+         * their sum is unchanged, neither has been merged since the pair was pushed. */
         if (left->bytes == 0 || right->bytes == 0 || left->bytes + right->bytes != pair.bytes)
             continue;
         left->bytes = pair.bytes;

@@ -1,8 +1,10 @@
-/* bpe_merge.h - merges neighbours, the best pair first, until no pair is left: what both kinds
- * of tokenizer do.
+/* bpe_merge.h - byte-pair merging: merges neighboring symbols, the best pair first, until no
+ * pair is a token (Sennrich et al., arXiv:1508.07909, section 3.2).  Both kinds of tokenizer
+ * use it.
  *
- * The symbols are a linked list in an array; pairs wait in a heap, and one that has changed
- * since it was put there is passed over.  n symbols take n log n steps, whatever they are.
+ * The symbols are a linked list in an array.  Pairs are in a heap; a pair whose symbols have
+ * been merged with others in the meantime is skipped when it is popped.  n symbols take O(n log
+ * n) steps for any text.
  *
  * Threads: one at a time.  Memory: all zeros is an empty merger; it keeps its arrays from text
  * to text, and kvw_merger_fini() frees them.
@@ -19,13 +21,13 @@ enum {
 };
 
 struct kvw_symbol {
-    uint32_t begin, bytes;  /* in the text; bytes 0: it is part of the symbol to its left now */
-    int32_t token;          /* KVW_TOKEN_NONE: it is none */
+    uint32_t begin, bytes;  /* in the text; bytes 0: merged into the symbol to its left */
+    int32_t token;          /* KVW_TOKEN_NONE: not a token */
     int32_t previous, next; /* KVW_SYMBOL_NONE at the ends */
 };
 
-/* Whether two neighbours make a token: its id, and its priority, smaller first.  Of equal
- * priorities the pair to the left goes first. */
+/* Returns whether two neighboring symbols merge into a token, its id, and its priority: smaller
+ * ones are merged first, and of equal ones the pair farther left. */
 typedef bool (*kvw_bpe_merge_find)(const void *context,
                                    const char *text,
                                    const struct kvw_symbol *left,
@@ -42,14 +44,15 @@ struct kvw_merger {
     size_t n_pairs, pairs_capacity;
 };
 
-/* Forgets the symbols of the text before. */
+/* Drops all symbols; keeps the memory. */
 void kvw_merger_clear(struct kvw_merger *merger);
 
-/* Puts a symbol behind the last one; where it begins is where that ends.  Fewer than 2^31 of
- * them. false: out of memory. */
+/* Appends a symbol, which begins where the last one ends.  At most 2^31 - 1 of them.  Returns
+ * false if out of memory. */
 bool kvw_merger_add(struct kvw_merger *merger, size_t bytes, int32_t token);
 
-/* Merges.  What is left are the symbols from the first on, by `next`.  false: out of memory. */
+/* Merges.  The result is the list of symbols from index 0 on, linked by `next`.  Returns false
+ * if out of memory. */
 bool kvw_merger_run(struct kvw_merger *merger,
                     kvw_bpe_merge_find find,
                     const void *context,

@@ -33,7 +33,7 @@ static void add_marks(struct parts *parts, const char *marks)
     add_part(parts, marks, strlen(marks), true);
 }
 
-/* The begin or end token, by its spelling. */
+/* Adds the BOS or EOS token, by its text. */
 static void add_token(struct parts *parts, const struct kvw_tokenizer *tokenizer, int32_t token)
 {
     struct kvw_text text = kvw_tokenizer_text(tokenizer, (uint32_t)token);
@@ -172,8 +172,9 @@ static const char *find(struct kvw_text text, const char *string)
     return memmem(text.data, text.bytes, string, strlen(string));
 }
 
-/* What stands between `begin` and `end` in a quoted string of the program, with its escapes
- * undone. false: no string goes from one to the other, or it has other escapes. */
+/* Reads the characters between `begin` and `end`, which are in one quoted string of the
+ * program, and replaces its escapes.  Returns false if they are not in one string, or if an
+ * escape is not known. */
 static bool read_literal(const char *begin, const char *end, char *ret_text, size_t *ret_bytes)
 {
     size_t bytes = 0;

@@ -12,7 +12,7 @@
  * has a default system message (SmolLM2, Qwen2), it is read from the template; dates, tools and
  * the like are not supported.
  *
- * Only the marks can become control tokens: a mark that a user types is text.
+ * Only marks that the template writes become control tokens; a mark that a user types is text.
  *
  * Threads: pure functions; a template never changes.
  */

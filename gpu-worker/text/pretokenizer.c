@@ -18,7 +18,7 @@ struct kvw_pretokenizer_walk {
     pcre2_match_context *context;
 };
 
-/* White space in a class.  PCRE2's \s has U+180E as well, which Unicode took out in 6.3. */
+/* White space, for use in a class.  PCRE2's \s includes U+180E, which Unicode 6.3 removed. */
 #define SPACE                                                                               \
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{" \
     "205f}"                                                                                 \
@@ -26,15 +26,15 @@ struct kvw_pretokenizer_walk {
 #define MARK         "[^" SPACE "\\p{L}\\p{N}]"
 #define CONTRACTION  "'(?:[stmd]|re|ve|ll)"
 #define CONTRACTION_ "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
-/* White space up to the end, or all but the last before anything else.  The last alternative is
- * there for what nothing else takes: no byte is lost. */
+/* White space up to the end of the text, or all but its last character before anything else.
+ * The last alternative matches any character that no other one does, so no byte is lost. */
 #define GPT2_SPACE   "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+|."
 #define LLAMA3_WORD  "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define LLAMA3_MARKS "\\x20?" MARK "+[\\r\\n]*"
 #define LLAMA3_SPACE "[" SPACE "]*[\\r\\n]+|" GPT2_SPACE
 
-/* smollm splits at digits first and then looks at what lies between, so that white space before
- * a digit is white space at an end. */
+/* smollm first splits at digits and then applies the pattern between them, so white space
+ * before a digit is at the end of its text. */
 static const char gpt2_pattern[] =
     CONTRACTION "|\\x20?\\p{L}+|\\x20?\\p{N}+|\\x20?" MARK "+|" GPT2_SPACE;
 static const char smollm_pattern[] = "\\p{N}|" CONTRACTION "|\\x20?\\p{L}+|\\x20?" MARK
@@ -44,7 +44,7 @@ static const char llama3_pattern[] =
 static const char qwen2_pattern[] =
     CONTRACTION_ "|" LLAMA3_WORD "|\\p{N}|" LLAMA3_MARKS "|" LLAMA3_SPACE;
 
-/* The first name of a pattern is what it is called here. */
+/* The first name of a pattern is the one that kvw_pretokenizer_name() returns. */
 static const struct {
     const char *name;
     const char *pattern;

@@ -1,5 +1,6 @@
-/* The tokens that stand for themselves: which they are, and cutting them out of a text before
- * it is encoded. */
+/* Special tokens, which stand for themselves: which they are, and splitting a text at them
+ * before it is encoded.  Longer tokens are searched first, over the whole part, so that they
+ * win over shorter ones that overlap them. */
 #define _GNU_SOURCE /* memmem, memrchr */
 #include "gpu-worker/text/tokenizer_private.h"
 
@@ -75,7 +76,8 @@ static bool add_hit(struct kvw_tokenizer_cut *cut, size_t begin, uint32_t token)
     return true;
 }
 
-/* Returns the end of the last taken byte of these, or `begin` if none is taken. */
+/* Returns the position after the last taken byte of [begin, end), or `begin` if none is
+ * taken. */
 static size_t last_taken(const struct kvw_tokenizer_cut *cut, size_t begin, size_t end)
 {
     const unsigned char *last = memrchr(cut->taken + begin, 1, end - begin);
@@ -83,7 +85,8 @@ static size_t last_taken(const struct kvw_tokenizer_cut *cut, size_t begin, size
     return last != NULL ? (size_t)(last - cut->taken) + 1 : begin;
 }
 
-/* Cuts one token out of the stretch wherever it is spelled with no byte taken. */
+/* Marks every occurrence of one token in [begin, end) that overlaps no taken byte.  Returns
+ * false if out of memory. */
 static bool cut_token(struct kvw_tokenizer_cut *cut,
                       struct kvw_text token_text,
                       uint32_t token,

@@ -1,5 +1,5 @@
-/* The vocabulary and one of two encoders, and what both share: begin and end of a text, the
- * text between the tokens that are cut out of it, and the bytes of each token. */
+/* A vocabulary and one of two encoders, and what both share: tokens at the beginning and end of
+ * a text, encoding between special tokens, and the bytes of each token. */
 #include "gpu-worker/text/tokenizer.h"
 
 #include "gpu-worker/text/tokenizer_bpe.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Control tokens by name, whatever kind a file gives them: some files make them normal ones,
- * and forget to say which end an answer. */
+/* Control tokens by name, whatever kind a file gives them: some files mark them as normal, and
+ * lack the keys that say which tokens end an answer. */
 static const struct {
     const char *name;
     bool is_end;
@@ -111,7 +111,7 @@ static kv_status_t read_ids(struct kvw_tokenizer *tokenizer,
     return KV_OK;
 }
 
-/* The pieces of normal tokens and of bytes; the others' are their spelling. */
+/* Decodes the pieces of normal and byte tokens; those of others are their text. */
 static bool decode_pieces(struct kvw_tokenizer *tokenizer)
 {
     const struct kvw_vocabulary *vocabulary = &tokenizer->vocabulary;
@@ -226,7 +226,7 @@ void kvw_tokenizer_destroy(struct kvw_tokenizer *tokenizer)
     free(tokenizer);
 }
 
-/* --- Looking --- */
+/* --- Properties of tokens --- */
 
 const char *kvw_tokenizer_model(const struct kvw_tokenizer *tokenizer)
 {

@@ -5,17 +5,16 @@
  *          (pretokenizer.h), then pairs of tokens are merged in the order of
  *          tokenizer.ggml.merges
  *   llama  SentencePiece: pairs of characters are merged in the order of
- *          tokenizer.ggml.scores, and what is no token is spelled in bytes
+ *          tokenizer.ggml.scores, and text without a token becomes byte tokens
  *
- * Before that, tokens that stand for themselves are cut out of the text: user-defined ones
- * always, control tokens (`<|im_end|>`) only where the caller says that the text may hold some.
- * Of two that overlap the longer one wins, and then the one with the smaller id.
+ * Before that, the text is split at special tokens: at user-defined ones always, at control
+ * tokens (`<|im_end|>`) only where the caller allows them.  Of two that overlap the longer one
+ * wins, and then the one with the smaller id.
  *
- * Text is bytes with a length; it may hold zeros and need not be UTF-8.  BPE takes a byte that
- * belongs to no character for U+FFFD (decoding as in UTF-8 but for too long forms, which stand
- * for the character they spell); SentencePiece spells such bytes as they are.  Bytes that the
- * vocabulary cannot spell are left out, or become the unknown token where SentencePiece has
- * one.
+ * Text is bytes with a length; it may contain zeros and need not be UTF-8.  BPE replaces a byte
+ * that is not part of a character by U+FFFD (overlong forms are decoded to their character);
+ * SentencePiece encodes such bytes as byte tokens.  Bytes without a token are dropped, or
+ * become the unknown token if SentencePiece has one.
  *
  * Threads: a tokenizer never changes: use it from any number of threads.
  * Memory: create/destroy; it borrows texts from the GGUF file, which must stay open.
@@ -27,9 +26,9 @@
 
 struct kvw_tokenizer;
 
-/* Checks everything in the file about its tokenizer.  KV_UNSUPPORTED: a model or pre-tokenizer
- * that is not supported.  KV_INVALID: a key is missing or wrong.  KV_NO_MEMORY.  On failure
- * `detail` gets one line as in kvw_gguf_open(). */
+/* Creates the file's tokenizer, and checks everything that it reads.  Fails with KV_UNSUPPORTED
+ * if the model or pre-tokenizer is not supported, with KV_INVALID if a key is missing or wrong,
+ * or with KV_NO_MEMORY.  On failure `detail` is one line as from kvw_gguf_open(). */
 kv_status_t kvw_tokenizer_create(const struct kvw_gguf *gguf,
                                  struct kvw_tokenizer **ret_tokenizer,
                                  char *detail,
@@ -57,23 +56,23 @@ bool kvw_tokenizer_is_end(const struct kvw_tokenizer *tokenizer, uint32_t token)
 /* token < kvw_tokenizer_n_tokens() */
 enum kvw_token_kind kvw_tokenizer_kind(const struct kvw_tokenizer *tokenizer, uint32_t token);
 
-/* The token as the file spells it, for lists and messages. */
+/* Returns the token's text as in the file, for lists and messages. */
 struct kvw_text kvw_tokenizer_text(const struct kvw_tokenizer *tokenizer, uint32_t token);
 
-/* The token with exactly this spelling, or KVW_TOKEN_NONE. */
+/* Returns the token with exactly this text, or KVW_TOKEN_NONE. */
 int32_t
 kvw_tokenizer_find(const struct kvw_tokenizer *tokenizer, const char *text, size_t bytes);
 
-/* The bytes that the token stands for in text.  They may begin or end inside of a character
- * (see utf8_stream.h).  Control and unknown tokens have no bytes, or their spelling if
- * `special` is set.  SentencePiece texts begin with a space that the tokenizer put there:
- * whoever prints a text from its first token on drops it if kvw_tokenizer_adds_space(). */
+/* Returns the bytes that the token stands for.  They may begin or end inside of a character
+ * (see utf8_stream.h).  Control and unknown tokens have no bytes, or their own text if
+ * `special` is set.  SentencePiece adds a space before a text: if kvw_tokenizer_adds_space(), a
+ * caller that prints a text from its first token on drops that space. */
 struct kvw_text
 kvw_tokenizer_piece(const struct kvw_tokenizer *tokenizer, uint32_t token, bool special);
 bool kvw_tokenizer_adds_space(const struct kvw_tokenizer *tokenizer);
 
-/* A stretch of text.  `special`: control tokens spelled in it count as tokens.  Off for what a
- * user typed, so that no typed text can end a turn. */
+/* A part of a text.  `special`: control tokens in it are recognized.  False for text that a
+ * user typed, so that it cannot end a turn. */
 struct kvw_text_part {
     const char *text;
     size_t bytes;

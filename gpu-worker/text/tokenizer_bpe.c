@@ -27,7 +27,7 @@ struct kvw_bpe {
     uint64_t merge_mask;
 };
 
-/* --- Letters --- */
+/* --- Characters that stand for bytes --- */
 
 enum {
     LETTERS_BEGIN = 0x100, /* of the bytes that are not printable */
@@ -39,7 +39,7 @@ static bool is_plain(unsigned byte)
     return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
 }
 
-/* The letter of a byte in UTF-8; returns its length, 1 or 2. */
+/* Writes the character of a byte in UTF-8; returns its length, 1 or 2. */
 static size_t spell(unsigned char byte, char *ret_letter)
 {
     unsigned character = byte;
@@ -59,7 +59,7 @@ static size_t spell(unsigned char byte, char *ret_letter)
     return 2;
 }
 
-/* The byte of a letter, or -1. */
+/* Returns the byte of a character, or -1. */
 static int unspell(unsigned character)
 {
     if (character >= LETTERS_BEGIN && character < LETTERS_END) {
@@ -96,7 +96,8 @@ size_t kvw_bpe_decode(struct kvw_text token_text, char *ret_bytes)
 
 /* --- Merges --- */
 
-/* The slot of a pair, or the empty one where it would go. */
+/* Returns the slot of a pair, or the empty slot for it: open addressing with linear probing.
+ * The hash is keyed with a random number, so that a file cannot choose merges that collide. */
 static struct merge *find_merge(const struct kvw_bpe *bpe, uint64_t pair)
 {
     uint64_t at = kv_mix64(pair ^ bpe->vocabulary->secret) & bpe->merge_mask;
@@ -111,12 +112,14 @@ static uint64_t pair_of(int32_t left, int32_t right)
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
-/* One line of merges: two tokens with a space between, which together are a token as well.
- *   joined  (vocabulary->longest) */
+/* Reads one line of merges: two tokens separated by a space, whose concatenation is also a
+ * token.  Returns false if it is not.
+ *   joined  (vocabulary->longest), scratch */
 static bool read_merge(struct kvw_bpe *bpe, struct kvw_text text, uint32_t rank, char *joined)
 {
     const struct kvw_vocabulary *vocabulary = bpe->vocabulary;
-    /* A space is no letter, but a token may be one: it is not looked for in the first place. */
+    /* A space stands for no byte, but a token may be a space: the separator is not the first
+     * byte. */
     const char *space = text.bytes > 1 ? memchr(text.data + 1, ' ', text.bytes - 1) : NULL;
     size_t left_bytes, right_bytes;
     int32_t left, right, token;
@@ -244,16 +247,16 @@ const char *kvw_bpe_pre(const struct kvw_bpe *bpe)
 
 /* --- Encoding --- */
 
-/* A text made whole: every character in its shortest UTF-8 form, other bytes as U+FFFD. */
+/* A text as valid UTF-8: every character in its shortest form, other bytes as U+FFFD. */
 struct normal {
     char *text;
-    char *shape; /* the same but for surrogates, which are no UTF-8: what the patterns are run
-                    on */
+    char *shape; /* the same with surrogates replaced, which PCRE2 does not accept; patterns are
+                    matched on it.  Both have the same length. */
     size_t bytes;
 };
 
-/* The character at `at`, of `left` bytes, and its length; 0: the first byte begins none.
- * Lengths and bits are checked, too long forms and surrogates are not. */
+/* Decodes the character at `at`, where `left` bytes follow.  Returns its length; 0 if the bytes
+ * are not a character.  Overlong forms and surrogates are accepted, as llama.cpp does. */
 static size_t take_character(const unsigned char *at, size_t left, uint32_t *ret_character)
 {
     static const unsigned char first_bits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
@@ -305,7 +308,8 @@ static size_t put_character(uint32_t character, char *to)
 static bool normalise(const char *text, size_t bytes, struct normal *ret_normal)
 {
     const uint32_t no_character = 0xfffd,
-                   stand_in = 0xe000; /* of private use: a mark, like a surrogate */
+                   stand_in =
+                       0xe000; /* private use: neither letter nor number, as a surrogate */
     struct normal normal = {.text = malloc(bytes * 3 + 1), .shape = malloc(bytes * 3 + 1)};
 
     if (normal.text == NULL || normal.shape == NULL) {
@@ -350,8 +354,8 @@ static bool find_pair(const void *context,
     return true;
 }
 
-/* The token that a whole word is, if it is one.  The longest words that are tokens, runs of
- * spaces, have about 130 bytes; what would not fit here is merged. */
+/* Returns the token that is the whole word, or KVW_TOKEN_NONE.  The longest such words, runs of
+ * spaces, have about 130 bytes; longer ones are merged instead. */
 static int32_t find_word(const struct kvw_bpe *bpe, const char *word, size_t bytes)
 {
     char token_text[512];

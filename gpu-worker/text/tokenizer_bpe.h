@@ -1,8 +1,8 @@
 /* tokenizer_bpe.h - byte-level byte-pair encoding: the `gpt2` half of tokenizer.h.
  *
- * A vocabulary of this kind spells every byte as one letter: printable bytes of Latin-1 as
- * themselves, the 68 others as U+0100 and on, in their order.  What is spelled so never leaves
- * this file: texts are bytes, and so are the pieces that it decodes.
+ * A vocabulary of this kind writes every byte as one character (as GPT-2's encoder):
+ * printable bytes of Latin-1 as themselves, the 68 others as U+0100 and following, in order.
+ * This form never leaves this file: texts are bytes, and so are decoded pieces.
  *
  * Threads: never changes.  Memory: create/destroy; it borrows the vocabulary.
  */
@@ -31,9 +31,9 @@ kv_status_t kvw_bpe_encode(const struct kvw_bpe *bpe,
                            size_t bytes,
                            struct kvw_token_list *list);
 
-/* Turns the spelling of a normal token into the bytes that it stands for, never more than it
- * has: `ret_bytes` (spelling.bytes) may be the spelling itself.  Letters that spell no byte
- * stay. */
+/* Decodes the text of a normal token into the bytes that it stands for, and returns their
+ * number, at most token_text.bytes.  ret_bytes may be token_text.data.  Characters that stand
+ * for no byte are copied. */
 size_t kvw_bpe_decode(struct kvw_text token_text, char *ret_bytes);
 
 #endif

@@ -86,7 +86,8 @@ void kvw_spm_destroy(struct kvw_spm *spm)
     free(spm);
 }
 
-/* Higher scores first: the bits of a float, turned so that they order as numbers do. */
+/* Returns a priority that is smaller for higher scores: the bits of a float, mapped to unsigned
+ * numbers in descending order. */
 static uint32_t priority_of(float score)
 {
     uint32_t bits;
@@ -114,8 +115,8 @@ static bool find_pair(const void *context,
     return true;
 }
 
-/* What the first byte says about the length of its character.  Whatever the others are: bytes
- * that are no UTF-8 end up in one symbol with what follows, and come out as bytes. */
+/* Returns the length of a character by its first byte, without checking the others.  Invalid
+ * UTF-8 forms one symbol with the bytes after it, and is then emitted as byte tokens. */
 static size_t character_bytes(unsigned char first)
 {
     return first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
@@ -137,7 +138,8 @@ static bool emit(const struct kvw_spm *spm,
     return true;
 }
 
-/* `text` with its spaces spelled; (kvw_spm_encode's bytes + 1) * 3 bytes. */
+/* Copies `text` with spaces as U+2581, one more before it if `space`.  Returns the bytes
+ * written, at most (bytes + 1) * SPACE_CHARACTER_BYTES. */
 static size_t spell_spaces(const char *text, size_t bytes, bool space, char *ret_text)
 {
     size_t written = 0;

@@ -1,7 +1,7 @@
-/* tokenizer_spm.h - SentencePiece by scores, with bytes for what is no token: the `llama` half
- * of tokenizer.h.
+/* tokenizer_spm.h - SentencePiece BPE by scores, with byte tokens for text that has no token:
+ * the `llama` half of tokenizer.h.
  *
- * A vocabulary of this kind spells a space as U+2581, and bytes as `<0x00>` to `<0xFF>`.
+ * A vocabulary of this kind writes a space as U+2581, and byte tokens as `<0x00>` to `<0xFF>`.
  *
  * Threads: never changes.  Memory: create/destroy; it borrows the vocabulary, which has scores.
  */
@@ -12,8 +12,9 @@
 
 struct kvw_spm;
 
-/* `unknown`: the token for bytes that have none, or KVW_TOKEN_NONE to leave them out.  Statuses
- * as kvw_tokenizer_create(): KV_INVALID if a token of bytes is spelled in another way. */
+/* Creates an encoder.  `unknown` is the token for bytes that have none; KVW_TOKEN_NONE: they
+ * are dropped.  Fails as kvw_tokenizer_create() does, with KV_INVALID if a byte token has
+ * another form. */
 kv_status_t kvw_spm_create(const struct kvw_vocabulary *vocabulary,
                            int32_t unknown,
                            const struct kvw_file_error *detail,
@@ -29,7 +30,7 @@ kv_status_t kvw_spm_encode(const struct kvw_spm *spm,
                            bool space,
                            struct kvw_token_list *list);
 
-/* The byte that a token of bytes spells, or -1. */
+/* Returns the byte of a byte token's text, or -1. */
 int kvw_spm_byte(struct kvw_text token_text);
 
 /* As kvw_bpe_decode(): spaces for U+2581. */

@@ -8,9 +8,9 @@ enum {
     REPLACEMENT_BYTES = 3,
 };
 
-/* How many bytes the character has that begins with these `n` (1 to 4) bytes, 0 if they begin
- * none. The second byte of some is narrower than 80..BF: it rules out too long forms,
- * surrogates, and what is above U+10FFFF (Unicode, table 3-7). */
+/* Returns the length of the character that begins with these n bytes (1 to 4), 0 if they begin
+ * none.  After some first bytes the range of the second is narrower than 80..BF, which excludes
+ * overlong forms, surrogates, and numbers above U+10FFFF (Unicode, table 3-7). */
 static size_t length_of(const unsigned char *at, size_t n)
 {
     unsigned char low = 0x80, high = 0xbf;

@@ -38,7 +38,7 @@ static kv_status_t check_count(const struct kvw_file_error *detail,
                               count, vocabulary->n_tokens);
 }
 
-/* --- By spelling --- */
+/* --- Ids by text --- */
 
 static uint64_t hash_of(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes)
 {
@@ -53,7 +53,8 @@ static uint64_t hash_of(const struct kvw_vocabulary *vocabulary, const char *tex
     return kv_mix64(hash);
 }
 
-/* The slot with this spelling, or the empty one where it would go. */
+/* Returns the slot of the token with this text, or the empty slot for it: open addressing with
+ * linear probing. */
 static uint32_t *
 find_slot(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes)
 {
@@ -76,7 +77,7 @@ kvw_vocabulary_find(const struct kvw_vocabulary *vocabulary, const char *text, s
     return (int32_t)*find_slot(vocabulary, text, bytes) - 1;
 }
 
-/* --- Making it --- */
+/* --- Creation --- */
 
 static kv_status_t read_texts(struct kvw_vocabulary *vocabulary,
                               const struct kvw_gguf_array *texts,

@@ -1,8 +1,7 @@
-/* vocabulary.h - the tokens of a GGUF file: spelling, kind and score by id, and ids by
- * spelling.
+/* vocabulary.h - the tokens of a GGUF file: text, kind and score by id, and ids by text.
  *
- * Checked when made: arrays of one length, kinds that exist, scores that are numbers, no
- * spelling twice.  Tokens without a spelling are allowed; nothing finds them.
+ * Checked at creation: arrays of equal lengths, known kinds, scores that are not NaN, no text
+ * twice.  Tokens with an empty text are allowed; no lookup finds them.
  *
  * Threads: never changes.  Memory: create/destroy; texts are borrowed from the GGUF file.
  */
@@ -30,9 +29,9 @@ struct kvw_vocabulary {
     struct kvw_text *texts; /* (n_tokens) */
     uint8_t *kinds;         /* (n_tokens) enum kvw_token_kind */
     float *scores;          /* (n_tokens), or NULL if they were not asked for */
-    size_t longest;         /* bytes of the longest spelling */
+    size_t longest;         /* bytes of the longest text */
 
-    uint64_t secret; /* so that a file cannot choose spellings that collide */
+    uint64_t secret; /* random key of the hash: a file cannot choose texts that collide */
     uint32_t *slots; /* (slot_mask + 1) id + 1, or 0 */
     uint64_t slot_mask;
 };
@@ -45,18 +44,18 @@ kv_status_t kvw_vocabulary_init(struct kvw_vocabulary *vocabulary,
                                 const struct kvw_file_error *detail);
 void kvw_vocabulary_fini(struct kvw_vocabulary *vocabulary);
 
-/* KVW_TOKEN_NONE: no token is spelled so. */
+/* Returns the id of the token with this text; KVW_TOKEN_NONE: no such token. */
 int32_t
 kvw_vocabulary_find(const struct kvw_vocabulary *vocabulary, const char *text, size_t bytes);
 
-/* Token ids on their way out.  All zeros is an empty list; freed by whoever has it last. */
+/* A growing list of token ids.  All zeros is an empty list; its owner frees `tokens`. */
 struct kvw_token_list {
     uint32_t *tokens;
     size_t count;
     size_t capacity;
 };
 
-/* false: out of memory, nothing changed. */
+/* Appends a token.  Returns false if out of memory; the list is then unchanged. */
 bool kvw_token_list_add(struct kvw_token_list *list, uint32_t token);
 
 #endif

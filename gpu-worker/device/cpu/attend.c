@@ -31,8 +31,8 @@ struct job {
     uint32_t token_begin, n;
     uint32_t n_runs;
     uint32_t tokens; /* many: tokens of a part */
-    const struct kvw_row_run *chosen;
-    const uint32_t *chosen_begin;
+    const struct kvw_row_run *selected;
+    const uint32_t *selected_begin;
     float *out, *lse; /* lse NULL: not wanted */
 };
 
@@ -110,12 +110,12 @@ static void fold(float *most,
         values[j] = values[j] * before + run_values[j] * now;
 }
 
-static uint32_t chosen_rows(const struct job *job, uint32_t head)
+static uint32_t n_selected_rows(const struct job *job, uint32_t head)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = job->chosen_begin[head]; i < job->chosen_begin[head + 1]; i++)
-        n += job->chosen[i].n_rows;
+    for (uint32_t i = job->selected_begin[head]; i < job->selected_begin[head + 1]; i++)
+        n += job->selected[i].n_rows;
     return n;
 }
 
@@ -179,7 +179,7 @@ static void few_tokens(void *arg, unsigned part, unsigned thread_index)
 /* Runs of RUN rows that a head's rows make. */
 static uint32_t runs_of(const struct job *job, uint32_t head)
 {
-    return job->chosen == NULL ? job->n_runs : (chosen_rows(job, head) + RUN - 1) / RUN;
+    return job->selected == NULL ? job->n_runs : (n_selected_rows(job, head) + RUN - 1) / RUN;
 }
 
 /* Partials of n_runs runs for each head.  false: no memory, which sync() tells. */
@@ -353,21 +353,21 @@ static const char *run_data(const struct kvw_row_run *run)
 }
 
 /* Attends to up to RUN of a head's selected rows, gathered if they are not contiguous. */
-static void chosen_run(void *arg, unsigned part, unsigned thread_index)
+static void attend_selected(void *arg, unsigned part, unsigned thread_index)
 {
     const struct job *job = arg;
     const uint32_t head = part / job->n_runs;
-    const uint32_t end = job->chosen_begin[head + 1];
+    const uint32_t end = job->selected_begin[head + 1];
     const size_t bytes = row_bytes(job);
     float *scratch = kvw_cpu_scratch(job->cpu, thread_index);
     char *gathered = (char *)(scratch + attend_floats(job));
-    uint32_t skip = part % job->n_runs * RUN, n = 0, at = job->chosen_begin[head];
+    uint32_t skip = part % job->n_runs * RUN, n = 0, at = job->selected_begin[head];
     const char *rows = gathered;
 
-    for (; at < end && job->chosen[at].n_rows <= skip; at++)
-        skip -= job->chosen[at].n_rows;
+    for (; at < end && job->selected[at].n_rows <= skip; at++)
+        skip -= job->selected[at].n_rows;
     for (; at < end && n < RUN; at++, skip = 0) {
-        const struct kvw_row_run *run = &job->chosen[at];
+        const struct kvw_row_run *run = &job->selected[at];
         const uint32_t left = run->n_rows - skip;
         const uint32_t count = left < RUN - n ? left : RUN - n;
         const char *from = run_data(run) + (run->first_row + skip) * bytes;
@@ -395,8 +395,8 @@ void kvw_cpu_runs_attend(struct kvw_device *device,
         .shape = shape,
         .group = shape->n_q_heads / shape->n_kv_heads,
         .q = kvw_cpu_floats(q),
-        .chosen = runs,
-        .chosen_begin = run_begin,
+        .selected = runs,
+        .selected_begin = run_begin,
         .out = kvw_cpu_floats(out),
         .lse = lse != NULL ? kvw_cpu_floats(lse) : NULL,
     };
@@ -414,7 +414,8 @@ void kvw_cpu_runs_attend(struct kvw_device *device,
     }
     if (!reserve_partials(&job))
         return;
-    kvw_thread_pool_run(job.cpu->thread_pool, chosen_run, &job, shape->n_kv_heads * job.n_runs);
+    kvw_thread_pool_run(job.cpu->thread_pool, attend_selected, &job,
+                        shape->n_kv_heads * job.n_runs);
     merge(&job, job.out);
 }
 

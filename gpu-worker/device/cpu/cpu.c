@@ -335,7 +335,7 @@ static void rope_row(void *arg, unsigned part, unsigned thread_index)
 
 static void cpu_rope(struct kvw_device *device,
                      enum kv_rope_style style,
-                     const struct kvw_device_buffer *turns,
+                     const struct kvw_device_buffer *rotations,
                      struct kvw_device_buffer *x,
                      size_t n,
                      size_t n_heads,
@@ -345,7 +345,7 @@ static void cpu_rope(struct kvw_device *device,
     struct job job = {
         .cpu = kvw_cpu_of(device),
         .to = kvw_cpu_floats(x),
-        .from = kvw_cpu_floats(turns),
+        .from = kvw_cpu_floats(rotations),
         .n = n,
         .n_heads = n_heads,
         .d = d,
@@ -353,7 +353,7 @@ static void cpu_rope(struct kvw_device *device,
         .style = style,
     };
 
-    assert(n * n_rot * sizeof(float) <= turns->bytes);
+    assert(n * n_rot * sizeof(float) <= rotations->bytes);
     assert(n * n_heads * d * sizeof(float) <= x->bytes);
     run_rows(&job, rope_row);
 }
