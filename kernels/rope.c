@@ -13,8 +13,7 @@ static int always(void)
     return 1;
 }
 
-/* Llama 3's rule for one frequency, as in llama.cpp and transformers ("rope_type":
- * "llama3"). */
+/* Llama 3's rule for one frequency, as llama.cpp and transformers apply it. */
 static double stretch(double frequency, const struct kv_rope_scaling *scaling)
 {
     const double rotations = (double)scaling->context * frequency / two_pi; /* in the context */

@@ -217,7 +217,7 @@ const struct bench_load bench_kernel_loads[] = {
     {"kernels.tile", "scores from packed codes", kernels_tile, 0},
     {"kernels.kmeans", "codes of keys, and steps of training", kernels_kmeans, 0},
     {"kernels.attend", "exact attention over rows, alone, in runs, and all", kernels_attend, 0},
-    {"kernels.rest", "summaries of the rows that are not attended", kernels_rest, 0},
+    {"kernels.summary", "summaries of rows, and estimates from them", kernels_summary, 0},
     {"kernels.rope", "rotary embedding of keys", kernels_rope, 0},
     {"kernels.query.cold", "a query's rows by code, all steps", kernels_query, 0},
     {"kernels.query.hot", "the same codes again and again", kernels_query, 0},

@@ -119,7 +119,7 @@ bool kernels_attend(struct bench *bench, const struct bench_load *load);
 bool kernels_checksum(struct bench *bench, const struct bench_load *load);
 bool kernels_gather(struct bench *bench, const struct bench_load *load);
 bool kernels_keys(struct bench *bench, const struct bench_load *load);
-bool kernels_rest(struct bench *bench, const struct bench_load *load);
+bool kernels_summary(struct bench *bench, const struct bench_load *load);
 bool kernels_rope(struct bench *bench, const struct bench_load *load);
 bool kernels_tile(struct bench *bench, const struct bench_load *load);
 bool kernels_select(struct bench *bench, const struct bench_load *load);

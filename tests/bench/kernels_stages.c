@@ -1,27 +1,29 @@
-/* A layer's query as a storage node answers it, stage by stage, in the store's own files: 8 KV
- * heads of 4 query heads, d = 128, fp16; 1,024 rows of each head are attended, chosen by exact
- * scores among 4 or 8 times as many that codes have named, and all others are summarised.
+/* A layer's query as a storage node answers it, stage by stage, with the store's own code: 8 KV
+ * heads of 4 query heads, d = 128, fp16.  1,024 rows of each head are attended, selected by
+ * exact scores from 4 or 8 times as many candidates, and all others are estimated by their
+ * summaries.
  *
- *   score      codes of all candidates: all tokens but 4 sinks and the last 64
- *   take       weights of these scores, one of four query heads, and the bound of the best
- *   pick       which rows they are
- *   rerank     their exact scores, kept for the rest
- *   choose     the best by these
- *   attend     attention over them, verified
- *   rest       what all others add, 16 summaries for 1,024 of them
- *   sum        all of these;  layer: of all heads
+ *   score       scores all eligible rows by code: all tokens except 4 sinks and the last 64
+ *   candidates  merges the softmax weights of four query heads, finds the bound of the
+ *               candidates
+ *   expand      lists the candidates' rows
+ *   rerank      scores them exactly, and keeps the scores for the estimate
+ *   select      selects the best by these scores
+ *   attend      computes attention over the selected rows, and verifies them
+ *   estimate    estimates all other rows, by 16 summaries per 1,024 rows
+ *   sum         all of these for one head;  layer: for all heads
  *
- * Two forms: chapters of 128 blocks, scored and chosen by cells, and of 8, by rows.
+ * Two forms: chapters of 128 blocks, scored and selected by cells, and of 8 blocks, by rows.
  *
- * Heads are asked in turn, with other vectors in each layer: data is cold where a layer's rows
- * are more than the caches hold.  A key is one of some hundred centres and noise that is as
- * long as a centre; few centres have most of the rows.  So cells are uneven: of a long
- * chapter's 4,096 ones less than half have rows.  Each query vector is near a centre of
- * its own.  Neighbours have nothing to do with each other: rows chosen lie alone, as far as
- * their number allows.
+ * Heads are queried in turn, with other vectors in each layer, so data is cold if a layer's
+ * rows exceed the caches.  A key is one of some hundred centers plus noise as long as a center;
+ * few centers have most of the rows.  Cells are therefore uneven: fewer than half of the 4,096
+ * cells of a long chapter have rows.  Each query vector is near a center of its own.
+ * Neighboring rows are independent, so selected rows are isolated as far as their number
+ * allows.
  *
- * The best run of each record counts, so that sums are at least what their stages add up to.
- * Not in it: the request's way, names in the answer, and recall, which a node samples. */
+ * The best run of each record counts, so a sum may exceed the sum of its stages.  Not included:
+ * the request's transport, ids in the result, and recall, which a node samples. */
 #include "tests/bench/kernels.h"
 
 #include "kvserver/base/random.h"
@@ -46,38 +48,38 @@ enum {
     WINDOW = 64,
     K = 1024,
     RERANK_MAX = 8,
-    TAKEN_MAX = RERANK_MAX * K,
+    CANDIDATES_MAX = RERANK_MAX * K,
     RERANK_ROWS = 512, /* of a slice */
-    N_CENTRES = 300,
+    N_CENTERS = 300,
     NOISE = 1 << 16,
     LAYERS = 16, /* different questions */
     ITERATIONS = 4,
 };
-static_assert(TAKEN_MAX <= (int)KV_SELECTED_MAX, "rows that a query may take");
+static_assert(CANDIDATES_MAX <= (int)KV_SELECTED_MAX, "candidates that a query may have");
 
 static const struct kv_pq_shape codes = {D, 2, 6};
 static const struct kv_attend_shape attending = {KV_KEY_FP16, D, D, QUERIES, 0.08838835f};
 
 enum stage {
     STAGE_SCORE,
-    STAGE_TAKE,
-    STAGE_PICK,
+    STAGE_CANDIDATES,
+    STAGE_EXPAND,
     STAGE_RERANK,
-    STAGE_CHOOSE,
+    STAGE_SELECT,
     STAGE_ATTEND,
-    STAGE_REST,
+    STAGE_ESTIMATE,
     N_STAGES,
     SUM = N_STAGES,
     LAYER,
     N_RECORDS,
 };
 static const char *const names[N_RECORDS] = {
-    "kernels.stages.score",  "kernels.stages.take",   "kernels.stages.pick",
-    "kernels.stages.rerank", "kernels.stages.choose", "kernels.stages.attend",
-    "kernels.stages.rest",   "kernels.stages.sum",    "kernels.stages.layer",
+    "kernels.stages.score",    "kernels.stages.candidates", "kernels.stages.expand",
+    "kernels.stages.rerank",   "kernels.stages.select",     "kernels.stages.attend",
+    "kernels.stages.estimate", "kernels.stages.sum",        "kernels.stages.layer",
 };
 
-/* What a node has, and its querier. */
+/* The store of a node, and the state of its query. */
 struct stages {
     struct kernels *kernels;
     struct kvs_arena *arena;
@@ -88,23 +90,23 @@ struct stages {
     struct kvs_unit units[HEADS];
     unsigned n_heads; /* HEADS, but for a smoke run */
     uint32_t n_tokens;
-    float *centres; /* (HEADS, N_CENTRES, D) */
+    float *centers; /* (HEADS, N_CENTERS, D) */
     float *noise;   /* (NOISE + D) */
     float *queries; /* (LAYERS, HEADS, QUERIES, D) */
 
-    struct kvs_selection take, choice;
+    struct kvs_selection candidates, selection; /* of steps 1 and 2 */
     struct kv_wire_range range;
     struct kvs_score scan;
     struct kvs_score_run *runs;
-    struct kvs_selector *chooser;
-    struct kvs_expander *picker;
+    struct kvs_selector *selector;
+    struct kvs_expander *expander;
     struct kvs_attention *attention;
     struct kvs_estimate *remainder;
     float *room, *tables;
     size_t room_floats;
-    float *kept;                /* (QUERIES, TAKEN_MAX) exact scores */
-    uint32_t *taken, *among;    /* (TAKEN_MAX) */
-    uint32_t *indices, *scored; /* (TAKEN_MAX) */
+    float *kept;                  /* (QUERIES, CANDIDATES_MAX) exact scores */
+    uint32_t *rows, *query_masks; /* (CANDIDATES_MAX) */
+    uint32_t *indices, *scored;   /* (CANDIDATES_MAX) */
     float output[QUERIES * D], lse[QUERIES];
 
     unsigned record;          /* that is measured */
@@ -137,69 +139,69 @@ static void score(struct stages *stages, struct kvs_unit *unit, const float *que
         ;
 }
 
-static void take(struct stages *stages)
+static void select_candidates(struct stages *stages)
 {
     const struct kvs_score *scan = &stages->scan;
 
-    kvs_select_begin(stages->chooser, &stages->take, scan->scores, scan->maxima, scan->counts,
-                     NULL, scan->n_items, false,
+    kvs_select_begin(stages->selector, &stages->candidates, scan->scores, scan->maxima,
+                     scan->counts, NULL, scan->n_items, false,
                      scan->scores + (size_t)scan->n_items * QUERIES);
-    while (!kvs_select_slice(stages->chooser))
+    while (!kvs_select_slice(stages->selector))
         ;
 }
 
-static void pick(struct stages *stages)
+static void expand(struct stages *stages)
 {
-    kvs_expand_begin(stages->picker, &stages->scan, stages->chooser, stages->taken,
-                     stages->among);
-    while (!kvs_expand_slice(stages->picker, &stages->codebooks))
+    kvs_expand_begin(stages->expander, &stages->scan, stages->selector, stages->rows,
+                     stages->query_masks);
+    while (!kvs_expand_slice(stages->expander, &stages->codebooks))
         ;
 }
 
 static void rerank(struct stages *stages)
 {
     const struct kvs_score *scan = &stages->scan;
-    const uint32_t n_taken = stages->picker->n;
+    const uint32_t n_candidates = stages->expander->n;
 
-    for (uint32_t at = 0, n; at < n_taken; at += n) {
+    for (uint32_t at = 0, n; at < n_candidates; at += n) {
         const void *keys[RERANK_ROWS];
 
-        n = n_taken - at < RERANK_ROWS ? n_taken - at : RERANK_ROWS;
+        n = n_candidates - at < RERANK_ROWS ? n_candidates - at : RERANK_ROWS;
         for (uint32_t i = 0; i < n; i++)
-            keys[i] = kvs_unit_row(scan->unit, stages->taken[at + i]);
+            keys[i] = kvs_unit_row(scan->unit, stages->rows[at + i]);
         kv_exact_scores_score_list(scan->type, keys, n, D, scan->queries, QUERIES,
-                                   stages->room + at, n_taken);
+                                   stages->room + at, n_candidates);
         for (uint32_t q = 0; q < QUERIES; q++)
-            memcpy(stages->kept + (size_t)q * n_taken + at,
-                   stages->room + (size_t)q * n_taken + at, n * sizeof(float));
-        memcpy(stages->scored + at, stages->taken + at, n * sizeof(uint32_t));
+            memcpy(stages->kept + (size_t)q * n_candidates + at,
+                   stages->room + (size_t)q * n_candidates + at, n * sizeof(float));
+        memcpy(stages->scored + at, stages->rows + at, n * sizeof(uint32_t));
     }
 }
 
-/* Returns how many; `taken` are they. */
-static uint32_t choose(struct stages *stages)
+/* Returns the number of selected rows, which replace the candidates in `rows`. */
+static uint32_t select_rows(struct stages *stages)
 {
-    const uint32_t n_taken = stages->picker->n;
-    uint32_t n_chosen;
+    const uint32_t n_candidates = stages->expander->n;
+    uint32_t n_selected;
 
-    kvs_select_begin(stages->chooser, &stages->choice, stages->room, NULL, NULL, NULL, n_taken,
-                     false, stages->room + (size_t)n_taken * QUERIES);
-    while (!kvs_select_slice(stages->chooser))
+    kvs_select_begin(stages->selector, &stages->selection, stages->room, NULL, NULL, NULL,
+                     n_candidates, false, stages->room + (size_t)n_candidates * QUERIES);
+    while (!kvs_select_slice(stages->selector))
         ;
-    n_chosen = kvs_select_rows(stages->chooser, stages->indices, stages->among);
-    for (uint32_t i = 0; i < n_chosen; i++)
-        stages->taken[i] = stages->taken[stages->indices[i]];
-    return n_chosen;
+    n_selected = kvs_select_rows(stages->selector, stages->indices, stages->query_masks);
+    for (uint32_t i = 0; i < n_selected; i++)
+        stages->rows[i] = stages->rows[stages->indices[i]];
+    return n_selected;
 }
 
-static void attend(struct stages *stages, uint32_t n_chosen)
+static void attend(struct stages *stages, uint32_t n_selected)
 {
     uint32_t bad = UINT32_MAX;
 
     kvs_attention_begin(stages->attention, &attending, stages->scan.unit, stages->scan.queries,
                         false);
-    for (uint32_t i = 0; i < n_chosen && bad == UINT32_MAX; i++)
-        if (kvs_attention_add(stages->attention, stages->taken[i], stages->among[i]))
+    for (uint32_t i = 0; i < n_selected && bad == UINT32_MAX; i++)
+        if (kvs_attention_add(stages->attention, stages->rows[i], stages->query_masks[i]))
             bad = kvs_attention_slice(stages->attention, &stages->heap);
     if (bad == UINT32_MAX)
         bad = kvs_attention_slice(stages->attention, &stages->heap);
@@ -208,18 +210,18 @@ static void attend(struct stages *stages, uint32_t n_chosen)
     kvs_attention_end(stages->attention, stages->output, stages->lse);
 }
 
-static void rest(struct stages *stages, uint32_t n_chosen)
+static void estimate(struct stages *stages, uint32_t n_selected)
 {
     const struct kvs_estimate_input question = {
         .score = &stages->scan,
         .shape = attending,
         .bits = KV_SUMMARY_16,
-        .selected = stages->taken,
-        .query_mask = stages->among,
-        .n_selected = n_chosen,
+        .selected = stages->rows,
+        .query_mask = stages->query_masks,
+        .n_selected = n_selected,
         .scored = stages->scored,
         .scores = stages->kept,
-        .n_scored = stages->picker->n,
+        .n_scored = stages->expander->n,
     };
 
     kvs_estimate_begin(stages->remainder, &question);
@@ -240,28 +242,28 @@ static void lap(struct stages *stages, enum stage stage, double *at)
 static void answer(struct stages *stages, struct kvs_unit *unit, const float *queries)
 {
     double at = kernels_now();
-    uint32_t n_chosen;
+    uint32_t n_selected;
 
     score(stages, unit, queries);
     lap(stages, STAGE_SCORE, &at);
-    take(stages);
-    lap(stages, STAGE_TAKE, &at);
-    pick(stages);
-    lap(stages, STAGE_PICK, &at);
+    select_candidates(stages);
+    lap(stages, STAGE_CANDIDATES, &at);
+    expand(stages);
+    lap(stages, STAGE_EXPAND, &at);
     rerank(stages);
     lap(stages, STAGE_RERANK, &at);
-    n_chosen = choose(stages);
-    lap(stages, STAGE_CHOOSE, &at);
-    attend(stages, n_chosen);
+    n_selected = select_rows(stages);
+    lap(stages, STAGE_SELECT, &at);
+    attend(stages, n_selected);
     lap(stages, STAGE_ATTEND, &at);
-    rest(stages, n_chosen);
-    lap(stages, STAGE_REST, &at);
+    estimate(stages, n_selected);
+    lap(stages, STAGE_ESTIMATE, &at);
 
-    if (stages->picker->n != stages->take.factor * K || n_chosen != K)
-        stages->fault = "rows taken or chosen: not as many as asked for";
+    if (stages->expander->n != stages->candidates.factor * K || n_selected != K)
+        stages->fault = "candidates or selected rows: not as many as requested";
     else if (stages->remainder->n_estimated != stages->scan.n - K ||
              stages->remainder->n_exact != 0)
-        stages->fault = "rows of the rest: not all that were not chosen";
+        stages->fault = "rows estimated: not all that were not selected";
     else if (stages->scan.n_coded != stages->scan.n)
         stages->fault = "rows without codes";
     for (uint32_t q = 0; q < QUERIES; q++)
@@ -300,9 +302,9 @@ static uint16_t half_of(float value)
                       (magnitude < bias + (1u << 23) ? 0 : (magnitude - bias) >> 13));
 }
 
-static const float *centre_at(const struct stages *stages, unsigned head, uint32_t centre)
+static const float *centre_at(const struct stages *stages, unsigned head, uint32_t center)
 {
-    return stages->centres + ((size_t)head * N_CENTRES + centre) * D;
+    return stages->centers + ((size_t)head * N_CENTERS + center) * D;
 }
 
 static void fill_rows(const struct stages *stages, unsigned head)
@@ -314,13 +316,13 @@ static void fill_rows(const struct stages *stages, unsigned head)
     for (uint32_t token = 0; token < stages->n_tokens; token++) {
         uint8_t *row = kvs_unit_row(&stages->units[head], token);
         const double place = (double)kv_random_below(&random, NOISE) / NOISE;
-        const float *centre = centre_at(stages, head, (uint32_t)(place * place * N_CENTRES));
+        const float *center = centre_at(stages, head, (uint32_t)(place * place * N_CENTERS));
         const float *noise = stages->noise + kv_random_below(&random, NOISE);
         const size_t at = ((size_t)head * stages->n_tokens + token) * (ROW_BYTES / 2);
         uint16_t key[D];
 
         for (uint32_t i = 0; i < D; i++)
-            key[i] = half_of(centre[i] + noise[i]);
+            key[i] = half_of(center[i] + noise[i]);
         memcpy(row, key, sizeof(key));
         memcpy(row + sizeof(key), kernels->from + at % kernels->bytes, ROW_BYTES / 2);
     }
@@ -346,12 +348,12 @@ static void fill_queries(const struct stages *stages)
     kv_random_init(&random, 23);
     for (size_t i = 0; i < (size_t)LAYERS * HEADS * QUERIES; i++) {
         const unsigned head = i / QUERIES % HEADS;
-        const float *centre =
-            centre_at(stages, head, (uint32_t)kv_random_below(&random, N_CENTRES));
+        const float *center =
+            centre_at(stages, head, (uint32_t)kv_random_below(&random, N_CENTERS));
         const float *noise = stages->noise + kv_random_below(&random, NOISE);
 
         for (uint32_t j = 0; j < D; j++)
-            stages->queries[i * D + j] = 0.5f * centre[j] + 0.5f * noise[j];
+            stages->queries[i * D + j] = 0.5f * center[j] + 0.5f * noise[j];
     }
 }
 
@@ -434,14 +436,15 @@ static double full_cells(const struct stages *stages, uint32_t chapter)
     return sum / n;
 }
 
-/* What bounds the record; returns how many.  What is chosen by is hot: no limit for that. */
+/* Fills the limits of a record; returns their number.  Selection works on data in the cache and
+ * has none. */
 static unsigned needs_of(const struct stages *stages,
                          uint32_t chapter,
                          bool is_cells,
                          struct kernels_need *ret_needs)
 {
     const struct kv_summary_shape summaries = {KV_KEY_FP16, D, D, KV_SUMMARY_16};
-    const double n_taken = stages->take.factor * K, pair = 2.0 * QUERIES;
+    const double n_candidates = stages->candidates.factor * K, pair = 2.0 * QUERIES;
     const double n_chapters = ((stages->n_tokens + chapter - 1) / chapter);
     const double n_groups = (double)stages->n_tokens / KV_SUMMARY_ROWS;
     const double of_chapter =
@@ -456,16 +459,16 @@ static unsigned needs_of(const struct stages *stages,
             KERNELS_FMA, n_chapters * pair * (double)kv_pq_centroids_size(&codes), 0, 0};
         return 2;
     case STAGE_RERANK:
-        ret_needs[0] = (struct kernels_need){KERNELS_ROWS, n_taken * (ROW_BYTES / 2), ROW_BYTES,
-                                             ROW_BYTES / 2};
-        ret_needs[1] = (struct kernels_need){KERNELS_FMA, n_taken * pair * D, 0, 0};
+        ret_needs[0] = (struct kernels_need){KERNELS_ROWS, n_candidates * (ROW_BYTES / 2),
+                                             ROW_BYTES, ROW_BYTES / 2};
+        ret_needs[1] = (struct kernels_need){KERNELS_FMA, n_candidates * pair * D, 0, 0};
         return 2;
     case STAGE_ATTEND:
         ret_needs[0] =
             (struct kernels_need){KERNELS_ROWS, (double)K * ROW_BYTES, ROW_BYTES, ROW_BYTES};
         ret_needs[1] = (struct kernels_need){KERNELS_FMA, K * pair * 2 * D, 0, 0};
         return 2;
-    case STAGE_REST:
+    case STAGE_ESTIMATE:
         ret_needs[0] = (struct kernels_need){
             KERNELS_READ, n_groups * (double)kv_summary_bytes(&summaries), 0, 0};
         ret_needs[1] = (struct kernels_need){
@@ -482,13 +485,13 @@ static bool measure(struct stages *stages, uint32_t factor, uint32_t chapter_blo
     const bool is_cells = chapter >= kvs_scorer_pq.items_pay(&codes);
     bool is_good = true;
 
-    stages->choice = (struct kvs_selection){.merge = KV_MERGE_SUM,
-                                            .n_queries = QUERIES,
-                                            .scale = attending.scale,
-                                            .k = K,
-                                            .factor = 1};
-    stages->take = stages->choice;
-    stages->take.factor = factor;
+    stages->selection = (struct kvs_selection){.merge = KV_MERGE_SUM,
+                                               .n_queries = QUERIES,
+                                               .scale = attending.scale,
+                                               .k = K,
+                                               .factor = 1};
+    stages->candidates = stages->selection;
+    stages->candidates.factor = factor;
     for (unsigned record = 0; is_good && record < N_RECORDS; record++) {
         struct kernels_case one = {
             .name = names[record],
@@ -521,7 +524,7 @@ static bool measure_all(struct stages *stages)
     static const uint32_t chapters[] = {128, 8}; /* blocks */
     bool is_good = true;
 
-    kernels_fill_normal(stages->centres, HEADS * N_CENTRES * D, 21);
+    kernels_fill_normal(stages->centers, HEADS * N_CENTERS * D, 21);
     kernels_fill_normal(stages->noise, NOISE + D, 22);
     fill_queries(stages);
     for (unsigned i = 0; is_good && i < sizeof(chapters) / sizeof(chapters[0]); i++) {
@@ -546,9 +549,9 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     stages = kernels_alloc(1, sizeof(*stages));
     if (stages == NULL)
         return false;
-    /* As many tokens as the memory that was asked for holds, and at least enough to choose. */
+    /* As many tokens as the requested memory holds, and at least enough to select from. */
     n_tokens = kernels->bytes / (HEADS * ROW_BYTES);
-    n_tokens = n_tokens < 2 * TAKEN_MAX ? 2 * TAKEN_MAX : n_tokens;
+    n_tokens = n_tokens < 2 * CANDIDATES_MAX ? 2 * CANDIDATES_MAX : n_tokens;
     n_tokens =
         n_tokens > TOKENS_MAX ? TOKENS_MAX : n_tokens / KV_SUMMARY_ROWS * KV_SUMMARY_ROWS;
     stages->kernels = kernels;
@@ -556,40 +559,40 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     stages->n_tokens = (uint32_t)n_tokens;
     stages->range = (struct kv_wire_range){SINKS, stages->n_tokens - WINDOW};
     stages->room_floats = n_tokens * (QUERIES + KVS_SCORE_SPARE);
-    stages->centres = kernels_alloc(HEADS * N_CENTRES * D, sizeof(float));
+    stages->centers = kernels_alloc(HEADS * N_CENTERS * D, sizeof(float));
     stages->noise = kernels_alloc(NOISE + D, sizeof(float));
     stages->queries = kernels_alloc(LAYERS * HEADS * QUERIES * D, sizeof(float));
     stages->runs = kernels_alloc(KVS_SCORE_RUNS_MAX, sizeof(*stages->runs));
-    stages->chooser = kernels_alloc(1, sizeof(*stages->chooser));
-    stages->picker = kvs_expander_create();
+    stages->selector = kernels_alloc(1, sizeof(*stages->selector));
+    stages->expander = kvs_expander_create();
     stages->attention = kernels_alloc(1, sizeof(*stages->attention));
     stages->remainder = kernels_alloc(1, sizeof(*stages->remainder));
     stages->room = kernels_alloc(stages->room_floats, sizeof(float));
     stages->tables = kernels_alloc((size_t)QUERIES * KVS_SCORE_TABLE, sizeof(float));
-    stages->kept = kernels_alloc(QUERIES * TAKEN_MAX, sizeof(float));
-    stages->taken = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
-    stages->among = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
-    stages->indices = kernels_alloc(TAKEN_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
-    stages->scored = kernels_alloc(TAKEN_MAX, sizeof(uint32_t));
-    if (stages->centres != NULL && stages->noise != NULL && stages->queries != NULL &&
-        stages->runs != NULL && stages->chooser != NULL && stages->picker != NULL &&
+    stages->kept = kernels_alloc(QUERIES * CANDIDATES_MAX, sizeof(float));
+    stages->rows = kernels_alloc(CANDIDATES_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
+    stages->query_masks = kernels_alloc(CANDIDATES_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
+    stages->indices = kernels_alloc(CANDIDATES_MAX + KV_TOPK_SPARE, sizeof(uint32_t));
+    stages->scored = kernels_alloc(CANDIDATES_MAX, sizeof(uint32_t));
+    if (stages->centers != NULL && stages->noise != NULL && stages->queries != NULL &&
+        stages->runs != NULL && stages->selector != NULL && stages->expander != NULL &&
         stages->attention != NULL && stages->remainder != NULL && stages->room != NULL &&
-        stages->tables != NULL && stages->kept != NULL && stages->taken != NULL &&
-        stages->among != NULL && stages->indices != NULL && stages->scored != NULL)
+        stages->tables != NULL && stages->kept != NULL && stages->rows != NULL &&
+        stages->query_masks != NULL && stages->indices != NULL && stages->scored != NULL)
         is_good = measure_all(stages);
-    kvs_expander_destroy(stages->picker);
-    free(stages->centres);
+    kvs_expander_destroy(stages->expander);
+    free(stages->centers);
     free(stages->noise);
     free(stages->queries);
     free(stages->runs);
-    free(stages->chooser);
+    free(stages->selector);
     free(stages->attention);
     free(stages->remainder);
     free(stages->room);
     free(stages->tables);
     free(stages->kept);
-    free(stages->taken);
-    free(stages->among);
+    free(stages->rows);
+    free(stages->query_masks);
     free(stages->indices);
     free(stages->scored);
     free(stages);
