@@ -381,7 +381,9 @@ struct kv_fetch {
     uint32_t kv_head_begin, n_kv_heads; /* n_kv_heads 0: all */
     const uint32_t *n_ids;              /* (n_kv_heads) rows requested of each head */
     const uint32_t *ids;                /* (sum of n_ids) tokens, head by head */
-    uint32_t snapshot; /* tokens that must be committed first; 0: those that the ids need */
+    /* Tokens that must be committed first in every head that has ids; 0: those up to the
+     * greatest id of any of them. */
+    uint32_t snapshot;
 };
 
 /* Reads rows of one layer by token, from all nodes that own its heads.  The rows are written

@@ -945,14 +945,23 @@ static kv_status_t begin_read(struct world *world, struct client *client, struct
     return kv_read_begin(task->handle->session, &task->box, &io, task->deadline_ms, &task->op);
 }
 
+/* Every head that is named must have all tokens up to the greatest id of any: a node waits for
+ * them (kv_fetch.snapshot). */
 static bool fetch_is_sure(const struct task *task)
 {
     const uint32_t *id = task->ids;
+    uint32_t n_needed = 0;
 
+    for (uint32_t i = 0, n = 0; i < task->n_heads; i++)
+        for (uint32_t j = 0; j < task->n_ids[i]; j++, n++)
+            if (task->ids[n] >= n_needed)
+                n_needed = task->ids[n] + 1;
     for (uint32_t i = 0; i < task->n_heads; i++) {
         uint32_t unit =
             kv_schema_unit(&task->truth->schema, task->layer, task->box.kv_head_begin + i);
 
+        if (task->n_ids[i] > 0 && truth_unit_least(task->truth, unit) < n_needed)
+            return false;
         for (uint32_t j = 0; j < task->n_ids[i]; j++)
             if (!task->truth->rows[unit][*id++].must)
                 return false;
