@@ -49,6 +49,7 @@ enum {
     KV_UCX_WATCH_EVENTS_MAX = 16,    /* dead peers handled per check */
     KV_UCX_PROBE_EVERY_US = 1000000, /* between two probes of the shared queue */
     KV_UCX_PROBE_LOST_US = 1000000,  /* a probe not received after this time is lost */
+    KV_UCX_PROBE_STEP_US = 250000,   /* counted at most between two looks at the queue */
 };
 
 /* A port's address: this prefix, and then one address of a UCX worker per link, in the order of
@@ -166,6 +167,8 @@ struct kv_ucx_port {
     unsigned turns;      /* progress calls until the network is polled */
     unsigned watch;      /* progress calls until watch_fd and the queue are checked */
     uint64_t probe_us;   /* when the last probe was sent */
+    uint64_t look_us;    /* when the queue was last looked at */
+    uint64_t waited_us;  /* for the probe, while the port made progress */
     bool is_probing;     /* it has not been received yet */
     bool must_probe;     /* a peer may have left the queue half written */
     bool in_progress;

@@ -37,6 +37,7 @@ static void send_probe(struct kv_ucx_port *port, uint64_t now_us)
     size_t bytes;
 
     port->probe_us = now_us;
+    port->waited_us = 0;
     if (link->probe == NULL) {
         ucs_status_t ucs = ucp_worker_get_address(link->worker, &address, &bytes);
 
@@ -88,16 +89,21 @@ static void replace_queue(struct kv_ucx_port *port)
     port->retired = old;
 }
 
+/* A port that nobody drives receives no probe, and the queue is none the worse for it: such a
+ * time counts little. */
 void kv_ucx_look_at_queue(struct kv_ucx_port *port)
 {
     const struct kv_ucx_link *link = port->links[KV_UCX_LINK_SHARED];
-    uint64_t now_us;
+    uint64_t now_us, passed_us;
 
     if (link == NULL || port->closing || (link->n_channels == 0 && !port->is_probing))
         return;
     now_us = kv_clock_now(&kv_clock_real);
+    passed_us = now_us - port->look_us;
+    port->look_us = now_us;
     if (port->is_probing) {
-        if (now_us - port->probe_us > KV_UCX_PROBE_LOST_US)
+        port->waited_us += passed_us < KV_UCX_PROBE_STEP_US ? passed_us : KV_UCX_PROBE_STEP_US;
+        if (port->waited_us > KV_UCX_PROBE_LOST_US)
             replace_queue(port);
     } else if (port->must_probe || now_us - port->probe_us > KV_UCX_PROBE_EVERY_US) {
         send_probe(port, now_us);
