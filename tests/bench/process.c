@@ -303,6 +303,7 @@ struct kv_client *bench_client_open(const struct bench_node *node, const char *t
         .transport = transport,
         .name = "kv_bench",
         .deadline_ms = 30000,
+        .peer_timeout_ms = 30000,
     };
     struct kv_client *client;
     char detail[512] = "";

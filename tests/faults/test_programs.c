@@ -108,8 +108,14 @@ static void sweep(const char *program, void (*try)(const struct failure *failure
 /* Stores an object in the node and gets it back; KV_OK: right. */
 static kv_status_t use_node(const char *control, const struct failure *failure)
 {
+    /* One that has no memory from then on may leave every request unanswered. */
+    const uint32_t deadline_ms = failure->and_on ? 3000 : SYSTEM_DEADLINE_MS;
     const struct kv_client_options options = {
-        .nodes = control, .transport = "tcp", .deadline_ms = 3000};
+        .nodes = control,
+        .transport = "tcp",
+        .deadline_ms = deadline_ms,
+        .peer_timeout_ms = failure->and_on ? 0 : SYSTEM_PEER_MS,
+    };
     struct kv_client *client = NULL;
     struct kv_buffer *buffer;
     char detail[256] = "";
@@ -119,10 +125,10 @@ static kv_status_t use_node(const char *control, const struct failure *failure)
         return status;
     buffer = system_buffer(client, OBJECT_BYTES);
     test_fill(kv_buffer_data(buffer), OBJECT_BYTES, failure->nth);
-    status = system_object(client, KV_OBJECT_PUT, "one", buffer, OBJECT_BYTES, 3000);
+    status = system_object(client, KV_OBJECT_PUT, "one", buffer, OBJECT_BYTES, deadline_ms);
     if (status == KV_OK) {
         memset(kv_buffer_data(buffer), 0, OBJECT_BYTES);
-        status = system_object(client, KV_OBJECT_GET, "one", buffer, OBJECT_BYTES, 3000);
+        status = system_object(client, KV_OBJECT_GET, "one", buffer, OBJECT_BYTES, deadline_ms);
         EXPECT(failure,
                status != KV_OK ||
                    test_is_filled(kv_buffer_data(buffer), OBJECT_BYTES, failure->nth),

@@ -38,12 +38,13 @@ void system_node_stop(struct process_node *node)
     assert_int_equal(process_node_stop(node), 0);
 }
 
-struct kv_client *system_open(const char *nodes, const char *transport, uint32_t deadline_ms)
+struct kv_client *system_open(const char *nodes, const char *transport)
 {
     const struct kv_client_options options = {
         .nodes = nodes,
         .transport = transport,
-        .deadline_ms = deadline_ms > 0 ? deadline_ms : SYSTEM_DEADLINE_MS,
+        .deadline_ms = SYSTEM_DEADLINE_MS,
+        .peer_timeout_ms = SYSTEM_PEER_MS,
     };
     struct kv_client *client;
     char detail[512];

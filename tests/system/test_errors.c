@@ -329,7 +329,7 @@ static kv_status_t call(struct ending *ending, enum kv_op_id op)
 /* Over gRPC a call is a client's, by its index and token, or it is refused. */
 static void strangers_call_nothing(void **state)
 {
-    struct kv_client *client = system_open(served.control, "tcp", 0);
+    struct kv_client *client = system_open(served.control, "tcp");
     const struct kvc_node *remote = &client->nodes[0];
     struct kv_id128 token = remote->client_token;
 

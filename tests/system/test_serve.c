@@ -107,7 +107,7 @@ static void every_operation(const char *transport, const char *in_use)
     struct kv_op *op;
 
     system_node_start(&node, NULL);
-    client = system_open(node.control, transport, 0);
+    client = system_open(node.control, transport);
     buffer = system_buffer(client, OBJECT_BYTES);
     kv_client_node(client, 0, &info);
     assert_non_null(strstr(info.transport, in_use));
@@ -167,7 +167,7 @@ static void listens_on_loopback_only(void **state)
 
     (void)state;
     system_node_start(&node, NULL);
-    client = system_open(node.control, "tcp", 0);
+    client = system_open(node.control, "tcp");
     n = process_listeners(node.process.pid, listeners);
     assert_true(n >= 2);
     for (unsigned i = 0; i < n; i++) {
@@ -274,8 +274,8 @@ static void ends_without_a_trace(void **state)
     (void)state;
     process_shared_look(&shared);
     system_node_start(&node, NULL);
-    tcp = system_open(node.control, "tcp", 0);
-    shm = system_open(node.control, "shm", 0);
+    tcp = system_open(node.control, "tcp");
+    shm = system_open(node.control, "shm");
     buffer = system_buffer(shm, 1 << 20);
     session = system_session(shm, system_model(), 0);
     system_put(shm, session, buffer, 0, 100, 1);
@@ -289,7 +289,7 @@ static void ends_without_a_trace(void **state)
         struct kv_rows_io io = {.buffer = buffer};
 
         memset(kv_buffer_data(buffer), 0, kv_buffer_bytes(buffer));
-        status = kv_read_begin(session, &box, &io, 5000, &op);
+        status = kv_read_begin(session, &box, &io, SYSTEM_DEADLINE_MS, &op);
         if (status == KV_OK)
             status = kv_finish(op);
         if (status == KV_OK)
@@ -317,7 +317,7 @@ static void drains(void **state)
 
     (void)state;
     system_node_start(&node, NULL);
-    client = system_open(node.control, "tcp", 0);
+    client = system_open(node.control, "tcp");
     system_finish(client, kv_drain_begin(client, 0, 0, &op), &op, KV_OK);
     assert_int_equal(process_wait(&node.process, PROCESS_PATIENCE_MS), 0);
     kv_client_close(client);

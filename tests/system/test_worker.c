@@ -10,6 +10,7 @@
 enum {
     N_NODES = 2,
     PROMPT_BYTES = 3600,
+    TRIES = 5,
     TIMEOUT_MS = 5 * PROCESS_PATIENCE_MS,
 };
 
@@ -42,6 +43,22 @@ static int tear_down(void **state)
         if (nodes[i].process.pid != 0)
             system_node_stop(&nodes[i]);
     return 0;
+}
+
+/* For kvworker, a node that has been silent for two seconds is lost; on a slow machine one that
+ * lives may be. */
+static void run_kvworker(const char *const *argv)
+{
+    const struct process_spec spec = {.argv = argv};
+
+    for (unsigned i = 0; i < TRIES; i++) {
+        assert_true(process_run(&spec, TIMEOUT_MS, &result));
+        if (result.status == 0)
+            return;
+        if (strstr(result.errors, ": unreachable: ") == NULL)
+            break;
+    }
+    fail_msg("status %d: %s", result.status, result.errors);
 }
 
 /* The options that make a run repeat exactly. */
@@ -89,12 +106,9 @@ static void logits(const char *store,
                                 "--ratio",
                                 "1/8",
                                 NULL};
-    const struct process_spec spec = {.argv = argv};
 
     process_path(out, name);
-    assert_true(process_run(&spec, TIMEOUT_MS, &result));
-    if (result.status != 0)
-        fail_msg("status %d: %s", result.status, result.errors);
+    run_kvworker(argv);
 }
 
 static void expect_same_file(const char *name, const char *other)
@@ -137,7 +151,7 @@ static void the_same_logits_everywhere(void **state)
     expect_same_file("embedded.npy", "both.npy");
     expect_same_file("embedded.npy", "again.npy");
     expect_same_file("embedded.npy", "off.npy");
-    client = system_open(both, NULL, 0);
+    client = system_open(both, NULL);
     for (unsigned i = 0; i < N_NODES; i++) {
         assert_true(system_number(client, i, "stats", "rows_scored_by_code") > 0);
         assert_true(system_number(client, i, "stats", "codebooks_trained") > 0);
@@ -160,11 +174,8 @@ static void generate(const char *store)
 {
     const char *const argv[] = {kvworker, "generate",     "--model", model, "--store", store,
                                 "--json", "--max-tokens", "40",      EXACT, NULL};
-    const struct process_spec spec = {.argv = argv};
 
-    assert_true(process_run(&spec, TIMEOUT_MS, &result));
-    if (result.status != 0)
-        fail_msg("status %d: %s", result.status, result.errors);
+    run_kvworker(argv);
 }
 
 static void the_same_tokens_everywhere(void **state)
@@ -202,7 +213,7 @@ static void a_node_dies(void **state)
 
     (void)state;
     process_path(errors, "dies.errors");
-    client = system_open(nodes[1].control, NULL, 0);
+    client = system_open(nodes[1].control, NULL);
     const double before = system_number(client, 0, "stats", "rows_selected");
     assert_true(process_start(&process, &spec));
     /* It is at it. */

@@ -5,6 +5,7 @@
 #include "kvserver/base/random.h"
 #include "tests/support/process.h"
 #include "tests/support/rows.h"
+#include "tests/system/system.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -26,8 +27,7 @@ enum {
     OBJECT_BYTES_MAX = 300 << 10,
     TELL_EVERY = 20,
     TELLS = 200,
-    LEASE_MS = 10000,  /* of sessions; the library renews it */
-    LATE_US = 2000000, /* a deadline is met within what a machine under load may add */
+    LEASE_MS = 30000, /* of sessions; the library renews it */
 };
 
 struct model_session {
@@ -250,7 +250,8 @@ static void op_failed(struct traffic *traffic, struct slot *slot, kv_status_t st
         wrong(traffic, kv_status_name(status));
         return;
     }
-    if (kv_op_elapsed_us(slot->op) > traffic->options->deadline_ms * UINT64_C(1000) + LATE_US)
+    if (kv_op_elapsed_us(slot->op) >
+        (traffic->options->deadline_ms + SYSTEM_SLACK_MS) * UINT64_C(1000))
         wrong(traffic, "ended long after its deadline");
     if (slot->object != NULL) {
         /* A node that was killed has forgotten what it had. */
@@ -590,6 +591,7 @@ int traffic_run(const struct traffic_options *options)
         .nodes = options->nodes,
         .transport = options->transport,
         .deadline_ms = options->deadline_ms,
+        .peer_timeout_ms = SYSTEM_PEER_MS,
     };
     struct traffic *traffic = calloc(1, sizeof(*traffic));
     int result = EXIT_FAILURE;
