@@ -30,9 +30,8 @@ static kv_status_t open_grpc(struct kv_client *client,
                              const char *address,
                              struct kvc_control **ret_control)
 {
-    (void)client;
     (void)node_index;
-    return kvc_control_grpc_open(address, ret_control);
+    return kvc_control_grpc_open(address, client->peer_timeout_us / 1000, ret_control);
 }
 #endif
 

@@ -58,8 +58,11 @@ struct kvc_control {
 };
 
 #ifdef KV_WITH_GRPC
-/* Connects lazily to "HOST:PORT".  KV_INVALID: not an address. */
-kv_status_t kvc_control_grpc_open(const char *address, struct kvc_control **ret_control);
+/* Connects lazily to "HOST:PORT".  A node that is silent for `silence_ms`, at least two seconds,
+ * is lost.  KV_INVALID: not an address. */
+kv_status_t kvc_control_grpc_open(const char *address,
+                                  uint64_t silence_ms,
+                                  struct kvc_control **ret_control);
 #endif
 
 #endif

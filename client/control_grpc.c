@@ -22,6 +22,7 @@
 
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -32,7 +33,7 @@ enum {
     HOST_BYTES = 256,
     DETAIL_BYTES = 512,
     KEEPALIVE_TIME_MS = 1000,
-    KEEPALIVE_TIMEOUT_MS = 2000,
+    KEEPALIVE_TIMEOUT_MIN_MS = 2000,
     BACKOFF_FIRST_MS = 100,
     BACKOFF_MAX_MS = 1000,
     CONNECT_MS = 2000, /* for one attempt: a node under load may be slow to accept */
@@ -450,8 +451,11 @@ static bool target_of(const char *address, char *target, size_t target_bytes)
     return (size_t)snprintf(target, target_bytes, "%s%s", scheme, address) < target_bytes;
 }
 
-static grpc_channel *channel_open(const char *target)
+static grpc_channel *channel_open(const char *target, uint64_t silence_ms)
 {
+    const int keepalive_timeout_ms = silence_ms < KEEPALIVE_TIMEOUT_MIN_MS
+                                         ? KEEPALIVE_TIMEOUT_MIN_MS
+                                         : (int)(silence_ms < INT_MAX ? silence_ms : INT_MAX);
     struct {
         const char *name;
         int value;
@@ -465,7 +469,7 @@ static grpc_channel *channel_open(const char *target)
         {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
         {GRPC_ARG_HTTP2_BDP_PROBE, 0},
         {GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_TIME_MS},
-        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS},
+        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_timeout_ms},
         {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
         {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
         {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_FIRST_MS},
@@ -494,7 +498,9 @@ static grpc_channel *channel_open(const char *target)
     return channel;
 }
 
-kv_status_t kvc_control_grpc_open(const char *address, struct kvc_control **ret_control)
+kv_status_t kvc_control_grpc_open(const char *address,
+                                  uint64_t silence_ms,
+                                  struct kvc_control **ret_control)
 {
     char target[HOST_BYTES + 32];
     kv_status_t status = KV_NO_MEMORY;
@@ -510,7 +516,7 @@ kv_status_t kvc_control_grpc_open(const char *address, struct kvc_control **ret_
     control->finished_last = &control->finished_first;
     control->lock = kv_lock_create();
     control->queue = grpc_completion_queue_create_for_next(NULL);
-    control->channel = channel_open(target);
+    control->channel = channel_open(target, silence_ms);
     if (control->lock == NULL || control->queue == NULL || control->channel == NULL)
         goto err;
     status = kv_thread_start("kv-control", serve_queue, control, &control->thread);
