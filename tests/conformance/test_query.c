@@ -70,8 +70,10 @@ struct side {
 
 static void open_side_as(struct side *side, const struct cluster_client *setup)
 {
-    struct kv_client_options options = {
-        .nodes = subject.addresses, .transport = subject.transports, .deadline_ms = 60000};
+    struct kv_client_options options = {.nodes = subject.addresses,
+                                        .transport = subject.transports,
+                                        .deadline_ms = 60000,
+                                        .peer_timeout_ms = 60000};
     char detail[256] = "";
 
     if (subject.addresses == NULL)

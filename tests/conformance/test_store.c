@@ -9,6 +9,7 @@
 #include "tests/support/rows.h"
 #include "tests/support/transport_fault.h"
 
+#include "client/deadlines.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/base/writers.h"
@@ -27,7 +28,7 @@ enum {
     BUFFER_BYTES = 24 << 20,
     READ_TOKENS = 5000, /* at once */
     MEMORY_BYTES = 384 << 20,
-    LEASE_MS = 2500, /* long enough for a machine that is busy */
+    LEASE_MS = 10000, /* long enough for a machine that is busy */
     SKIPPED = 77,
 };
 
@@ -1524,7 +1525,7 @@ static void leases_end(void **state)
     assert_in_range(kv_session_lease_ms(session), 1, LEASE_MS);
     /* While the client is polled, its leases are renewed. */
     for (uint64_t begin = kv_clock_now(&kv_clock_real);
-         kv_clock_now(&kv_clock_real) - begin < 2000 * LEASE_MS;)
+         kv_clock_now(&kv_clock_real) - begin < 1200 * LEASE_MS;)
         kv_client_wait(side.client, 50000);
     read_back(&side, session, 0, 2000, 1);
     close_session(session);
@@ -1750,6 +1751,33 @@ static void lost_and_doubled_messages(void **state)
     }
 }
 
+/* A cancel that gets through would end a request that a slow node has not yet begun. */
+static const struct fault_rule no_cancel = {FAULT_OUT,    FAULT_DROP, KV_WIRE_REQUEST,
+                                            KV_OP_CANCEL, 0,          0};
+
+/* Waits until the other client sees that the node has done what it was first asked for, and it
+ * has been asked for it again, which is held. */
+static void await_done_and_repeated(struct faulty *faulty,
+                                    struct side *other,
+                                    const char *name,
+                                    bool is_put)
+{
+    const kv_status_t wanted = is_put ? KV_OK : KV_NOT_FOUND;
+    uint64_t begin = kv_clock_now(&kv_clock_real);
+    kv_status_t status;
+
+    do {
+        struct kv_object one = {.name = name};
+        struct kv_op *op;
+
+        kv_client_wait(faulty->side.client, 1000);
+        assert_int_equal(kv_objects_begin(other->client, KV_OBJECT_EXISTS, &one, 1, 0, &op),
+                         KV_OK);
+        status = kv_finish(op);
+        assert_true(kv_clock_now(&kv_clock_real) - begin < 60000000);
+    } while (status != wanted || fault_held(faulty->transport) == 0);
+}
+
 /* The answer to a delete is lost, so the delete is sent again, and by then another client
  * has put other bytes under the name: the delete has succeeded, and those stay. */
 static void deletes_leave_later_objects_alone(void **state)
@@ -1767,17 +1795,16 @@ static void deletes_leave_later_objects_alone(void **state)
     open_side(&other);
     for (unsigned is_put_again = 0; is_put_again < 2; is_put_again++) {
         struct kv_object one = {.name = "deleted", .buffer = other.out, .bytes = 1000};
-        unsigned hits = fault_hits(faulty.transport);
 
         test_fill(kv_buffer_data(other.out), 2000, 8);
         object(&other, KV_OBJECT_PUT, &one, KV_OK);
         fault_clear(faulty.transport);
         fault_add(faulty.transport, &lost);
         fault_add(faulty.transport, &late);
+        fault_add(faulty.transport, &no_cancel);
         assert_int_equal(
             kv_objects_begin(faulty.side.client, KV_OBJECT_DELETE, &one, 1, 0, &op), KV_OK);
-        while (fault_hits(faulty.transport) < hits + 2 && kv_op_status(op) == KV_IN_PROGRESS)
-            kv_client_wait(faulty.side.client, 1000);
+        await_done_and_repeated(&faulty, &other, "deleted", false);
         struct kv_object later = {.name = "deleted", .buffer = other.out, .bytes = 2000};
         if (is_put_again)
             object(&other, KV_OBJECT_PUT, &later, KV_OK);
@@ -1797,12 +1824,12 @@ static void deletes_leave_later_objects_alone(void **state)
  * message, which comes late, nor one that is sent for want of an answer, brings it back. */
 static void deleted_objects_stay_deleted(void **state)
 {
-    static const struct fault_rule rules[][2] = {
-        {{FAULT_OUT, FAULT_HOLD, KV_WIRE_REQUEST, KV_OP_OBJECT_PUT, 0, 1},
-         {FAULT_OUT, FAULT_DROP, KV_WIRE_REQUEST, KV_OP_CANCEL, 0, 0}},
-        {{FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_OBJECT_PUT, 0, 1},
-         {FAULT_OUT, FAULT_HOLD, KV_WIRE_REQUEST, KV_OP_OBJECT_PUT, 1, 0}},
-    };
+    static const struct fault_rule first_late = {FAULT_OUT,        FAULT_HOLD, KV_WIRE_REQUEST,
+                                                 KV_OP_OBJECT_PUT, 0,          1};
+    static const struct fault_rule lost = {FAULT_IN,         FAULT_DROP, KV_WIRE_REPLY,
+                                           KV_OP_OBJECT_PUT, 0,          1};
+    static const struct fault_rule others_late = {FAULT_OUT,        FAULT_HOLD, KV_WIRE_REQUEST,
+                                                  KV_OP_OBJECT_PUT, 1,          0};
     static const size_t sizes[] = {100, 30000, 1500000};
     struct faulty faulty;
     struct side other;
@@ -1813,20 +1840,21 @@ static void deleted_objects_stay_deleted(void **state)
     open_side(&other);
     for (unsigned i = 0; i < 6; i++) {
         bool is_late = i % 2 == 0;
-        unsigned hits = fault_hits(faulty.transport);
         struct kv_object one = {
             .name = "put", .buffer = faulty.side.out, .bytes = sizes[i / 2]};
         struct kv_object same = one;
 
         test_fill(kv_buffer_data(faulty.side.out), one.bytes, i);
-        fault_add(faulty.transport, &rules[!is_late][0]);
-        fault_add(faulty.transport, &rules[!is_late][1]);
+        fault_add(faulty.transport, is_late ? &first_late : &lost);
+        if (!is_late)
+            fault_add(faulty.transport, &others_late);
+        fault_add(faulty.transport, &no_cancel);
         assert_int_equal(kv_objects_begin(faulty.side.client, KV_OBJECT_PUT, &one, 1, 0, &op),
                          KV_OK);
-        while (fault_hits(faulty.transport) < hits + 2 && kv_op_status(op) == KV_IN_PROGRESS)
-            kv_client_wait(faulty.side.client, 1000);
         if (is_late)
             expect(op, KV_OK, KV_OK, "object_put");
+        else
+            await_done_and_repeated(&faulty, &other, "put", true);
         object(&other, KV_OBJECT_DELETE, &same, KV_OK);
         fault_clear(faulty.transport);
         fault_release(faulty.transport);
@@ -1847,7 +1875,7 @@ static void poll_until_free(struct side *side, struct kv_buffer *buffer)
 
     while (kv_buffer_busy(buffer)) {
         kv_client_wait(side->client, 5000);
-        assert_true(kv_clock_now(&kv_clock_real) - begin < 20000000);
+        assert_true(kv_clock_now(&kv_clock_real) - begin < 60000000);
     }
 }
 
@@ -1884,13 +1912,15 @@ static void nothing_lands_late(void **state)
 
             fault_add(faulty.transport, &(struct fault_rule){FAULT_IN, cases[i].action,
                                                              cases[i].kind, KV_OP_READ, 0, 0});
-            assert_int_equal(kv_read_begin(session, &box, &io, cancel ? 10000 : 250, &op),
-                             KV_OK);
-            if (cancel) {
-                poll_for(side->client, 150000);
-                assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+            assert_int_equal(kv_read_begin(session, &box, &io, 0, &op), KV_OK);
+            while (fault_held(faulty.transport) == 0 && kv_op_status(op) == KV_IN_PROGRESS)
+                kv_client_wait(side->client, 5000);
+            poll_for(side->client, 150000);
+            assert_int_equal(kv_op_status(op), KV_IN_PROGRESS);
+            if (cancel)
                 kv_cancel(op);
-            }
+            else
+                kvc_op_expire(op);
             assert_int_equal(kv_wait(op), cancel ? KV_CANCELLED : KV_DEADLINE);
             kv_op_free(op);
             assert_true(fault_held(faulty.transport) > 0);
@@ -2069,8 +2099,8 @@ enum {
     N_CROWD = 30,
     CROWD_OPS = 52, /* of each: all together more than a data thread had works for */
     CROWD_TOKENS = 200,
-    CROWD_IDS = 1500,   /* a body that needs a buffer of its own */
-    CROWD_SILENT = 2000 /* ms after which a node that owes answers counts as dead */
+    CROWD_IDS = 1500,    /* a body that needs a buffer of its own */
+    CROWD_SILENT = 10000 /* ms after which a node that owes answers counts as dead */
 };
 
 /* One of a crowd: a client with operations that wait for rows. */
@@ -2131,6 +2161,10 @@ static void many_wait_and_others_are_served(void **state)
 
     (void)state;
     assert_non_null(crowd);
+    if (shape.n_nodes > 1) { /* it takes its time */
+        free(crowd);
+        skip();
+    }
     for (uint32_t i = 0; i < CROWD_IDS; i++)
         ids[i] = i % CROWD_TOKENS;
     assert_true(open_own(&own, 64 << 20, 0));
@@ -2146,7 +2180,7 @@ static void many_wait_and_others_are_served(void **state)
     do {
         poll_crowd(crowd);
         read_back(&side, session, 0, 100, 1);
-    } while (kv_clock_now(&kv_clock_real) - begin < 2 * CROWD_SILENT * UINT64_C(1000));
+    } while (kv_clock_now(&kv_clock_real) - begin < CROWD_SILENT * UINT64_C(1200));
     for (unsigned i = 0; i < N_CROWD; i++) {
         struct kv_rows box = all_rows(crowd[i].session, 0, CROWD_TOKENS);
         struct kv_op *op = NULL;

@@ -1041,7 +1041,7 @@ static void wake_before_arm(void **state)
         kv_port_progress(pair.a.port);
         pair.a.port->ops->port_wake(pair.a.port);
         status = pair.a.port->ops->port_arm(pair.a.port, &fd);
-        assert_true(status == KV_BUSY || (status == KV_OK && kv_sleep_fds(&fd, 1, 1000000)));
+        assert_true(status == KV_BUSY || (status == KV_OK && kv_sleep_fds(&fd, 1, WAIT_US)));
     }
     close_pair(&pair);
 }
@@ -1225,7 +1225,6 @@ static void peer_is_killed(void **state)
         begin = now_us();
         if (subject.mode == KV_CHANNEL_NETWORK) {
             DRIVE_UNTIL(&pair, pair.a.n_failed == 1);
-            assert_in_range(now_us() - begin, 0, 5 * 1000 * 1000);
         } else {
             /* Nobody need report it; whether sends go on or fail, closing ends them. */
             drive_for(&pair, 10000);
