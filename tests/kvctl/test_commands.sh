@@ -21,12 +21,22 @@ transports="tcp auto"
 [ -d /sys/class/net ] || transports=auto
 unset KVCTL_SERVER KVCTL_JSON 2>/dev/null || true
 
+# Nodes that live, A|B.  One that does not reply in time is slow, and is asked again.
+alive=none
+is_slow() {
+    grep -Eq "node ($alive): .*(unreachable|deadline)" "$work/err" "$work/out"
+}
+input=/dev/null # of kvctl
+
 # expect STATUS COMMAND...: runs kvctl; its output is in $work/out and $work/err
 expect() {
     wanted=$1
     shift
-    got=0
-    "$kvctl" "$@" >"$work/out" 2>"$work/err" || got=$?
+    for _ in 1 2 3 4 5; do
+        got=0
+        "$kvctl" "$@" <"$input" >"$work/out" 2>"$work/err" || got=$?
+        is_slow || break
+    done
     if [ "$got" -ne "$wanted" ]; then
         wrong "kvctl $*: exit status $got, not $wanted"
     elif [ "$wanted" -eq 0 ] && [ -s "$work/err" ]; then
@@ -65,7 +75,7 @@ start() {
             exit 1
         }
         tries=$((tries + 1))
-        [ "$tries" -lt 300 ] || {
+        [ "$tries" -lt 600 ] || {
             echo "kvserver did not become ready"
             exit 1
         }
@@ -125,6 +135,7 @@ has '"verdict": "fail", "what": "control port"' out
 start one
 one=$address
 one_process=$node
+alive=$one
 export KVCTL_SERVER="$one"
 
 for table in status sessions clients ops stats models scrub; do
@@ -171,7 +182,9 @@ for transport in $transports; do
 done
 expect 2 put larger "$work/larger"
 has 'too large' err
-expect 2 put larger - <"$work/larger"
+input=$work/larger
+expect 2 put larger -
+input=/dev/null
 has 'too large' err
 rm "$work/large" "$work/larger"
 expect 2 put gone "$work/gone"
@@ -179,7 +192,9 @@ has 'gone: cannot open: No such file' err
 expect 2 put folder "$work"
 expect 2 put '' "$work/some"
 
-expect 0 put some --json <"$work/some"
+input=$work/some
+expect 0 put some --json
+input=/dev/null
 is_json
 has '"name": "some", "bytes": 100000, ' out
 expect 0 put some "$work/some"
@@ -221,6 +236,7 @@ has '"op": "fetch", "plane": "data", "count": 160, "errors": 0' out
 start two
 two=$address
 two_process=$node
+alive="$one|$two"
 export KVCTL_SERVER="$one,$two"
 expect 0 status
 has "^node $one\$" out
@@ -232,6 +248,7 @@ cmp "$work/some" "$work/copy" || wrong "get over two nodes: other bytes"
 for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
     expect 0 put "spread-$i" "$work/some"
 done
+alive=$one
 kill -9 "$two_process"
 wait "$two_process" 2>/dev/null || true
 expect 1 status
@@ -264,7 +281,12 @@ object() {
 }
 here='' there=''
 for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
-    if "$kvctl" exists "spread-$i" >"$work/out" 2>"$work/err"; then
+    for _ in 1 2 3 4 5; do
+        got=0
+        "$kvctl" exists "spread-$i" >"$work/out" 2>"$work/err" || got=$?
+        is_slow || break
+    done
+    if [ "$got" -eq 0 ]; then
         here="spread-$i"
     else
         there="spread-$i"
@@ -281,28 +303,35 @@ object "$there" 3 127.0.0.1:1
 export KVCTL_SERVER="$one,$two"
 start two "${two##*:}"
 two_process=$node
+alive="$one|$two"
 expect 0 exists "$here"
 expect 1 exists "$there"
 has "no such object" err
 expect 0 put "$there" "$work/some"
 expect 0 exists "$there"
+alive=$one
 kill -STOP "$two_process"
 object "$here" 0 "$two"
 object "$there" 3 "$two"
 expect 1 status --json --deadline-ms 500
 has "^\\{\"node\": \"$two\", \"state\": \"unreachable\", " out
 kill -CONT "$two_process"
+alive="$one|$two"
 expect 0 status --json
+alive=$one
 kill -9 "$two_process"
 
 # A node that is stopped but not gone: the deadline holds.
 export KVCTL_SERVER="$one"
+alive=none
 kill -STOP "$one_process"
 expect 1 status --deadline-ms 500
 expect 1 doctor --deadline-ms 500
 kill -CONT "$one_process"
+alive=$one
 expect 0 status
 
+alive=none
 expect 0 drain --json
 is_json
 status=0
