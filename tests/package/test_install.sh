@@ -90,7 +90,7 @@ server=$!
 tries=0
 until grep -qs '^ready ' "$work/ready"; do
     tries=$((tries + 1))
-    [ "$tries" -lt 300 ] && kill -0 "$server" 2>/dev/null || {
+    [ "$tries" -lt 600 ] && kill -0 "$server" 2>/dev/null || {
         cat "$work/log"
         echo "kvserver did not become ready"
         exit 1

@@ -45,14 +45,14 @@ prints 'asked for --seed 5 --seconds 10'
 prints 'asked for --seed 10000000005 --seconds 10'
 prints 'fuzzers: not in'
 
-# The other job would run for a minute.
-program tests/sim/kv_sim '[ "$2" -eq 7 ] || exec sleep 60' \
+# The other job would run for minutes.
+program tests/sim/kv_sim '[ "$2" -eq 7 ] || exec sleep 200' \
     'echo "kv_sim: again: kv_sim --seed 12"; exit 1'
 began=$(date +%s)
-expect 1 --seconds 60 --jobs 2 --seed 7 "$work"
+expect 1 --seconds 200 --jobs 2 --seed 7 "$work"
 prints 'soak.sh: sim-0: failed with status 1'
 prints 'kv_sim: again: kv_sim --seed 12'
-if [ $(($(date +%s) - began)) -ge 60 ]; then
+if [ $(($(date +%s) - began)) -ge 200 ]; then
     echo "it waited for the other job"
     bad=1
 fi
