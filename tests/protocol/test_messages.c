@@ -423,7 +423,7 @@ static void settle(void)
         assert_int_equal(kv_pool_used(data->stagings), 0);
         assert_int_equal(kv_pool_used(data->pending_receives), 0);
         for (unsigned j = 0; j < KV_PRIORITY_COUNT; j++)
-            assert_null(data->queues[j].first);
+            assert_null(data->classes[j].first);
         assert_null(data->staging_waiters.first);
         assert_null(data->looking.first);
         assert_null(data->woken);

@@ -42,9 +42,12 @@ static uint32_t check_queue(const struct kvs_shard *shard,
     return n;
 }
 
-static bool is_own_queue(const struct kvs_shard *shard, const struct kvs_request_queue *queue)
+static bool is_of_class(const struct kvs_request *request)
 {
-    return queue >= shard->queues && queue < shard->queues + KV_PRIORITY_COUNT;
+    const struct kvs_client_queue *queues = request->client->queues;
+    const void *queue = request->queue;
+
+    return queue >= (const void *)queues && queue < (const void *)(queues + KV_PRIORITY_COUNT);
 }
 
 /* Of the requests in one list, the first has all of them met. */
@@ -76,8 +79,8 @@ static void check_state(const struct kvs_request *request)
         break;
     case KVS_REQUEST_QUEUED:
         assert(request->link != NULL && queue != NULL && queue != &shard->looking);
-        assert(!is_own_queue(shard, queue) ||
-               queue == &shard->queues[kv_op_priority(request->header.op)]);
+        assert(!is_of_class(request) ||
+               queue == &request->client->queues[kv_op_priority(request->header.op)].requests);
         assert(queue != &shard->staging_waiters || request->staging == NULL);
         break;
     case KVS_REQUEST_AWAIT_BULK:
@@ -189,6 +192,29 @@ static uint32_t check_woken(const struct kvs_shard *shard)
     return n;
 }
 
+static void check_classes(const struct kvs_shard *shard)
+{
+    for (int i = 0; i < KV_PRIORITY_COUNT; i++) {
+        const struct kvs_request_class *class = &shard->classes[i];
+        struct kvs_client_queue *const *link = &class->first;
+        uint32_t n_listed = 0, n_clients = 0;
+
+        for (; *link != NULL; link = &(*link)->next) {
+            assert((*link)->link == link && (*link)->requests.first != NULL);
+            assert(++n_listed <= shard->n_clients);
+        }
+        assert(class->end == link);
+        for (uint32_t j = 0; j < shard->n_clients; j++) {
+            const struct kvs_client_queue *queue = &shard->clients[j].queues[i];
+
+            (void)check_queue(shard, &queue->requests);
+            assert((queue->link != NULL) == (queue->requests.first != NULL));
+            n_clients += queue->link != NULL;
+        }
+        assert(n_listed == n_clients);
+    }
+}
+
 void kvs_shard_check(const struct kvs_shard *shard)
 {
     struct held held = {0};
@@ -198,8 +224,7 @@ void kvs_shard_check(const struct kvs_shard *shard)
     check_receives(shard, &held);
     (void)check_woken(shard);
     assert(held.n_linked == held.n_met);
-    for (int i = 0; i < KV_PRIORITY_COUNT; i++)
-        (void)check_queue(shard, &shard->queues[i]);
+    check_classes(shard);
     (void)check_queue(shard, &shard->looking);
     (void)check_queue(shard, &shard->staging_waiters);
 

@@ -4,6 +4,8 @@
 #define KV_KVSERVER_STORE_SHARD_CLIENT_H
 
 #include "kvserver/store/shard/command.h"
+#include "kvserver/store/shard/queue.h"
+#include "proto/kv_priority.h"
 #include "proto/kv_wire.h"
 
 #include <stdatomic.h>
@@ -39,6 +41,7 @@ struct kvs_shard_client {
                                                 * the client */
     uint64_t puts_done[KV_WIRE_PUTS_MAX / 64]; /* from there on: which of them are stored */
     struct kvs_request *requests;              /* all requests of the client */
+    struct kvs_client_queue queues[KV_PRIORITY_COUNT];
     uint32_t n_requests, n_bodies, n_stagings, n_pending_receives, n_notes;
     uint64_t heard_us; /* when a message or its data last arrived */
     uint64_t due_us;   /* no request of this client needs checking before */

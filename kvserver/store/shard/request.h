@@ -6,6 +6,7 @@
 
 #include "kvserver/store/rows/object.h"
 #include "kvserver/store/rows/unit.h"
+#include "kvserver/store/shard/queue.h"
 #include "proto/kv_wire.h"
 
 enum {
@@ -36,11 +37,6 @@ enum kvs_request_state {
     KVS_REQUEST_WAITING,
     KVS_REQUEST_QUEUED,
     KVS_REQUEST_SENDING,
-};
-
-/* Requests in order of arrival. */
-struct kvs_request_queue {
-    struct kvs_request *first, **end;
 };
 
 struct kvs_shard;

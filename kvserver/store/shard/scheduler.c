@@ -1,5 +1,5 @@
-/* The scheduler: what a data thread's step does next.  It takes messages, runs one slice of the
- * most urgent request, runs background jobs, and wakes requests that waited for rows. */
+/* The scheduler: what a data thread's step does next.  It takes messages, runs one slice of a
+ * request, runs background jobs, and wakes requests that waited for rows. */
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/shard/op.h"
@@ -9,7 +9,78 @@ enum {
     MESSAGES_US = 50,    /* while a query is running, unless one message takes longer */
     LOOKS_PER_STEP = 16, /* woken requests: each may copy its data */
     QUERY_SLICES = 4,    /* slices of queries between two rounds of messages */
+    WEIGHT_MAX = 8,
 };
+
+/* The parts of the time that classes get if all have requests. */
+static const uint8_t weights[KV_PRIORITY_COUNT] = {
+    [KV_PRIORITY_QUERY] = WEIGHT_MAX, [KV_PRIORITY_FETCH] = 4, [KV_PRIORITY_APPEND] = 4,
+    [KV_PRIORITY_READ] = 2,           [KV_PRIORITY_PUT] = 2,
+};
+
+void kvs_shard_queues_init(struct kvs_shard *shard)
+{
+    for (int i = 0; i < KV_PRIORITY_COUNT; i++)
+        shard->classes[i].end = &shard->classes[i].first;
+    for (uint32_t i = 0; i < shard->n_clients; i++)
+        for (int j = 0; j < KV_PRIORITY_COUNT; j++) {
+            struct kvs_client_queue *queue = &shard->clients[i].queues[j];
+
+            queue->requests.end = &queue->requests.first;
+            queue->left_us = KVS_TURN_US;
+        }
+}
+
+/* ---- clients of a class ------------------------------------------------------------------ */
+
+static void class_add_first(struct kvs_request_class *class, struct kvs_client_queue *queue)
+{
+    queue->next = class->first;
+    queue->link = &class->first;
+    if (queue->next != NULL)
+        queue->next->link = &queue->next;
+    else
+        class->end = &queue->next;
+    class->first = queue;
+}
+
+/* The queue has waited for its turn when it is first again.  What it used too much shortens that
+ * turn, but at most to one slice. */
+static void class_add_last(struct kvs_request_class *class, struct kvs_client_queue *queue)
+{
+    queue->left_us = queue->left_us > -KVS_TURN_US ? queue->left_us + KVS_TURN_US : 1;
+    queue->next = NULL;
+    queue->link = class->end;
+    *class->end = queue;
+    class->end = &queue->next;
+}
+
+static void class_remove(struct kvs_request_class *class, struct kvs_client_queue *queue)
+{
+    *queue->link = queue->next;
+    if (queue->next != NULL)
+        queue->next->link = queue->link;
+    else
+        class->end = queue->link;
+    queue->link = NULL;
+    queue->next = NULL;
+}
+
+/* The queue has its first request.  A client that left with time of its turn left, as one does
+ * that has a request now and then, has its turn at once. */
+static void class_add(struct kvs_shard *shard,
+                      struct kvs_request_class *class,
+                      struct kvs_client_queue *queue)
+{
+    if (class->first == NULL && class->used < shard->class_used)
+        class->used = shard->class_used;
+    if (queue->left_us > 0)
+        class_add_first(class, queue);
+    else
+        class_add_last(class, queue);
+}
+
+/* ---- requests ---------------------------------------------------------------------------- */
 
 void kvs_request_link(struct kvs_request **list, struct kvs_request *request)
 {
@@ -26,14 +97,23 @@ void kvs_request_unlink(struct kvs_request *request)
 {
     if (request->link == NULL)
         return;
-    if (request->queue != NULL && request->queue->end == &request->next)
-        request->queue->end = request->link;
+    struct kvs_request_queue *queue = request->queue;
+
+    if (queue != NULL && queue->end == &request->next)
+        queue->end = request->link;
     request->queue = NULL;
     *request->link = request->next;
     if (request->next != NULL)
         request->next->link = request->link;
     request->link = NULL;
     request->next = NULL;
+    if (queue != NULL && queue->first == NULL) {
+        const enum kv_priority priority = kv_op_priority(request->header.op);
+        struct kvs_client_queue *own = &request->client->queues[priority];
+
+        if (queue == &own->requests)
+            class_remove(&request->shard->classes[priority], own);
+    }
 }
 
 static void append(struct kvs_request_queue *queue, struct kvs_request *request)
@@ -49,7 +129,13 @@ static void append(struct kvs_request_queue *queue, struct kvs_request *request)
 
 void kvs_request_enqueue(struct kvs_request *request)
 {
-    append(&request->shard->queues[kv_op_priority(request->header.op)], request);
+    struct kvs_shard *shard = request->shard;
+    const enum kv_priority priority = kv_op_priority(request->header.op);
+    struct kvs_client_queue *queue = &request->client->queues[priority];
+
+    append(&queue->requests, request);
+    if (queue->link == NULL)
+        class_add(shard, &shard->classes[priority], queue);
 }
 
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue)
@@ -86,7 +172,7 @@ static void take_woken(struct kvs_shard *shard)
  * holds as well: a woken put may copy a whole message. */
 bool kvs_shard_look_again(struct kvs_shard *shard)
 {
-    const bool querying = shard->queues[KV_PRIORITY_QUERY].first != NULL;
+    const bool querying = kvs_shard_has_queued(shard, KV_PRIORITY_QUERY);
 
     if (shard->looking.first == NULL && shard->woken == NULL)
         return false;
@@ -104,22 +190,52 @@ bool kvs_shard_look_again(struct kvs_shard *shard)
     return true;
 }
 
-/* One slice of the first request of the most urgent priority.  A request that is not done goes
- * to the end of its queue, so requests of one priority take turns. */
+/* Returns the class with requests that has used least; the most urgent one of several. */
+static enum kv_priority next_class(const struct kvs_shard *shard)
+{
+    enum kv_priority next = KV_PRIORITY_COUNT;
+
+    for (enum kv_priority i = 0; i < KV_PRIORITY_COUNT; i++)
+        if (kvs_shard_has_queued(shard, i) &&
+            (next == KV_PRIORITY_COUNT || shard->classes[i].used < shard->classes[next].used))
+            next = i;
+    return next;
+}
+
+/* A slice of no measurable length counts as well: a virtual clock may stand still. */
+static void charge(struct kvs_shard *shard,
+                   enum kv_priority priority,
+                   struct kvs_client_queue *queue,
+                   uint64_t us)
+{
+    struct kvs_request_class *class = &shard->classes[priority];
+
+    class->used += (us + 1) * (WEIGHT_MAX / weights[priority]);
+    queue->left_us -= (int64_t)us + 1;
+    if (queue->left_us <= 0 && queue->link != NULL) {
+        class_remove(class, queue);
+        class_add_last(class, queue);
+    }
+}
+
 bool kvs_shard_run_slice(struct kvs_shard *shard)
 {
-    for (int i = 0; i < KV_PRIORITY_COUNT; i++) {
-        struct kvs_request *request = shard->queues[i].first;
+    const enum kv_priority priority = next_class(shard);
 
-        if (request != NULL) {
-            kvs_request_unlink(request);
-            request->state = KVS_REQUEST_BEGUN;
-            if (request->type->run(request) && request->state == KVS_REQUEST_BEGUN)
-                kvs_request_enqueue(request);
-            return true;
-        }
-    }
-    return false;
+    if (priority == KV_PRIORITY_COUNT)
+        return false;
+    struct kvs_client_queue *queue = shard->classes[priority].first;
+    struct kvs_request *request = queue->requests.first;
+    const uint64_t begun_us = kv_clock_now(shard->clock);
+
+    shard->class_used = shard->classes[priority].used;
+    kvs_request_unlink(request);
+    request->state = KVS_REQUEST_BEGUN;
+    const bool is_done = !request->type->run(request);
+    charge(shard, priority, queue, kv_clock_now(shard->clock) - begun_us);
+    if (!is_done && request->state == KVS_REQUEST_BEGUN)
+        kvs_request_enqueue(request);
+    return true;
 }
 
 bool kvs_shard_run_background(struct kvs_shard *shard)
@@ -138,7 +254,7 @@ bool kvs_shard_run_background(struct kvs_shard *shard)
 
 bool kvs_shard_take_messages(struct kvs_shard *shard)
 {
-    bool querying = shard->queues[KV_PRIORITY_QUERY].first != NULL;
+    bool querying = kvs_shard_has_queued(shard, KV_PRIORITY_QUERY);
     bool busy = false;
 
     if (querying && ++shard->query_slices < QUERY_SLICES)

@@ -98,8 +98,6 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->replies = setup->replies;
     shard->n_sessions = setup->n_sessions;
     shard->n_clients = setup->n_clients;
-    for (int i = 0; i < KV_PRIORITY_COUNT; i++)
-        shard->queues[i].end = &shard->queues[i].first;
     shard->staging_waiters.end = &shard->staging_waiters.first;
     shard->looking.end = &shard->looking.first;
     shard->woken_end = &shard->woken;
@@ -107,6 +105,8 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->arena = kvs_arena_create(setup->memory_bytes);
     shard->sessions = calloc(setup->n_sessions, sizeof(*shard->sessions));
     shard->clients = calloc(setup->n_clients, sizeof(*shard->clients));
+    if (shard->clients != NULL)
+        kvs_shard_queues_init(shard);
     shard->requests = kv_pool_create(setup->n_requests, sizeof(struct kvs_request));
     shard->middles = kv_pool_create(setup->n_requests, KVS_MIDDLE_BYTES);
     shard->bodies = kv_pool_create(KVS_BODIES, KV_WIRE_BODY_MAX);

@@ -7,7 +7,7 @@
  *
  * Each request is one kvs_request, from its arrival until its reply has been sent.  It uses
  * only memory from pools allocated at startup.  Queued requests run in slices of at most about
- * 100 us, in order of priority, so no request blocks the thread.
+ * 100 us, so no request blocks the thread; queue.h says in which order.
  *
  * Every client has a kvs_request for each credit that it was granted, whatever other clients
  * do.  A request beyond its credits, or beyond the available buffers, is rejected with KV_BUSY
@@ -19,7 +19,8 @@
  *       counts its own; every link back is the reverse of a link forward, in these lists and
  *       in all queues.
  *   (2) A request that waits or is queued is in one list or queue, that of its state and its
- *       priority; any other is in none.  None is left in between.
+ *       priority; any other is in none.  None is left in between.  A class lists exactly the
+ *       clients that have requests queued in it.
  *   (3) Bodies and staging buffers in use belong to requests, or, bodies only, to requests that
  *       are still arriving; each client counts its own, and has no more than it may.
  *   (4) There are requests for all credits that clients were granted, and no client has more
@@ -58,6 +59,7 @@
 #include "kvserver/store/shard/client.h"
 #include "kvserver/store/shard/command.h"
 #include "kvserver/store/shard/ended.h"
+#include "kvserver/store/shard/queue.h"
 #include "kvserver/store/shard/request.h"
 #include "kvserver/store/shard/session.h"
 #include "kvserver/store/shard/stats.h"
@@ -94,7 +96,8 @@ struct kvs_shard {
     uint32_t n_clients;
     struct kv_pool *requests, *bodies, *stagings, *pending_receives;
     struct kv_pool *middles; /* one per request, with the same index */
-    struct kvs_request_queue queues[KV_PRIORITY_COUNT];
+    struct kvs_request_class classes[KV_PRIORITY_COUNT];
+    uint64_t class_used; /* that of the class that was served last, before that */
     struct kvs_request_queue
         staging_waiters;              /* requests that need a staging buffer; the first that may
                                        * have the next free one gets it */

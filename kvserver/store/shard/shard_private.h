@@ -116,7 +116,17 @@ void kvs_request_unlink(struct kvs_request *request);
  * ping does not wait for what others send. */
 bool kvs_shard_take_messages(struct kvs_shard *shard);
 
-/* Runs one slice of the most urgent request.  Returns false if no request is queued. */
+/* Empties the queues of all clients. */
+void kvs_shard_queues_init(struct kvs_shard *shard);
+
+/* Returns whether a request of that class is queued. */
+static inline bool kvs_shard_has_queued(const struct kvs_shard *shard,
+                                        enum kv_priority priority)
+{
+    return shard->classes[priority].first != NULL;
+}
+
+/* Runs one slice of a request, in the order of queue.h.  Returns false if none is queued. */
 bool kvs_shard_run_slice(struct kvs_shard *shard);
 
 /* Runs one slice of a background job.  Returns false if there was nothing to do. */

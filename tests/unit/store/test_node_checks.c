@@ -99,7 +99,7 @@ static void request_of_other_priority(void)
 {
     const unsigned priority = kv_op_priority(request->header.op);
 
-    kvs_request_queue_at(request, &shard->queues[(priority + 1) % KV_PRIORITY_COUNT]);
+    kvs_request_queue_at(request, &client->queues[(priority + 1) % KV_PRIORITY_COUNT].requests);
 }
 
 static void request_sends_and_is_queued(void)

@@ -1,7 +1,7 @@
 /* Who has the querier, and who is next. */
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query.h"
-#include "kvserver/store/shard/shard.h"
+#include "kvserver/store/shard/shard_private.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,13 +25,17 @@ static int set_up(void **state)
     works = calloc(N_WORKS, sizeof(*works));
     if (data == NULL || works == NULL)
         return -1;
-    for (int i = 0; i < KV_PRIORITY_COUNT; i++)
-        data->queues[i].end = &data->queues[i].first;
+    data->clients = calloc(1, sizeof(*data->clients));
+    if (data->clients == NULL)
+        return -1;
+    data->n_clients = 1;
+    kvs_shard_queues_init(data);
     data->op_state[KV_OP_QUERY] = kvs_op_query_open(data);
     if (data->op_state[KV_OP_QUERY] == NULL)
         return -1;
     for (int i = 0; i < N_WORKS; i++) {
         works[i].shard = data;
+        works[i].client = &data->clients[0];
         works[i].type = &kvs_ops[KV_OP_QUERY];
         works[i].header.op = KV_OP_QUERY;
         if (i > 0)
@@ -46,13 +50,14 @@ static int tear_down(void **state)
     (void)state;
     kvs_op_query_close(data->op_state[KV_OP_QUERY]);
     free(works);
+    free(data->clients);
     free(data);
     return 0;
 }
 
 static bool has_turn(const struct kvs_request *work)
 {
-    return work->queue == &data->queues[KV_PRIORITY_QUERY] &&
+    return work->queue == &work->client->queues[KV_PRIORITY_QUERY].requests &&
            kvs_query_queue_of(data)->owner == work;
 }
 
