@@ -259,6 +259,15 @@ static void each_param(
         {"chapter", NULL, params->chapter},
         {"p99", NULL, record->p99},
         {"limit_p99", NULL, record->limit_p99},
+        {"operation", params->operation, 0},
+        {"per", params->per, 0},
+        {"source", params->source, 0},
+        {"units", NULL, params->units},
+        {"block_bytes", NULL, params->block_bytes},
+        {"unit_bytes", NULL, params->unit_bytes},
+        {"node_us", NULL, params->node_us},
+        {"slowdown", NULL, params->slowdown},
+        {"mark", params->mark, 0},
     };
     const char *separator = "";
 
@@ -307,7 +316,7 @@ print_text_param(const char *separator, const char *name, const char *text, doub
     if (text != NULL)
         printf("%s %s", name, text);
     else
-        printf("%s %.10g", name, number);
+        printf(number == (uint64_t)number ? "%s %.10g" : "%s %.4g", name, number);
 }
 
 static void print_text(struct bench *bench, const struct record *record)
@@ -331,6 +340,15 @@ static void print_text(struct bench *bench, const struct record *record)
     printf("\n");
 }
 
+static void print(struct bench *bench, const struct record *record)
+{
+    if (bench->json)
+        print_json(record);
+    else
+        print_text(bench, record);
+    fflush(stdout);
+}
+
 void bench_finish(const struct bench *bench)
 {
     if (bench->json || !bench->has_header)
@@ -342,7 +360,8 @@ void bench_finish(const struct bench *bench)
            "ratio         against the limit: 1 is the limit, higher is better, also for times\n"
            "c2c, bin      round trip of a cache line between the two processors, before and "
            "after:\n"
-           "              compare figures of one bin only; flipped: it changed in every run\n");
+           "              compare figures of one bin only; flipped: it changed in every run\n"
+           "slowdown      value over limit: 1 is the limit, higher is worse\n");
     if (bench->smoke)
         printf("This was a smoke run: its figures mean nothing.\n");
 }
@@ -394,12 +413,25 @@ static void report(struct bench *bench,
             record.ratio =
                 less_is_better ? record.limit / record.value : record.value / record.limit;
         }
-        if (bench->json)
-            print_json(&record);
-        else
-            print_text(bench, &record);
+        print(bench, &record);
     }
-    fflush(stdout);
+}
+
+void bench_report(struct bench *bench, const struct bench_figure *figure)
+{
+    const struct record record = {
+        .name = figure->name,
+        .params = &figure->params,
+        .unit = figure->unit,
+        .limit_name = figure->limit_name,
+        .value = figure->value,
+        .p99 = figure->p99,
+        .limit = figure->limit,
+        .ratio = figure->ratio,
+        .runs = 1,
+    };
+
+    print(bench, &record);
 }
 
 static void

@@ -39,6 +39,7 @@ struct bench {
     uint64_t data_bytes; /* cold data, each way */
     bool json;
     bool smoke;     /* few operations, one run: right or wrong only */
+    bool quick;     /* a tenth of what is held: for a first look */
     int server_cpu; /* -1: there is one processor only */
     int client_cpu;
     unsigned n_nodes;        /* started so far */
@@ -64,6 +65,15 @@ struct bench_params {
     const char *isa;  /* instruction set of the kernels */
     const char *form; /* of the codes: "cells", "tiles", "sieve" */
     unsigned chapter; /* rows with one codebook */
+    const char *operation;
+    const char *per;    /* what the value is divided by: "block" */
+    const char *source; /* of a number of bytes: "tables", "rss" */
+    unsigned units;     /* of a session */
+    double block_bytes; /* all of a block's bookkeeping */
+    double unit_bytes;  /* the same, divided by the units */
+    double node_us;     /* the node's part of the value */
+    double slowdown;    /* against the limit: 1 is the limit, higher is worse */
+    const char *mark;   /* the value misses its aim: "ABOVE 2" */
 };
 
 struct bench_sample {
@@ -91,6 +101,19 @@ struct bench_comparison {
 /* Measures all sides in turn and reports one record per limit, or one without a limit.  false:
  * a side failed, and has said so. */
 bool bench_compare(struct bench *bench, const struct bench_comparison *comparison);
+
+/* A figure that has no second side in the same run. */
+struct bench_figure {
+    const char *name;
+    const char *unit;
+    struct bench_params params;
+    double value, p99;
+    const char *limit_name; /* NULL: none */
+    double limit, ratio;
+};
+
+/* Reports it as a record. */
+void bench_report(struct bench *bench, const struct bench_figure *figure);
 
 /* After the last record. */
 void bench_finish(const struct bench *bench);
@@ -273,7 +296,7 @@ struct bench_load {
     const char *name; /* dotted */
     const char *summary;
     bool (*run)(struct bench *bench, const struct bench_load *load);
-    size_t bytes; /* of an operation, where the load comes in sizes */
+    size_t bytes; /* of an operation, where the load comes in sizes; bookkeeping: units */
 };
 
 extern const struct bench_load bench_machine_loads[]; /* each ends with a name of NULL */
@@ -282,5 +305,7 @@ extern const struct bench_load bench_row_loads[];
 extern const struct bench_load bench_query_loads[];
 extern const struct bench_load bench_object_loads[];
 extern const struct bench_load bench_kernel_loads[];
+extern const struct bench_load bench_scale_loads[];
+extern const struct bench_load bench_bookkeeping_loads[];
 
 #endif

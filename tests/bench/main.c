@@ -23,7 +23,7 @@ struct settings {
     char mooncake[KV_CONFIG_STRING_BYTES];
     uint64_t runs;
     uint64_t data;
-    bool json, smoke, list, help, version;
+    bool json, smoke, quick, list, help, version;
 };
 
 #define FIELD(name) offsetof(struct settings, name)
@@ -70,6 +70,10 @@ static const struct kv_option rows[] = {
      .help = "one short run with little data: right or wrong only, figures mean nothing",
      .offset = FIELD(smoke),
      .type = KV_CONFIG_FLAG},
+    {.name = "quick",
+     .help = "scale, bookkeeping: a tenth of what the node holds, one pass: for a first look",
+     .offset = FIELD(quick),
+     .type = KV_CONFIG_FLAG},
     {.name = "list",
      .help = "print the names of all loads, and end",
      .offset = FIELD(list),
@@ -86,11 +90,12 @@ static const struct kv_option rows[] = {
 };
 
 static const struct bench_load *const groups[] = {
-    bench_rpc_loads,    bench_row_loads,     bench_query_loads,
-    bench_object_loads, bench_machine_loads, bench_kernel_loads,
+    bench_rpc_loads,     bench_row_loads,    bench_query_loads, bench_object_loads,
+    bench_machine_loads, bench_kernel_loads, bench_scale_loads, bench_bookkeeping_loads,
 };
 enum {
-    N_GROUPS = sizeof(groups) / sizeof(groups[0])
+    N_GROUPS = sizeof(groups) / sizeof(groups[0]),
+    N_GROUPS_OF_ALL = N_GROUPS - 2, /* the others take minutes and have no second side */
 };
 
 static void print_list(FILE *out)
@@ -105,8 +110,8 @@ static void print_help(void)
     printf("Usage: kv_bench NAME... [OPTION]...\n"
            "\n"
            "Starts nodes, loads them and compares with what the same machine can do at\n"
-           "best.  NAME is a load, the first word of some (put, rpc), or all; `kernels pq`\n"
-           "is kernels.pq:\n"
+           "best.  NAME is a load, the first word of some (put, rpc), or all but scale and\n"
+           "bookkeeping; `kernels pq` is kernels.pq:\n"
            "\n");
     print_list(stdout);
     printf("\n");
@@ -122,10 +127,10 @@ static bool is_named(const char *wanted, const char *name)
            (strncmp(wanted, name, bytes) == 0 && (name[bytes] == '\0' || name[bytes] == '.'));
 }
 
-static bool is_wanted(char *const *names, const char *name)
+static bool is_wanted(char *const *names, unsigned group, const char *name)
 {
     for (; *names != NULL; names++)
-        if (is_named(*names, name))
+        if (is_named(*names, name) && (group < N_GROUPS_OF_ALL || strcmp(*names, "all") != 0))
             return true;
     return false;
 }
@@ -177,7 +182,7 @@ static int run_all(struct bench *bench, void *arg)
     bench_pin(bench->client_cpu);
     for (unsigned group = 0; group < N_GROUPS; group++) {
         for (const struct bench_load *load = groups[group]; load->name != NULL; load++) {
-            if (is_wanted(names, load->name) && !load->run(bench, load)) {
+            if (is_wanted(names, group, load->name) && !load->run(bench, load)) {
                 bench_complain("%s: failed", load->name);
                 bench_kernels_close(bench);
                 return EXIT_FAILURE;
@@ -284,6 +289,7 @@ int main(int argc, char **argv)
     bench.data_bytes = settings.smoke ? 32 << 20 : settings.data / (1 << 20) * (1 << 20);
     bench.json = settings.json;
     bench.smoke = settings.smoke;
+    bench.quick = settings.quick;
     choose_cpus(&bench);
     if (access(bench.kvserver, X_OK) != 0) {
         bench_complain("--kvserver: not a program: %s", bench.kvserver);

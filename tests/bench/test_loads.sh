@@ -1,0 +1,56 @@
+#!/bin/sh
+# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale or bookkeeping prints
+# one record for each figure, and each record has what the figure needs.  No figure is judged.
+set -eu
+bench=$1
+load=$2
+transport=$3
+bad=0
+
+records=$("$bench" "$load" --smoke --json --transport "$transport")
+
+wrong() {
+    bad=$((bad + 1))
+    echo "FAILED: $load: $*"
+}
+
+# expect N PATTERN...: so many records match all patterns.
+expect() {
+    wanted=$1
+    shift
+    found=$records
+    for pattern; do
+        found=$(echo "$found" | grep -E -- "$pattern" || true)
+    done
+    n=$(echo "$found" | grep -c . || true)
+    [ "$n" -eq "$wanted" ] || wrong "$n records instead of $wanted with: $*"
+}
+
+number='[0-9.e+-]+'
+case $load in
+scale)
+    for axis in sessions clients threads tokens; do
+        for operation in open append query resume fork close; do
+            expect 3 "\"name\": \"scale\.$axis\"" "\"operation\": \"$operation\"" \
+                "\"n\": [0-9]+" "\"node_us\": $number" "\"slowdown\": $number" \
+                "\"value\": $number, \"unit\": \"us\"" '"limit_name": "at 1 %"'
+        done
+    done
+    expect 6 '"name": "scale\.tokens"' '"per": "block"'
+    expect 24 '"slowdown": 1[,}]' '"ratio": 1[,}]'
+    ;;
+bookkeeping)
+    for units in 32 8; do
+        for source in tables rss; do
+            expect 1 "\"name\": \"bookkeeping\.$units\"" "\"source\": \"$source\"" \
+                "\"units\": $units[,}]" \
+                "\"value\": $number, \"unit\": \"B\", \"limit\": 64"
+        done
+    done
+    ;;
+*)
+    wrong "not a load of this test"
+    ;;
+esac
+[ "$bad" -eq 0 ] || echo "$records"
+[ "$bad" -eq 0 ]
