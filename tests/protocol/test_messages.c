@@ -2787,7 +2787,8 @@ make_rows(uint32_t begin, uint32_t count, unsigned salt, uint8_t *body, uint8_t 
 }
 
 /* Begins a put by bulk; returns its request id. */
-static uint64_t begin_put(uint32_t begin, uint32_t count, unsigned salt, uint32_t deadline_us)
+static uint64_t begin_put_after(
+    uint32_t snapshot, uint32_t begin, uint32_t count, unsigned salt, uint32_t deadline_us)
 {
     uint8_t *rows = scratch + KV_WIRE_BODY_MAX;
     size_t bytes = make_rows(begin, count, salt, scratch, rows);
@@ -2795,10 +2796,16 @@ static uint64_t begin_put(uint32_t begin, uint32_t count, unsigned salt, uint32_
     struct kv_wire_header header = rows_request(KV_OP_PUT, begin, count);
 
     header.deadline_us = deadline_us;
+    header.snapshot = snapshot;
     header.bulk_bytes = (uint64_t)count * ROW_BYTES;
     send_message(channel, &header, scratch, bytes);
     send_bulk(channel, &header, rows, header.bulk_bytes);
     return header.request_id;
+}
+
+static uint64_t begin_put(uint32_t begin, uint32_t count, unsigned salt, uint32_t deadline_us)
+{
+    return begin_put_after(0, begin, count, salt, deadline_us);
 }
 
 static void put_rows(uint32_t begin, uint32_t count, unsigned salt)
@@ -3134,6 +3141,58 @@ static void buffers_are_shared_out(void **state)
     good_requests_work();
 }
 
+/* Two clients fill their credits with puts beyond rows that are missing.  These have no staging
+ * buffer while they wait, so another client's put over committed rows is received at once.  All
+ * are answered when the missing rows come. */
+static void puts_that_wait_hold_no_buffer(void **state)
+{
+    enum {
+        N_OFFERED = 1100, /* rows that a transport leaves at the sender */
+        N_EAGER = 60,     /* rows that it brings along */
+        MISSING = 50,
+        BEGIN = FIRST_ROWS + MISSING,
+    };
+    const uint32_t thread = thread_of_unit(0, 0);
+    const struct kvs_shard *data = &world.node->shard[thread];
+    struct identity before;
+    uint64_t n_ok, id;
+
+    (void)state;
+    open_session();
+    put_rows(0, FIRST_ROWS, 1);
+    before = world.me;
+    for (unsigned i = 0; i < 2; i++) {
+        (void)another(0);
+        for (unsigned j = 0; j < CREDITS; j++)
+            begin_put_after(BEGIN, BEGIN, j % 2 == 0 ? N_OFFERED : N_EAGER, 1, 2000000);
+        for (unsigned j = 0; j < 2 * CREDITS; j++)
+            step();
+        assert_int_equal(data->clients[world.me.index].n_requests, CREDITS);
+    }
+    assert_int_equal(kv_pool_used(data->stagings), 0);
+
+    world.me = before;
+    id = begin_put(FIRST_ROWS - 5, 10, 1, 1000000);
+    assert_int_equal(answer_within(id, 20 * STEP_US), KV_OK);
+    n_ok = world.n_statuses[KV_OK];
+    (void)begin_put(FIRST_ROWS + 5, MISSING - 5, 1, 1000000);
+    for (unsigned i = 0; i < 200; i++)
+        step();
+    assert_int_equal(world.n_statuses[KV_OK], n_ok + 1 + 2 * CREDITS);
+    rows_are(0, (BEGIN + N_OFFERED) / FIRST_ROWS * FIRST_ROWS, 1);
+
+    /* Data that is left at the sender is refused at the deadline, and when the client goes. */
+    id = begin_put_after(2 * N_OFFERED, 2 * N_OFFERED, N_OFFERED, 1, 100000);
+    assert_int_equal(answer_within(id, 200000), KV_NOT_READY);
+    before = another(0);
+    (void)begin_put_after(2 * N_OFFERED, 2 * N_OFFERED, N_OFFERED, 1, 100000);
+    step();
+    leave(&before);
+    settle();
+    close_session();
+    good_requests_work();
+}
+
 /* ---- running ----------------------------------------------------------------------------- */
 
 static int open_world(void **state)
@@ -3302,6 +3361,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(requests_that_hang),
         cmocka_unit_test(cancels_put_nothing_off),
         cmocka_unit_test(buffers_are_shared_out),
+        cmocka_unit_test(puts_that_wait_hold_no_buffer),
         cmocka_unit_test(credits_are_as_many_as_works),
         cmocka_unit_test(credits_come_back),
     };

@@ -182,14 +182,10 @@ ucs_status_t kv_ucx_on_message(void *arg,
                sizeof(struct kv_offer_tail));
     incoming->answer = &answer;
     port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
-    /* The owner may have ended the incoming, and its memory may have been reused.  It is this
-     * one only if it still points to this call's answer. */
-    for (struct kv_ucx_incoming *held = port->incomings; held != NULL; held = held->next) {
-        if (held->answer == &answer) {
-            held->answer = NULL;
-            break;
-        }
-    }
+    /* The owner may have ended the incoming, and its memory may have been reused.  None came
+     * after it, so if it is still there, it is the first. */
+    if (port->incomings != NULL && port->incomings->answer == &answer)
+        port->incomings->answer = NULL;
     return answer;
 }
 

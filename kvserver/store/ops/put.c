@@ -6,8 +6,11 @@
  *                        end where they begin
  *     rows as bulk       - direct: every unit's reservation ends where they begin; the data is
  *                          received into the segments, verified there, and committed in order
- *                        - staged: otherwise; the data is received into a buffer and then
- *                          treated like rows in the body
+ *                        - staged: otherwise, and if nothing is missing before them; the
+ *                          data is received into a buffer and then treated like rows in the
+ *                          body
+ *                        - deferred: otherwise; the data stays at the sender, so that a put
+ *                          that waits has none of the buffers that others need
  *
  * Rows that are already committed must have the same CRCs, so a put may be repeated.  They are
  * verified, and bad ones are rewritten from the put's data.
@@ -165,6 +168,20 @@ static void queue_waiting_puts(struct kvs_request *request)
          other = next) {
         next = other->next;
         if (other != request && other->type->run == kvs_op_put_run)
+            kvs_request_enqueue(other);
+    }
+}
+
+/* Queues the deferred puts that begin where this one ends: its rows are reserved, so theirs can
+ * be received, too. */
+static void queue_next_puts(struct kvs_request *request)
+{
+    const uint32_t end = request->header.token_begin + request->header.token_count;
+
+    for (struct kvs_request *other = request->session->waiters, *next; other != NULL;
+         other = next) {
+        next = other->next;
+        if (other->deferred && other->header.token_begin == end)
             kvs_request_enqueue(other);
     }
 }
@@ -457,22 +474,45 @@ static bool check_put(struct kvs_request *request,
     return true;
 }
 
-void kvs_op_put_begin(struct kvs_request *request)
+/* Data that comes as bulk can be received in place. */
+static void receive_in_place(struct kvs_request *request)
+{
+    const bool was_coming = request->coming;
+
+    kvs_request_release_staging(request);
+    set_coming(request, false);
+    kvs_count(&request->shard->stats.receives_in_place, 1);
+    if (was_coming)
+        queue_waiting_puts(request);
+    else
+        queue_next_puts(request);
+    kvs_request_await_bulk(request, false);
+}
+
+/* All rows of data that comes as bulk are committed, and the same. */
+static void discard_rows(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
-    uint64_t n_rows, bytes;
-    uint32_t begin = header->token_begin, end;
-    size_t head;
+
+    if (request->coming) {
+        set_coming(request, false);
+        queue_waiting_puts(request);
+    }
+    request->reply.layer = kvs_units(request)[0].layer;
+    request->reply.snapshot = header->token_begin + header->token_count;
+    request->reply.n_rows = header->n_units * header->token_count;
+    request->small[0] = '\0';
+    kvs_request_release_staging(request);
+    kvs_request_await_bulk(request, true);
+}
+
+/* Receives data that comes as bulk, or defers it. */
+static void put_bulk(struct kvs_request *request)
+{
+    const struct kv_wire_header *header = &request->header;
+    const uint32_t begin = header->token_begin, end = begin + header->token_count;
     bool direct = true, there = true;
 
-    if (!check_put(request, &head, &n_rows, &bytes))
-        return;
-    if (header->bulk_bytes == 0) {
-        put_copy(request, request->body + head);
-        return;
-    }
-
-    end = begin + header->token_count;
     for (uint32_t i = 0; i < header->n_units; i++) {
         enum put_position put_position = find_put_position(kvs_unit_at(request, i), begin, end);
         direct = direct && put_position == AT_END;
@@ -484,19 +524,14 @@ void kvs_op_put_begin(struct kvs_request *request)
         if (!same_rows(request, &n_bad))
             return;
         if (n_bad == 0) {
-            request->reply.layer = kvs_units(request)[0].layer;
-            request->reply.snapshot = end;
-            request->reply.n_rows = (uint32_t)n_rows;
-            request->small[0] = '\0';
-            kvs_request_await_bulk(request, true);
+            discard_rows(request);
             return;
         }
     }
     if (direct) {
         kv_status_t status = put_reserve(request);
         if (status == KV_OK) {
-            kvs_count(&request->shard->stats.receives_in_place, 1);
-            kvs_request_await_bulk(request, false);
+            receive_in_place(request);
             return;
         }
         if (status == KV_NO_MEMORY) {
@@ -506,14 +541,30 @@ void kvs_op_put_begin(struct kvs_request *request)
     }
     if (!put_may_wait(request))
         return;
-    if (!kvs_request_stage_bulk(request)) {
-        kvs_request_fail(request, KV_BUSY, "%s: no free staging buffer", request->type->name);
+    if (!can_copy(request)) {
+        kvs_request_release_staging(request);
+        kvs_request_defer_bulk(request, begin);
         return;
     }
+    if (request->staging == NULL && !kvs_request_acquire_staging(request))
+        return;
     kvs_count(&request->shard->stats.receives_staged, 1);
-    request->iov[0] = (struct kv_iov){request->staging, bytes};
+    request->iov[0] = (struct kv_iov){request->staging, header->bulk_bytes};
     request->n_iov = 1;
     kvs_request_await_bulk(request, false);
+}
+
+void kvs_op_put_begin(struct kvs_request *request)
+{
+    uint64_t n_rows, bytes;
+    size_t head;
+
+    if (!check_put(request, &head, &n_rows, &bytes))
+        return;
+    if (request->header.bulk_bytes > 0)
+        put_bulk(request);
+    else
+        put_copy(request, request->body + head);
 }
 
 void kvs_op_put_received(struct kvs_request *request)
@@ -562,13 +613,15 @@ void kvs_op_put_wake(struct kvs_request *request)
                          request->type->name, request->header.session_index);
     } else if (request->transfer) {
         put_commit(request);
-    } else if (request->staging != NULL) {
-        put_copy(request, request->staging);
-    } else {
+    } else if (request->header.bulk_bytes == 0) {
         put_copy(request, request->body +
                               request->header.n_units * sizeof(struct kv_wire_unit) +
                               (size_t)request->header.n_units * request->header.token_count *
                                   sizeof(uint32_t));
+    } else if (request->received) {
+        put_copy(request, request->bulk_slot != NULL ? request->bulk_slot : request->staging);
+    } else {
+        put_bulk(request);
     }
 }
 

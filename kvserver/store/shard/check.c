@@ -110,7 +110,12 @@ static void check_request(const struct kvs_request *request, struct held *held)
     assert(is_in_use(shard->requests, request) &&
            is_in_use(shard->bodies, request->body_slot) &&
            is_in_use(shard->bodies, request->reply_slot) &&
+           is_in_use(shard->bodies, request->bulk_slot) &&
            is_in_use(shard->stagings, request->staging));
+    assert(!request->deferred ||
+           (!request->received &&
+            (request->state == KVS_REQUEST_WAITING || request->state == KVS_REQUEST_QUEUED)));
+    assert(request->incoming == NULL || request->deferred);
     assert(request->n_iov <= KV_IOV_MAX && request->n_pins <= KVS_PINS_MAX);
     for (unsigned i = 0; i < request->n_pins; i++)
         assert(request->pins[i]->pins > 0);
@@ -133,7 +138,8 @@ static void check_client(const struct kvs_shard *shard,
         assert(request->shard == shard);
         n_requests++;
         assert(n_requests <= client->n_requests);
-        n_bodies += (request->body_slot != NULL) + (request->reply_slot != NULL);
+        n_bodies += (request->body_slot != NULL) + (request->reply_slot != NULL) +
+                    (request->bulk_slot != NULL);
         n_stagings += request->staging != NULL;
         check_request(request, held);
     }

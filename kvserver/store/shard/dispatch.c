@@ -195,9 +195,14 @@ static void bulk_message(struct kvs_shard_client *client,
 {
     struct kvs_request *request = kvs_shard_client_find_request(client, header->request_id);
 
-    if (request == NULL || request->state != KVS_REQUEST_AWAIT_BULK ||
-        request->header.bulk_bytes != header->bulk_bytes)
+    if (request == NULL || request->header.bulk_bytes != header->bulk_bytes)
         return; /* the request has ended or has not arrived: the client sends both again */
+    if (request->deferred && request->incoming == NULL) {
+        kvs_request_keep_bulk(request, bytes);
+        return;
+    }
+    if (request->state != KVS_REQUEST_AWAIT_BULK)
+        return;
     if (request->discard) {
         kvs_request_bulk_discarded(request);
         return;
@@ -325,6 +330,9 @@ static void on_incoming(void *owner,
     if (request != NULL) {
         if (request->state == KVS_REQUEST_AWAIT_BULK && request->header.bulk_bytes == bytes)
             kvs_request_receive_bulk(request, incoming);
+        else if (request->deferred && request->incoming == NULL &&
+                 request->header.bulk_bytes == bytes)
+            request->incoming = incoming;
         else
             kv_incoming_refuse(incoming);
         return;

@@ -49,9 +49,10 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
                                                 : KV_WIRE_DEADLINE_MAX_US);
     kvs_request_due(request, request->deadline_us);
     request->orphan = request->discard = request->received = false;
-    request->transfer = request->coming = false;
+    request->transfer = request->coming = request->deferred = false;
     request->session = NULL;
-    request->body = request->body_slot = NULL;
+    request->incoming = NULL;
+    request->body = request->body_slot = request->bulk_slot = NULL;
     request->reply_body = request->reply_slot = request->staging = NULL;
     request->object = NULL;
     request->n_iov = request->n_pins = request->n_sends = 0;
@@ -95,9 +96,15 @@ static uint8_t *staging_get(struct kvs_request *request, uint32_t kept)
     return staging;
 }
 
-/* Returns the staging buffer, and gives one to the first request in the queue that may have
- * it. */
-static void staging_put(struct kvs_request *request)
+/* Returns how many staging buffers the request leaves to others: whoever waits for a client's
+ * data leaves some to replies. */
+static uint32_t stagings_kept(const struct kvs_request *request)
+{
+    return request->header.bulk_bytes > 0 ? KVS_STAGINGS_KEPT : 0;
+}
+
+/* Gives the buffer to the first request in the queue that may have it. */
+void kvs_request_release_staging(struct kvs_request *request)
 {
     if (request->staging == NULL)
         return;
@@ -106,12 +113,21 @@ static void staging_put(struct kvs_request *request)
     request->staging = NULL;
     for (struct kvs_request *next = request->shard->staging_waiters.first; next != NULL;
          next = next->next) {
-        next->staging = staging_get(next, 0);
+        next->staging = staging_get(next, stagings_kept(next));
         if (next->staging != NULL) {
             kvs_request_enqueue(next);
             return;
         }
     }
+}
+
+/* Refuses data that was announced and has not been received. */
+static void refuse_bulk(struct kvs_request *request)
+{
+    if (request->incoming != NULL)
+        kv_incoming_refuse(request->incoming);
+    request->incoming = NULL;
+    request->deferred = false;
 }
 
 void kvs_request_end(struct kvs_request *request)
@@ -130,7 +146,9 @@ void kvs_request_end(struct kvs_request *request)
         kvs_object_unpin(&shard->objects, request->object);
     body_put(request, request->body_slot);
     body_put(request, request->reply_slot);
-    staging_put(request);
+    body_put(request, request->bulk_slot);
+    kvs_request_release_staging(request);
+    refuse_bulk(request);
 
     *request->client_link = request->client_next;
     if (request->client_next != NULL)
@@ -198,12 +216,19 @@ bool kvs_request_stale(const struct kvs_request *request)
            request->session->generation != request->header.generation;
 }
 
+/* Returns whether the client has more buffers among those that wait for rows than it may, or
+ * none of these is left. */
+static bool too_many_wait(const struct kvs_request *request)
+{
+    return kvs_n_left(request->shard->bodies) < KVS_BODIES_KEPT + KVS_BODIES_PUTS ||
+           request->client->n_bodies > KVS_BODIES_CLIENT_WAITING;
+}
+
 void kvs_request_wait(struct kvs_request *request, uint32_t needs)
 {
     kvs_request_unlink(request);
     /* A request whose data has arrived may always wait: others may be waiting for its rows. */
-    if (request->body_slot != NULL && !request->received &&
-        kvs_n_left(request->shard->bodies) < KVS_BODIES_KEPT + KVS_BODIES_PUTS) {
+    if (request->body_slot != NULL && !request->received && too_many_wait(request)) {
         kvs_request_fail(request, KV_BUSY, "%s: too many large requests are waiting",
                          request->type->name);
         return;
@@ -213,18 +238,35 @@ void kvs_request_wait(struct kvs_request *request, uint32_t needs)
     request->needs = needs;
 }
 
-bool kvs_request_stage_bulk(struct kvs_request *request)
+/* Returns the data that was announced before the request, or NULL. */
+static struct kv_incoming *take_early_bulk(const struct kvs_request *request)
 {
-    request->staging = staging_get(request, KVS_STAGINGS_KEPT);
-    return request->staging != NULL;
+    uint64_t bytes;
+    struct kv_incoming *incoming =
+        kvs_early_bulk_take(request->client, request->header.request_id, &bytes);
+
+    if (incoming == NULL || bytes == request->header.bulk_bytes)
+        return incoming;
+    kv_incoming_refuse(incoming);
+    return NULL;
+}
+
+void kvs_request_defer_bulk(struct kvs_request *request, uint32_t needs)
+{
+    request->deferred = true;
+    if (request->incoming == NULL)
+        request->incoming = take_early_bulk(request);
+    kvs_request_wait(request, needs);
 }
 
 bool kvs_request_acquire_staging(struct kvs_request *request)
 {
-    request->staging = staging_get(request, 0);
-    if (request->staging == NULL)
-        kvs_request_queue_at(request, &request->shard->staging_waiters);
-    return request->staging != NULL;
+    request->staging = staging_get(request, stagings_kept(request));
+    if (request->staging != NULL)
+        return true;
+    request->deferred = request->header.bulk_bytes > 0;
+    kvs_request_queue_at(request, &request->shard->staging_waiters);
+    return false;
 }
 
 /* ---- replies ----------------------------------------------------------------------------- */
@@ -269,6 +311,7 @@ void kvs_request_reply(struct kvs_request *request,
     const struct kv_wire_header *header = &request->header;
 
     kvs_request_unlink(request);
+    refuse_bulk(request);
     hand_over(request, KVS_REQUEST_SENDING);
     if (request->orphan || request->client->channel == NULL) {
         kvs_request_end(request);
@@ -380,6 +423,7 @@ void kvs_request_fail(struct kvs_request *request, kv_status_t status, const cha
     va_end(args);
     body_put(request, request->body_slot);
     request->body = request->body_slot = NULL;
+    kvs_request_release_staging(request);
     if (bulk_to_come && request->state == KVS_REQUEST_BEGUN)
         kvs_request_await_bulk(request, true);
     else
@@ -437,18 +481,35 @@ void kvs_request_give_up(struct kvs_request *request)
         request->type->release(request);
 }
 
+void kvs_request_keep_bulk(struct kvs_request *request, const uint8_t *bytes)
+{
+    const size_t n_bytes = request->header.bulk_bytes;
+    uint8_t *to = request->staging;
+
+    if (to == NULL && n_bytes <= KV_WIRE_BODY_MAX && !too_many_wait(request))
+        to = request->bulk_slot = body_get(request, KVS_BODIES_KEPT + KVS_BODIES_PUTS);
+    request->received = true;
+    request->deferred = false;
+    if (to == NULL) {
+        kvs_request_fail(request, KV_BUSY, "%s: no free buffer for rows that must wait",
+                         request->type->name);
+        return;
+    }
+    memcpy(to, bytes, n_bytes);
+    if (request->queue == &request->shard->staging_waiters)
+        kvs_request_enqueue(request);
+}
+
 void kvs_request_await_bulk(struct kvs_request *request, bool discard)
 {
-    struct kv_incoming *incoming;
-    uint64_t bytes;
+    struct kv_incoming *incoming = request->incoming;
 
+    request->incoming = NULL;
+    request->deferred = false;
     hand_over(request, KVS_REQUEST_AWAIT_BULK);
     request->discard = discard;
-    incoming = kvs_early_bulk_take(request->client, request->header.request_id, &bytes);
     if (incoming == NULL)
-        return;
-    if (bytes != request->header.bulk_bytes)
-        kv_incoming_refuse(incoming);
-    else
+        incoming = take_early_bulk(request);
+    if (incoming != NULL)
         kvs_request_receive_bulk(request, incoming);
 }

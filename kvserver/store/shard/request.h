@@ -18,6 +18,8 @@ enum {
         64, /* further ones for requests whose data is still arriving: others wait for their
              * rows */
     KVS_BODIES_CLIENT = 128,         /* that one client may use */
+    KVS_BODIES_CLIENT_WAITING = 32,  /* a client that uses more has no further request wait for
+                                     * rows with one */
     KVS_STAGINGS = 32,               /* staging buffers */
     KVS_STAGINGS_KEPT = 8,           /* of these, for replies */
     KVS_STAGINGS_CLIENT = 16,        /* that one client may use */
@@ -71,8 +73,11 @@ struct kvs_request {
     struct kv_iov iov[KV_IOV_MAX];
     unsigned n_iov;
     bool discard;  /* refuse the bulk, then reply with `status` */
-    bool transfer; /* counted in its units' n_transfers */
-    bool coming;   /* counted in its units' n_coming */
+    bool deferred; /* the data is not wanted yet: it waits at the sender, or in bulk_slot */
+    struct kv_incoming *incoming; /* deferred: the data at the sender, once it is announced */
+    uint8_t *bulk_slot;           /* data that arrived whole while deferred */
+    bool transfer;                /* counted in its units' n_transfers */
+    bool coming;                  /* counted in its units' n_coming */
     bool received;
     kv_status_t status;
     struct kvs_segment *pins[KVS_PINS_MAX];
@@ -114,13 +119,17 @@ void kvs_request_enqueue(struct kvs_request *request); /* state QUEUED */
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue);
 void kvs_request_await_bulk(struct kvs_request *request, bool discard); /* state AWAIT_BULK */
 
-/* Gets a staging buffer for data that is still to arrive.  Returns false if no buffer is free
- * for this purpose, or the client uses too many. */
-bool kvs_request_stage_bulk(struct kvs_request *request);
+/* As kvs_request_wait(), and leaves the data that is to come at the sender until
+ * kvs_request_await_bulk().  Data that arrives whole is kept, `received` is set, and the request
+ * is queued if it is only waiting for a buffer. */
+void kvs_request_defer_bulk(struct kvs_request *request, uint32_t needs);
 
-/* Gets a staging buffer.  Returns false if none is free, or the client uses too many; the
- * request then waits, and is queued again once it has one. */
+/* Gets a staging buffer; fewer are there for data that is still to arrive.  Returns false if
+ * none is free, or the client uses too many; the request then waits, its data deferred, and is
+ * queued again once it has one. */
 bool kvs_request_acquire_staging(struct kvs_request *request);
+/* Returns the staging buffer, if there is one. */
+void kvs_request_release_staging(struct kvs_request *request);
 
 /* Fails the request with a message.  If its bulk has yet to arrive, the reply is sent once that
  * has been refused. */

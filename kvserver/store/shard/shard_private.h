@@ -80,6 +80,10 @@ void kvs_shard_client_note(struct kvs_shard *shard,
 /* The bulk that the request awaits has begun to arrive. */
 void kvs_request_receive_bulk(struct kvs_request *request, struct kv_incoming *incoming);
 
+/* The whole bulk of a deferred request has arrived: keeps a copy, or fails the request with
+ * KV_BUSY. */
+void kvs_request_keep_bulk(struct kvs_request *request, const uint8_t *bytes);
+
 /* The bulk has been received, or `status` says why not. */
 void kvs_request_received(void *arg, kv_status_t status);
 
