@@ -2699,6 +2699,60 @@ static void sessions_do_not_queue_for_a_look(void **state)
     }
 }
 
+/* ---- leases ------------------------------------------------------------------------------ */
+
+/* Sessions of which every other one is used.  Each is looked at about once per lease, not in
+ * each of the control thread's rounds, and the unused ones end, and no other. */
+static void leases_are_looked_at_when_due(void **state)
+{
+    enum {
+        N_SESSIONS = 40,
+        LEASE_MS = 400,
+        ROUND_US = 50000,
+        N_ROUNDS = 32, /* four leases */
+    };
+    const struct kvs_control *control = &world.node->control;
+    const uint64_t n_expired = kvs_counted(&control->stats.sessions_expired);
+    const uint64_t n_looks = control->n_lease_looks;
+    const struct kv_wire_unit unit = {0, 0, 0};
+    uint32_t sessions[N_SESSIONS];
+
+    (void)state;
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        Kvpb__RenewRequest renew = KVPB__RENEW_REQUEST__INIT;
+
+        open_session();
+        sessions[i] = world.session_index;
+        renew.session_index = world.session_index;
+        renew.token = binary(&world.session_token);
+        renew.lease_ms = LEASE_MS;
+        ask_control(KV_OP_RENEW, &renew.base);
+    }
+    assert_int_equal(control->n_sessions, N_SESSIONS);
+    for (uint32_t i = 0; i < N_ROUNDS; i++) {
+        for (uint32_t j = 0; j < N_SESSIONS; j += 2) {
+            struct kv_wire_header header;
+
+            world.session_index = sessions[j];
+            header = session_request(KV_OP_READ, 1);
+            header.n_units = 1;
+            header.token_count = 1;
+            header.deadline_us = 1;
+            (void)ask(world.data[thread_of_unit(0, 0)], &header, &unit, sizeof(unit));
+        }
+        for (uint64_t end_us = world.clock.virtual_us + ROUND_US;
+             world.clock.virtual_us < end_us;)
+            step();
+    }
+    assert_int_equal(kvs_counted(&control->stats.sessions_expired) - n_expired, N_SESSIONS / 2);
+    assert_int_equal(control->n_sessions, N_SESSIONS / 2);
+    assert_in_range(control->n_lease_looks - n_looks, N_SESSIONS, 8 * N_SESSIONS);
+    for (uint32_t j = 0; j < N_SESSIONS; j += 2) {
+        world.session_index = sessions[j];
+        close_session();
+    }
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -3350,6 +3404,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(puts_wait_for_what_is_under_way),
         cmocka_unit_test(chains_of_puts_take_turns),
         cmocka_unit_test(sessions_do_not_queue_for_a_look),
+        cmocka_unit_test(leases_are_looked_at_when_due),
         cmocka_unit_test(floods_are_bounded),
     };
     /* In a node of their own, whose places no stranger has taken. */

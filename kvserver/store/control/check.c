@@ -108,6 +108,25 @@ static void check_writers(const struct kv_writers *writers)
     assert(writers->runs[writers->n_runs - 1].end == UINT32_MAX);
 }
 
+/* The heap of leases, and the list of free places. */
+static void check_places(const struct kvs_control *control)
+{
+    uint32_t n_free = 0;
+
+    for (uint32_t i = 0; i < control->n_sessions; i++) {
+        const struct kvs_session *session = control->due[i];
+
+        assert(session->used && session->due_at == i);
+        assert(i == 0 || control->due[(i - 1) / 2]->due_us <= session->due_us);
+    }
+    for (const struct kvs_session *session = control->free_session; session != NULL;
+         session = session->next_free) {
+        assert(!session->used && n_free < control->config.sessions_max);
+        n_free++;
+    }
+    assert(control->n_sessions + n_free == control->config.sessions_max);
+}
+
 static void check_sessions(const struct kvs_control *control)
 {
     uint32_t n = 0;
@@ -128,6 +147,7 @@ static void check_sessions(const struct kvs_control *control)
         check_log(session);
         check_writers(session->writers);
     }
+    check_places(control);
     assert(n == control->n_sessions && n == kv_map_count(control->session_of_id));
     assert(atomic_load(&control->n_sessions_seen) == n);
 }

@@ -127,12 +127,9 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     control->credits_spare =
         kvs_node_requests_max(config) - config->clients_max * control->credits_sure;
 
-    control->sessions = calloc(config->sessions_max, sizeof(*control->sessions));
     control->clients = calloc(config->clients_max, sizeof(*control->clients));
-    control->session_of_id = kv_map_create(kv_random_next(&control->random));
     control->replies = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
-    return control->sessions != NULL && control->clients != NULL &&
-                   control->session_of_id != NULL && control->replies != NULL
+    return kvs_sessions_init(control) && control->clients != NULL && control->replies != NULL
                ? KV_OK
                : KV_NO_MEMORY;
 }
@@ -154,6 +151,7 @@ void kvs_control_fini(struct kvs_control *control)
         for (uint32_t i = 0; i < control->config.sessions_max; i++)
             free(control->sessions[i].writers);
     free(control->sessions);
+    free(control->due);
     free(control->clients);
     kv_ring_destroy(control->replies);
     for (uint32_t i = 0; i < control->n_models; i++)

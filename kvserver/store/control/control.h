@@ -20,7 +20,9 @@
  *       models are the same.
  *   (7) Guaranteed, granted and spare credits add up to the number of requests; a client has at
  *       least the guaranteed credits, and no more than the configuration says.
- *   (8) A client that is being opened has a hello in progress; one that data threads are
+ *   (8) The sessions in use are in the heap of leases, each at its place and not due before the
+ *       one above it; all others are in the list of free places.
+ *   (9) A client that is being opened has a hello in progress; one that data threads are
  *       closing, a goodbye.  No two open clients are the same.
  *
  * Threads: the control thread, except where stated otherwise.
@@ -77,8 +79,11 @@ struct kvs_session {
     uint32_t generation;
     uint32_t tenant;
     uint32_t tokens_max;
-    uint64_t lease_us;
+    uint64_t lease_us; /* kvs_session_set_lease() sets it */
     uint64_t renewed_us;
+    uint64_t due_us;               /* its lease cannot have ended before */
+    uint32_t due_at;               /* its place in control->due */
+    struct kvs_session *next_free; /* while it is not in use */
     uint64_t root;
     uint32_t epoch, n_nodes, node_index;
     struct kv_writers *writers; /* data threads read it, until they have carried out the command
@@ -155,6 +160,9 @@ struct kvs_control {
     struct kvs_session *sessions; /* (sessions_max) */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
+    struct kvs_session *free_session;  /* the first */
+    struct kvs_session **due;          /* (n_sessions) a heap by due_us, the earliest first */
+    uint64_t n_lease_looks;            /* how often a lease has been computed for its end */
     struct kvs_ended_list ended;       /* sessions that ended */
     struct kvs_client_record *clients; /* (clients_max) */
     uint32_t credits_sure;             /* guaranteed to every client */
@@ -263,7 +271,10 @@ void kvs_control_call_end(struct kvs_control_call *call);
 
 /* ---- sessions.c ---- */
 
-/* Fails with KV_BUSY if all places are in use, and with KV_NO_MEMORY. */
+/* Allocates the places.  Returns false if out of memory. */
+bool kvs_sessions_init(struct kvs_control *control);
+/* Fails with KV_BUSY if all places are in use, and with KV_NO_MEMORY.  The session has no lease
+ * yet. */
 kv_status_t kvs_session_create(struct kvs_control *control,
                                const struct kv_id128 *id,
                                struct kvs_model *model,
@@ -283,7 +294,12 @@ uint64_t kvs_session_used_us(const struct kvs_control *control,
 uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
                                    const struct kvs_session *session,
                                    uint64_t now_us);
-/* Closes the sessions whose lease has ended. */
+/* Gives the session a lease of that length from its last use on. */
+void kvs_session_set_lease(struct kvs_control *control,
+                           struct kvs_session *session,
+                           uint64_t lease_us);
+/* Closes the sessions whose lease has ended.  Looks only at those that could have: a session is
+ * looked at about once per lease, however often it is used. */
 void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us);
 
 /* ---- clients.c ---- */

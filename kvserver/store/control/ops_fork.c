@@ -160,7 +160,7 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     child->token = call->log_entry.child_token;
     child->tenant = session->tenant;
     child->tokens_max = session->tokens_max;
-    child->lease_us = kvs_lease_of(control, request->lease_ms);
+    kvs_session_set_lease(control, child, kvs_lease_of(control, request->lease_ms));
     child->root = session->root;
     child->epoch = session->epoch;
     child->n_nodes = session->n_nodes;

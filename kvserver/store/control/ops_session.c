@@ -279,7 +279,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     session->token = token;
     session->tenant = call->tenant;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
-    session->lease_us = kvs_lease_of(control, request->lease_ms);
+    kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
     session->root = placement->root;
     session->epoch = placement->epoch;
     session->n_nodes = placement->n_nodes;
@@ -321,7 +321,7 @@ static void resume(struct kvs_control_call *call, const Kvpb__ResumeRequest *req
     if (session == NULL)
         return;
     if (request->lease_ms != 0)
-        session->lease_us = kvs_lease_of(control, request->lease_ms);
+        kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
@@ -377,7 +377,8 @@ void kvs_control_renew(struct kvs_control_call *call)
         Kvpb__Outcome outcome = kvs_pb_ok_outcome();
 
         if (request->lease_ms != 0)
-            session->lease_us = kvs_lease_of(call->control, request->lease_ms);
+            kvs_session_set_lease(call->control, session,
+                                  kvs_lease_of(call->control, request->lease_ms));
         reply.outcome = &outcome;
         reply.lease_ms = (uint32_t)(session->lease_us / 1000);
         kvs_control_reply(call, &reply.base);

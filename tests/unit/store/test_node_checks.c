@@ -343,6 +343,17 @@ static void writer_nobody(void)
     session->writers->runs[0].writer = 0;
 }
 
+static void lease_at_another_place(void)
+{
+    open_session();
+    session->due_at++;
+}
+
+static void place_in_no_list(void)
+{
+    control->free_session = control->free_session->next_free;
+}
+
 static void control_finds(void **state)
 {
     (void)state;
@@ -358,6 +369,8 @@ static void control_finds(void **state)
     expect_found(operation_of_other_generation, check_control);
     expect_found(model_forgets_session, check_control);
     expect_found(writer_nobody, check_control);
+    expect_found(lease_at_another_place, check_control);
+    expect_found(place_in_no_list, check_control);
 }
 
 static void check_node(void)
