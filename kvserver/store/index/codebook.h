@@ -78,8 +78,9 @@ struct kvs_codebook {
     uint32_t n_celled;
     struct kvs_summaries summaries;    /* of the first segments' rows, keys and values */
     uint32_t centroids_crc, cells_crc; /* of what was learnt; of the cells' lists */
-    uint32_t n_cells_lost;             /* rows whose cells are to be made again */
-    uint32_t n_summaries_lost;         /* rows whose summaries are to be made again, by
+    uint32_t n_holes;      /* at least as many segments of its chapter have lost their codes */
+    uint32_t n_cells_lost; /* rows whose cells are to be made again */
+    uint32_t n_summaries_lost; /* rows whose summaries are to be made again, by
                                         * lost_plan */
     struct kvs_index_plan lost_plan;
     struct kvs_index_plan plan; /* by which it was made */

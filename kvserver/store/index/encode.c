@@ -27,6 +27,7 @@ bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
 void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_segment *segment)
 {
     books->store->health.found[KVS_KIND_CODES]++;
+    kvs_codebook_at(books, segment->codebook)->n_holes += segment->in_chapter;
     segment->n_lost = segment->n_coded;
     segment->lost_chapter = segment->in_chapter;
     segment->n_coded = 0;
@@ -61,9 +62,10 @@ void kvs_segment_recode(struct kvs_codebooks *books,
                         enum kv_key_type type,
                         uint32_t row_bytes)
 {
-    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
+    struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
     assert(segment->n_coded == 0 && segment->n_lost > 0);
+    book->n_holes -= segment->lost_chapter;
     memset(segment->codes, 0, book->scorer->codes_bytes(&book->shape));
     encode(books, segment, type, row_bytes, segment->n_lost);
     segment->in_chapter = segment->lost_chapter;
@@ -102,10 +104,35 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
     return KV_OK;
 }
 
+uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
+                                  const struct kvs_unit *unit,
+                                  uint32_t at,
+                                  uint32_t end)
+{
+    const uint32_t codebook = unit->segments[at]->codebook;
+
+    if (book->n_holes > 0)
+        return kvs_unit_chapter_end(unit, at, end);
+    end = end < unit->n_segments ? end : unit->n_segments;
+    if (at >= end)
+        return at;
+    /* The end is in [at, end]; mostly the unit has them all. */
+    for (uint32_t look = end - 1; at < end; look = at + (end - at) / 2) {
+        const struct kvs_segment *segment = unit->segments[look];
+
+        if (segment->in_chapter && segment->codebook == codebook)
+            at = look + 1;
+        else
+            end = look;
+    }
+    return end;
+}
+
 void kvs_segment_drop_codes(struct kvs_codebooks *books, struct kvs_segment *segment)
 {
-    const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
+    struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
 
+    book->n_holes -= segment->lost_chapter;
     kvs_arena_free(books->store->arena, book->tile_class, segment->codes);
     kvs_codebook_unref(books, segment->codebook);
     segment->codes = NULL;

@@ -9,7 +9,7 @@
 #define KV_KVSERVER_STORE_INDEX_ENCODE_H
 
 #include "kvserver/store/index/codebook.h"
-#include "kvserver/store/rows/segment.h"
+#include "kvserver/store/rows/unit.h"
 
 /* Returns how many of the segment's first n_rows rows have codes that may be used. */
 static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
@@ -44,6 +44,13 @@ void kvs_segment_recode(struct kvs_codebooks *books,
                         struct kvs_segment *segment,
                         enum kv_key_type type,
                         uint32_t row_bytes);
+
+/* As kvs_unit_chapter_end() for a segment of the codebook's chapter, but reads only the last
+ * segment or a few: a unit that has a segment of a chapter has all before it. */
+uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
+                                  const struct kvs_unit *unit,
+                                  uint32_t at,
+                                  uint32_t end);
 
 /* Frees the codes and drops the reference to the codebook.  The segment store calls it for
  * segments that are freed (kvs_codebooks_init()). */

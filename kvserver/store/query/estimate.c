@@ -1,5 +1,7 @@
 #include "kvserver/store/query/estimate.h"
 
+#include "kvserver/store/index/encode.h"
+
 #include <assert.h>
 #include <math.h>
 
@@ -105,8 +107,10 @@ static const uint8_t *group_at(struct kvs_estimate *estimate,
 
     if (group == NULL || !check_group(estimate, books))
         return NULL;
+    const struct kvs_codebook *book =
+        kvs_codebook_at(books, score->unit->segments[block]->codebook);
     *ret_first = begin * KV_BLOCK_TOKENS;
-    *ret_end = lower(kvs_unit_chapter_end(score->unit, block, end) * KV_BLOCK_TOKENS,
+    *ret_end = lower(kvs_codebook_chapter_end(book, score->unit, block, end) * KV_BLOCK_TOKENS,
                      score->ranges[estimate->range].end);
     return group;
 }

@@ -45,8 +45,7 @@ static void add_rows(struct kvs_score *score, uint32_t begin, uint32_t end)
 
 /* Returns where the cells for `token` end: the end of the chapter's cells in this unit, which
  * may have only the first of the chapter's segments, but at most `most`; `token` itself if it
- * has no usable cells.  Segments after `most` are not read: this would cost a chapter's length
- * for each range in it. */
+ * has no usable cells.  Segments after `most` are not read, and few before it. */
 static uint32_t cells_end(const struct kvs_score *score,
                           const struct kvs_codebooks *books,
                           uint32_t token,
@@ -64,8 +63,8 @@ static uint32_t cells_end(const struct kvs_score *score,
     const uint32_t most_end = (most + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 
     assert(at >= book->block_begin);
-    const uint32_t end =
-        kvs_unit_chapter_end(score->unit, at, celled_end < most_end ? celled_end : most_end);
+    const uint32_t end = kvs_codebook_chapter_end(
+        book, score->unit, at, celled_end < most_end ? celled_end : most_end);
     if (end <= at)
         return token;
     return end * KV_BLOCK_TOKENS < most ? end * KV_BLOCK_TOKENS : most;

@@ -1,6 +1,7 @@
 /* Index jobs on units directly. */
 #include "kvserver/store/index/builder.h"
 
+#include "kvserver/store/index/encode.h"
 #include "tests/support/units.h"
 
 #include <setjmp.h>
@@ -145,6 +146,49 @@ static void forks_inherit(void **state)
     kvs_unit_clear(&fork, &bench.heap);
     assert_true(unit_codes_are_right(&bench, &late));
     kvs_unit_clear(&late, &bench.heap);
+    check_empty();
+}
+
+/* Where a chapter ends in a unit is found without a look at each of its segments, or with one
+ * where some have lost their codes. */
+static void check_ends(const struct kvs_unit *unit)
+{
+    for (uint32_t at = 0; at < unit->n_segments; at++) {
+        if (!unit->segments[at]->in_chapter)
+            continue;
+        const struct kvs_codebook *book =
+            kvs_codebook_at(&bench.codebooks, unit->segments[at]->codebook);
+        for (uint32_t end = at; end <= unit->n_segments + 1; end++)
+            assert_int_equal(kvs_codebook_chapter_end(book, unit, at, end),
+                             kvs_unit_chapter_end(unit, at, end));
+    }
+}
+
+static void chapter_ends(void **state)
+{
+    struct kvs_unit unit, fork;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS);
+    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(cut(&unit, unit.committed, 10), 2);
+    finish_jobs();
+    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 16 * KV_BLOCK_TOKENS + 5), KV_OK);
+    assert_int_equal(unit_append(&bench, &fork, 5 * KV_BLOCK_TOKENS), KV_OK);
+    check_ends(&unit);
+    check_ends(&fork);
+    struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, unit.segments[3]->codebook);
+
+    kvs_segment_lose_codes(&bench.codebooks, unit.segments[3]);
+    assert_int_equal(book->n_holes, 1);
+    check_ends(&unit);
+    check_ends(&fork);
+    kvs_segment_recode(&bench.codebooks, unit.segments[3], KV_KEY_FP32, unit.row_bytes);
+    assert_int_equal(book->n_holes, 0);
+    check_ends(&unit);
+    kvs_unit_clear(&unit, &bench.heap);
+    check_ends(&fork);
+    kvs_unit_clear(&fork, &bench.heap);
     check_empty();
 }
 
@@ -630,6 +674,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(chapters, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_inherit, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(chapter_ends, set_up, tear_down),
         cmocka_unit_test_setup_teardown(truncates_drop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(overwritten_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(seeds, set_up, tear_down),
