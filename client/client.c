@@ -105,6 +105,8 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     client->open_control = setup->open_control;
     client->tenant = setup->tenant;
     client->credits = setup->credits;
+    client->version_max =
+        setup->wire_version_max != 0 ? setup->wire_version_max : KV_WIRE_VERSION;
     client->deadline_us = micros(setup->deadline_ms, DEADLINE_MS);
     client->peer_timeout_us = micros(setup->peer_timeout_ms, PEER_TIMEOUT_MS);
     client->retry_us = micros(setup->retry_ms, RETRY_MS);

@@ -55,6 +55,8 @@ struct kvc_client_setup {
     uint64_t seed;                /* of ids, tokens and placement roots; 0: from the system */
     const char *name;             /* copied */
     uint32_t tenant;
+    uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least
+                                * KV_WIRE_VERSION_LEAST; 0: KV_WIRE_VERSION */
     uint32_t ops_max;
     uint32_t credits;         /* use at most this many of those granted; 0: all */
     uint32_t deadline_ms;     /* of operations begun with deadline 0; 0: 5000 */

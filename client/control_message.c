@@ -83,6 +83,9 @@ static kv_status_t send(struct message_call *call)
         call->retry_after_us *= 2;
     call->id = (call->id & ~(uint64_t)ID_ATTEMPT_MASK) | ((call->id + 1) & ID_ATTEMPT_MASK);
     call->header = (struct kv_wire_header){
+        /* A hello is in the version that every peer can read. */
+        .version = (uint16_t)(node->state == KVC_NODE_CONNECTED ? node->version
+                                                                : KV_WIRE_VERSION_LEAST),
         .kind = KV_WIRE_REQUEST,
         .op = (uint8_t)call->op,
         .request_id = call->id,

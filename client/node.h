@@ -47,6 +47,7 @@ struct kvc_node {
     struct kv_id128 client_id; /* in hello; new for every connection */
 
     /* From hello; valid while CONNECTED. */
+    uint32_t version; /* of the protocol: the greatest that both speak */
     struct kvc_connection *connections;
     uint32_t n_connections;
     uint32_t client_index;

@@ -33,10 +33,13 @@ static void attach_lost(void *arg)
         kvc_node_fail(node, KV_UNREACHABLE, "the node stopped or its connection was lost");
 }
 
+static bool is_spoken(const struct kvc_node *node, uint32_t version)
+{
+    return version >= KV_WIRE_VERSION_LEAST && version <= node->client->version_max;
+}
+
 static const char *reply_fault(const Kvpb__HelloReply *reply)
 {
-    if (reply->version != KV_WIRE_VERSION)
-        return "the node has another version of the protocol";
     if (reply->client_token.len != 16 || reply->node_id.len != 16)
         return "hello: an id is not 16 bytes";
     if (reply->n_addresses == 0 || reply->n_addresses > KV_THREADS_MAX)
@@ -86,6 +89,7 @@ static void store_hello_reply(struct kvc_node *node, const Kvpb__HelloReply *rep
 {
     struct kv_client *client = node->client;
 
+    node->version = reply->version;
     node->client_index = reply->client_index;
     memcpy(node->client_token.bytes, reply->client_token.data, 16);
     node->credits = reply->credits;
@@ -200,9 +204,16 @@ static void hello_done(struct kvc_call *call,
         kvc_node_fail(node, status == KV_DEADLINE ? KV_UNREACHABLE : status, text);
         return;
     }
+    if (!is_spoken(node, reply->version)) {
+        snprintf(text, sizeof(text),
+                 "hello: the node speaks protocol version %u, the client %u to %u", reply->version,
+                 KV_WIRE_VERSION_LEAST, node->client->version_max);
+        kvc_node_fail(node, KV_VERSION, text);
+        return;
+    }
     fault = reply_fault(reply);
     if (fault != NULL) {
-        kvc_node_fail(node, reply->version != KV_WIRE_VERSION ? KV_VERSION : KV_CORRUPT, fault);
+        kvc_node_fail(node, KV_CORRUPT, fault);
         return;
     }
     store_hello_reply(node, reply);
@@ -254,7 +265,8 @@ void kvc_node_connect(struct kvc_node *node)
         return;
     }
     client->port->ops->port_address(client->port, &address, &address_bytes);
-    request.version = KV_WIRE_VERSION;
+    request.version = client->version_max;
+    request.version_least = KV_WIRE_VERSION_LEAST;
     request.name = client->name;
     request.address.data = (uint8_t *)address;
     request.address.len = address_bytes;

@@ -564,6 +564,7 @@ void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times)
         .begun_us = op->owner.begin_us,
         .sent_us = op->owner.sent_us,
         .arrived_us = op->owner.arrived_us,
+        .node_us = op->owner.node_us,
         .ended_us = op->end_us,
     };
 }

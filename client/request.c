@@ -252,6 +252,7 @@ static void send_cancel(struct kvc_request *request)
     if (cancel_message == NULL)
         return;
     cancel_message->header = (struct kv_wire_header){
+        .version = (uint16_t)node->version,
         .kind = KV_WIRE_REQUEST,
         .op = KV_OP_CANCEL,
         .request_id = make_id(node, NO_SLOT),
@@ -317,6 +318,7 @@ static void address_request(struct kvc_request *request)
     const struct kvc_node *node = request->node;
     struct kv_wire_header *header = &request->header;
 
+    header->version = (uint16_t)node->version;
     header->kind = KV_WIRE_REQUEST;
     header->request_id = request->id;
     header->client_index = node->client_index;

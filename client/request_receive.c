@@ -42,7 +42,7 @@ static struct kvc_node *node_of(struct kv_client *client, uint64_t id)
 /* Whether the node sent the message: only it and the client know the token. */
 static bool is_from(const struct kvc_node *node, const struct kv_wire_header *header)
 {
-    return node->state == KVC_NODE_CONNECTED &&
+    return node->state == KVC_NODE_CONNECTED && header->version == node->version &&
            kv_token_equal(&node->client_token, &header->client_token);
 }
 
@@ -121,6 +121,8 @@ static void check_complete(struct kvc_request *request)
         return;
     }
     owner->arrived_us = kv_clock_now(request->client->loop.clock);
+    if (request->reply.version >= KV_WIRE_VERSION_NODE_TIME)
+        owner->node_us = request->reply.deadline_us;
     status = KV_OK;
     if (owner->request_ops->finish != NULL)
         status = owner->request_ops->finish(request, text, sizeof(text));
@@ -373,7 +375,8 @@ static void on_incoming(void *owner,
         return;
     }
     memcpy(&header, message, sizeof(header));
-    if (header.version == KV_WIRE_VERSION && header.kind == KV_WIRE_REPLY &&
+    if (header.version >= KV_WIRE_VERSION_LEAST && header.version <= KV_WIRE_VERSION &&
+        header.kind == KV_WIRE_REPLY &&
         header.body_bytes == data_bytes && (node = awaited_from(client, &header)) != NULL) {
         receive_reply(node, &header, data_bytes, incoming);
         return;

@@ -75,9 +75,29 @@
 extern "C" {
 #endif
 
-/* Incremented when anything in this file changes.  Nodes reject other versions with KV_VERSION.
+/* The versions of the protocol that this build speaks, the least and the greatest.  Hello says
+ * both; a node and a client use the greatest that both speak, in every message.  A peer with
+ * which there is none is refused with KV_VERSION, and both numbers are named.
+ *
+ *   6  the first with which later builds are compatible
+ *   7  a reply's header says how long the node had the request
+ *
+ * A change that an earlier version would misread raises both numbers; one that it can do
+ * without raises the greatest alone, is listed here, and is not sent to a peer below it.
  */
-#define KV_WIRE_VERSION 5
+#define KV_WIRE_VERSION_LEAST 6
+#define KV_WIRE_VERSION_NODE_TIME 7
+#define KV_WIRE_VERSION 7
+
+/* The version that two peers use, given the least and the greatest that each speaks; 0: there
+ * is none. */
+static inline uint32_t
+kv_wire_version_of(uint32_t least, uint32_t greatest, uint32_t peer_least, uint32_t peer_greatest)
+{
+    uint32_t version = greatest < peer_greatest ? greatest : peer_greatest;
+
+    return version >= least && version >= peer_least ? version : 0;
+}
 
 enum {
     KV_WIRE_BODY_MAX = 192 << 10,  /* body of one message */
@@ -135,7 +155,7 @@ enum kv_op_id {
 
 /* Every message starts with this header.
  *
- *    0  u16  version        KV_WIRE_VERSION
+ *    0  u16  version        that hello agreed on; in a hello over this transport, the least
  *    2  u8   kind           enum kv_wire_kind
  *    3  u8   op             enum kv_op_id
  *    4  i32  status         replies: kv_status_t; 0 elsewhere
@@ -148,8 +168,9 @@ enum kv_op_id {
  *   32  u8   token[16]      the session's token; 0 if the op has no session
  *   48  u8   client_token[16]  from hello, in replies too; in a hello: its client_id
  *   64  u32  epoch          of the placement table that the sender used
- *   68  u32  deadline_us    microseconds from now, at most KV_WIRE_DEADLINE_MAX_US; not 0 in a
- *                         request
+ *   68  u32  deadline_us    requests: microseconds from now, at most KV_WIRE_DEADLINE_MAX_US;
+ *                         not 0.  replies: microseconds that the node had the request,
+ *                         waiting and at work; 0 below version 7
  *   72  u32  flags          0
  *   76  u32  body_bytes     that follow the header in this message
  *   80  u64  bulk_bytes     that follow the body or are in a bulk message; there: its own data

@@ -554,6 +554,8 @@ struct kv_op_times {
     uint64_t begun_us;
     uint64_t sent_us;    /* when its last message was first given to the transport */
     uint64_t arrived_us; /* when its last reply arrived */
+    uint64_t node_us;    /* how long the node had the message whose reply came last, waiting and
+                          * at work; 0: less than a microsecond, or a node that does not say */
     uint64_t ended_us;
 };
 KV_API void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times);

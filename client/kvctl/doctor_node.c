@@ -152,7 +152,8 @@ static void check_version(struct kvctl_doctor *doctor, const struct kv_table *st
     double wire = value_of(status, "wire_version", 0);
     const char *version = text_of(status, "version");
 
-    /* Nodes reject clients of another protocol, so the version is ours or missing. */
+    /* Nodes refuse clients with which they have no version in common, so this one is ours, an
+     * earlier or a later one, or missing. */
     kvctl_doctor_tell(doctor, wire == KV_WIRE_VERSION ? KVCTL_OK : KVCTL_WARN, "server",
                       wire == KV_WIRE_VERSION ? NULL : "update the older side",
                       "version %s, protocol %.0f", version != NULL ? version : "unknown", wire);

@@ -11,7 +11,8 @@ enum {
 
 void kv_message_seal(struct kv_wire_header *header, const void *body, size_t body_bytes)
 {
-    header->version = KV_WIRE_VERSION;
+    if (header->version == 0)
+        header->version = KV_WIRE_VERSION;
     header->body_bytes = (uint32_t)body_bytes;
     header->body_crc = kv_crc32c(0, body, body_bytes);
     header->header_crc = kv_crc32c(0, header, SEALED_BYTES);
@@ -76,7 +77,7 @@ static kv_status_t check_header(const void *message,
     }
     memcpy(header, message, sizeof(*header));
     /* The version is checked first: another version may have its checksum elsewhere. */
-    if (header->version != KV_WIRE_VERSION) {
+    if (header->version < KV_WIRE_VERSION_LEAST || header->version > KV_WIRE_VERSION) {
         *ret_why = "message: another version of the protocol";
         return KV_VERSION;
     }

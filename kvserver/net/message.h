@@ -7,8 +7,8 @@
 
 #include "proto/kv_wire.h"
 
-/* Sets version, body_bytes and both checksums.  The last change to a header before it is sent.
- */
+/* Sets body_bytes, both checksums, and the version if it is 0, to KV_WIRE_VERSION.  The last
+ * change to a header before it is sent. */
 void kv_message_seal(struct kv_wire_header *header, const void *body, size_t body_bytes);
 
 /* Checks what must hold for every message: size, version, kind, op, both checksums, and the

@@ -1,5 +1,5 @@
-/* test_recorded.c - what an earlier build said over the wire, and what it answered, beside this
- * one: for changes that must change neither.
+/* test_recorded.c - what a peer of the least version of the protocol said over the wire, and
+ * what it answered, beside this build: it must still work with such a peer.
  *
  *   recorded/messages.txt  every message of one conversation, byte by byte
  *   recorded/answers.txt   what the callers of the client library got in it
@@ -7,14 +7,16 @@
  * The conversation (talk()) has every operation of both planes: two clients and one node of one
  * data thread, driven step by step, over the loopback (support/transport_tap.h).  The clock is
  * virtual and stands still while anybody works, so that times measured are 0; tokens, ids and
- * versions come from seeded generators; ports are called by number.  Two checks: this build's
- * clients and node have the same conversation, and this build's node, asked by the recorded
- * requests alone, gives the recorded replies.
+ * versions come from seeded generators; ports are called by number.  Three checks: clients and
+ * node of this build that speak no more than the least version have the same conversation;
+ * this build's node, asked by the recorded requests alone, gives the recorded replies; and
+ * this build's clients, but for their hello, ask a node of the least version the same.
  *
  * Not compared: texts of failures (support/recorded_messages.h).  Not asked for: the tables
  * status, stats and scrub, whose rows are the build's version, and metrics with their texts.
  *
- * A change that is meant to change bytes or answers records anew, in the repository:
+ * A change that is meant to change answers, or that raises KV_WIRE_VERSION_LEAST, records anew,
+ * in the repository:
  *
  *     build/tests/protocol/test_protocol_recorded tests/protocol/recorded --record
  *
@@ -27,6 +29,7 @@
 #include "kvserver/base/clock.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"
+#include "proto/kvstore.pb-c.h"
 #include "tests/support/recorded.h"
 #include "tests/support/recorded_messages.h"
 #include "tests/support/transport_tap.h"
@@ -75,6 +78,11 @@ static const struct recorded_box boxes[] = {
 };
 
 static const char *folder;
+
+/* The greatest version of the protocol that each side speaks. */
+static struct {
+    uint32_t node, clients;
+} speaks = {KV_WIRE_VERSION_LEAST, KV_WIRE_VERSION_LEAST};
 
 /* The node, and what has been said. */
 static struct {
@@ -139,6 +147,7 @@ static void open_world(void)
         .clients_max = 8,
         .credits = 16,
         .seed = 7,
+        .wire_version_max = speaks.node,
         .clock = &world.clock,
         .transport = world.transport,
         .message_control = true,
@@ -191,6 +200,7 @@ static void open_side(unsigned i)
         .seed = 100 + i,
         .name = i == 0 ? "first" : "second",
         .tenant = 5,
+        .wire_version_max = speaks.clients,
     };
 
     assert_non_null(address);
@@ -981,10 +991,69 @@ static void load(struct recorded_messages *ret_recorded)
 static void the_same_conversation(void **state)
 {
     struct recorded_messages recorded;
-    char *text = have_it();
+    char *text;
 
     (void)state;
+    speaks.node = speaks.clients = KV_WIRE_VERSION_LEAST;
+    text = have_it();
     load(&recorded);
+    const bool said = recorded_messages_same(&recorded, &world.said);
+    const bool answered = recorded_same(path_of("answers.txt"), text);
+
+    assert_true(said && answered);
+    free(text);
+    recorded_free(&recorded);
+    close_world();
+}
+
+static bool is_hello(const struct recorded_message *message)
+{
+    struct kv_wire_header header;
+
+    memcpy(&header, message->data, sizeof(header));
+    return header.op == KV_OP_HELLO && header.kind == KV_WIRE_REQUEST;
+}
+
+/* The hello of now says that it speaks more; in all else it is the recorded one. */
+static void check_hello(const struct recorded_message *recorded, struct recorded_message *now)
+{
+    Kvpb__HelloRequest *then, *hello;
+
+    assert_true(is_hello(now));
+    then = kvpb__hello_request__unpack(NULL, recorded->bytes - recorded->header_bytes,
+                                       recorded->data + recorded->header_bytes);
+    hello = kvpb__hello_request__unpack(NULL, now->bytes - now->header_bytes,
+                                        now->data + now->header_bytes);
+    assert_non_null(then);
+    assert_non_null(hello);
+    assert_int_equal(hello->version, KV_WIRE_VERSION);
+    assert_int_equal(then->version, KV_WIRE_VERSION_LEAST);
+    assert_int_equal(hello->version_least, then->version_least);
+    assert_int_equal(now->bytes, recorded->bytes);
+    memcpy(now->data, recorded->data, now->bytes);
+    kvpb__hello_request__free_unpacked(then, NULL);
+    kvpb__hello_request__free_unpacked(hello, NULL);
+}
+
+/* Today's clients ask a node of then: after hello nothing that it would not understand. */
+static void the_same_requests(void **state)
+{
+    struct recorded_messages recorded;
+    unsigned n_hellos = 0;
+    char *text;
+
+    (void)state;
+    speaks.node = KV_WIRE_VERSION_LEAST;
+    speaks.clients = KV_WIRE_VERSION;
+    text = have_it();
+    load(&recorded);
+    for (size_t i = 0; i < recorded.n && i < world.said.n; i++) {
+        if (!is_hello(&recorded.messages[i]))
+            continue;
+        check_hello(&recorded.messages[i], &world.said.messages[i]);
+        n_hellos++;
+    }
+    assert_int_equal(n_hellos, N_CLIENTS);
     const bool said = recorded_messages_same(&recorded, &world.said);
     const bool answered = recorded_same(path_of("answers.txt"), text);
 
@@ -1000,6 +1069,7 @@ static void the_same_replies(void **state)
     struct recorded_messages recorded;
 
     (void)state;
+    speaks.node = KV_WIRE_VERSION;
     load(&recorded);
     open_world();
     open_strangers();
@@ -1071,6 +1141,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation),
+        cmocka_unit_test(the_same_requests),
         cmocka_unit_test(the_same_replies),
         cmocka_unit_test(the_same_conversation),
     };

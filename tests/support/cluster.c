@@ -29,6 +29,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .scrub_bytes = setup->scrub_bytes,
         .credits = setup->credits,
         .lease_ms = setup->lease_ms,
+        .wire_version_max = setup->wire_version_max,
         .clock = &kv_clock_real,
         .transport = cluster->transport,
         .message_control = true,
@@ -120,6 +121,7 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
         client_setup.retry_ms = setup->retry_ms;
         client_setup.credits = setup->credits;
         client_setup.tenant = setup->tenant;
+        client_setup.wire_version_max = setup->wire_version_max;
     }
     assert_int_equal(kvc_client_create(&client_setup, &client), KV_OK);
     return client;

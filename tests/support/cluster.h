@@ -23,6 +23,7 @@ struct cluster_setup {
     uint64_t memory_bytes; /* of each node */
     uint32_t lease_ms, sessions_max, credits;
     uint64_t scrub_bytes;
+    uint32_t wire_version_max;
 };
 
 struct cluster {
@@ -47,6 +48,7 @@ struct cluster_client {
     struct kv_transport *transport; /* NULL: the cluster's */
     uint32_t deadline_ms, peer_timeout_ms, retry_ms;
     uint32_t credits, tenant;
+    uint32_t wire_version_max;
 };
 
 /* `setup` may be NULL. */

@@ -30,6 +30,8 @@ struct kvs_node_config {
                                * announced data is disconnected; 0: 10000 */
     uint64_t scrub_bytes;     /* of memory verified per second in the background; 0: none */
     uint64_t seed;            /* for tokens and ids; 0: from the system */
+    uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least
+                                * KV_WIRE_VERSION_LEAST; 0: KV_WIRE_VERSION */
     const struct kv_clock *clock;
     struct kv_transport *transport; /* borrowed for the node's life */
     bool message_control;           /* open a control port on the transport as well */

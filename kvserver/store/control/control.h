@@ -109,6 +109,7 @@ struct kvs_client_record {
     char name[KVS_CLIENT_NAME_BYTES];
     enum kv_channel_mode mode;
     uint32_t tenant;
+    uint32_t version; /* of the protocol, from its hello */
     uint32_t credits; /* granted until the place is free again */
     bool attached;    /* a control transport watches its process */
     uint64_t since_us, heard_us;

@@ -75,6 +75,7 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
     else
         n_bytes = 0;
     reply->header = (struct kv_wire_header){
+        .version = reply->request.version,
         .kind = KV_WIRE_REPLY,
         .op = reply->request.op,
         .status = reply->body != NULL ? KV_OK : KV_BUSY, /* KV_BUSY: the client repeats the

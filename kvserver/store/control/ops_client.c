@@ -25,7 +25,7 @@ static void hello_reply(struct kvs_control_call *call)
     control->config.transport->ops->describe(control->config.transport, transports,
                                              sizeof(transports));
     reply.outcome = &outcome;
-    reply.version = KV_WIRE_VERSION;
+    reply.version = client->version;
     reply.client_index = client->index;
     reply.client_token = kvs_pb_put_id(&client->token);
     reply.n_addresses = control->n_threads;
@@ -100,16 +100,28 @@ static void hello_again(struct kvs_control_call *call,
     }
 }
 
+static uint32_t wire_version_max(const struct kvs_control *control)
+{
+    return control->config.wire_version_max != 0 ? control->config.wire_version_max
+                                                 : KV_WIRE_VERSION;
+}
+
 static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *request)
 {
     struct kvs_control *control = call->control;
     struct kvs_command command = {.kind = KVS_COMMAND_CLIENT_OPEN};
     struct kv_id128 id;
+    const uint32_t greatest = wire_version_max(control);
+    const uint32_t least =
+        request->version_least != 0 ? request->version_least : request->version;
+    const uint32_t version =
+        kv_wire_version_of(KV_WIRE_VERSION_LEAST, greatest, least, request->version);
 
-    if (request->version != KV_WIRE_VERSION) {
+    if (version == 0) {
         kvs_control_refuse(call, KV_VERSION,
-                           "hello: protocol version %u, but the node has version %u",
-                           request->version, KV_WIRE_VERSION);
+                           "hello: the client speaks protocol versions %u to %u, the node %u "
+                           "to %u: update the older side",
+                           least, request->version, KV_WIRE_VERSION_LEAST, greatest);
         return;
     }
     if (!kvs_pb_get_id(&request->client_id, &id) || request->address.len == 0 ||
@@ -149,6 +161,7 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
         .id = id,
         .mode = request->shared_memory ? KV_CHANNEL_SHARED : KV_CHANNEL_NETWORK,
         .tenant = request->tenant,
+        .version = version,
         .since_us = kv_clock_now(control->config.clock),
     };
     kvs_pb_copy_text(client->name, sizeof(client->name), request->name);
@@ -159,6 +172,7 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
     command.token = client->token;
     command.tenant = client->tenant;
     command.credits = client->credits;
+    command.version = version;
     command.mode = client->mode;
     command.address_bytes = (uint32_t)request->address.len;
     command.address = call->address;

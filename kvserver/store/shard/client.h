@@ -34,7 +34,8 @@ struct kvs_shard_client {
     enum kvs_shard_client_state state;
     uint32_t index;
     struct kv_id128 token;
-    uint32_t tenant; /* from its hello */
+    uint32_t tenant;  /* from its hello */
+    uint32_t version; /* of the protocol, agreed on in its hello */
     struct kv_channel *channel;
     uint32_t credits;                          /* granted at hello */
     uint32_t puts_settled;                     /* object_puts below this number have ended for

@@ -28,6 +28,7 @@ static bool client_open(struct kvs_shard *shard, struct kvs_command *command)
         client->state = KVS_SHARD_CLIENT_OPEN;
         client->token = command->token;
         client->tenant = command->tenant;
+        client->version = command->version;
         client->is_told = false;
         client->puts_settled = 0;
         memset(client->puts_done, 0, sizeof(client->puts_done));

@@ -47,6 +47,7 @@ struct kvs_command {
 
     enum kv_channel_mode mode; /* client_open */
     uint32_t credits;
+    uint32_t version;
     uint32_t address_bytes;
     const uint8_t *address;
 

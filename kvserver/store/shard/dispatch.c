@@ -183,6 +183,10 @@ static struct kvs_shard_client *client_of(struct kvs_shard *shard,
         kvs_count(&shard->stats.unknown_clients, 1);
         return NULL;
     }
+    if (header->version != client->version) {
+        bad_message(shard, "not the version of the protocol that hello agreed on");
+        return NULL;
+    }
     return client;
 }
 

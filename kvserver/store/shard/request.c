@@ -289,6 +289,7 @@ static void address_reply(struct kv_wire_header *reply,
                           const struct kv_wire_header *header,
                           kv_status_t status)
 {
+    reply->version = header->version;
     reply->kind = KV_WIRE_REPLY;
     reply->op = header->op;
     reply->status = status;
@@ -301,11 +302,27 @@ static void address_reply(struct kv_wire_header *reply,
     reply->epoch = header->epoch;
 }
 
+<<<<<<< HEAD
 void kvs_request_reply(struct kvs_request *request,
                        const void *body,
                        size_t body_bytes,
                        const void *bulk,
                        size_t bulk_bytes)
+=======
+/* Returns how long the request has been here, in microseconds. */
+static uint32_t time_of(const struct kvs_request *request)
+{
+    uint64_t us = kv_clock_now(request->shard->clock) - request->begin_us;
+
+    return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+}
+
+void kvs_request_answer(struct kvs_request *request,
+                        const void *body,
+                        size_t body_bytes,
+                        const void *bulk,
+                        size_t bulk_bytes)
+>>>>>>> c8fad4e (proto: peers agree on a version of the protocol)
 {
     struct kv_wire_header *reply = &request->reply;
     const struct kv_wire_header *header = &request->header;
@@ -319,6 +336,8 @@ void kvs_request_reply(struct kvs_request *request,
     }
     address_reply(reply, header, request->status);
     reply->bulk_bytes = bulk_bytes;
+    if (header->version >= KV_WIRE_VERSION_NODE_TIME)
+        reply->deadline_us = time_of(request);
     kv_message_seal(reply, body, body_bytes);
 
     /* Begins at 1, so that no send can end the request before both have been started. */
