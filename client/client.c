@@ -1,6 +1,7 @@
 /* The client: create, close, the steps of the event loop, and information about nodes. */
 #include "client/client.h"
 
+#include "client/batch.h"
 #include "client/buffer.h"
 #include "client/call.h"
 #include "client/check.h"
@@ -52,6 +53,7 @@ static void destroy(struct kv_client *client)
     /* The transport no longer accesses the client's memory. */
     kvc_control_message_fini(client);
     kvc_requests_fini(client);
+    kvc_batches_fini(client);
     while (!kvc_list_empty(&client->buffers))
         kvc_buffer_destroy(KVC_LIST_ENTRY(client->buffers.next, struct kv_buffer, of_client));
     while (!kvc_list_empty(&client->calls)) {
@@ -98,6 +100,9 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     kvc_list_init(&client->buffers);
     kvc_list_init(&client->calls);
     kvc_list_init(&client->pending_receives);
+    kvc_list_init(&client->batches);
+    kvc_list_init(&client->free_batches);
+    kvc_list_init(&client->collecting);
     kvc_list_init(&client->control_messages);
     kvc_loop_init(&client->loop, setup->clock);
     client->op_events = &kvc_op_events;

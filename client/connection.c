@@ -11,6 +11,8 @@ void kvc_connection_init(struct kvc_connection *connection, struct kvc_node *nod
     connection->link.node = node;
     for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++)
         kvc_list_init(&connection->subops[i]);
+    kvc_list_init(&connection->collected);
+    kvc_list_init(&connection->of_collecting);
 }
 
 bool kvc_connection_put_begin(struct kvc_connection *connection, uint32_t *ret_number)

@@ -29,6 +29,10 @@ struct kvc_connection {
     struct kvc_list subops[KV_PRIORITY_COUNT];
     uint32_t in_flight[KV_PRIORITY_COUNT];
     uint32_t n_in_flight;
+    struct kvc_list collected;     /* requests to be sent together: batch.h */
+    struct kvc_list of_collecting; /* in client->collecting, if it has any */
+    uint32_t n_collected;
+    size_t collected_bytes;      /* of their messages in a batch */
     const struct kv_op *last_op; /* that last made a sub-operation for this connection */
     uint32_t put_next;           /* the number of the next object_put */
     uint32_t put_settled;        /* all puts below it have ended */

@@ -1,5 +1,6 @@
 #include "client/dispatch.h"
 
+#include "client/batch.h"
 #include "client/connection.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -85,6 +86,22 @@ kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op)
     return KV_OK;
 }
 
+kv_status_t kvc_op_hold(struct kv_session *first, const struct kv_session *session)
+{
+    struct kv_client *client = first->client;
+
+    client->loop.is_held = true;
+    return session->client == client
+               ? KV_OK
+               : kvc_set_error(&client->loop, KV_INVALID, "batch: a session of another client");
+}
+
+void kvc_op_release_held(struct kv_client *client)
+{
+    client->loop.is_held = false;
+    kvc_client_dispatch(client);
+}
+
 /* ---- connections send -------------------------------------------------------------------- */
 
 /* How many of its credits a connection keeps for this priority.  Where they are too few for every
@@ -136,7 +153,7 @@ static bool connection_send(struct kvc_connection *connection)
         if (subop->op->type->build(subop, request) == KV_OK) {
             if (subop->finished)
                 kvc_subop_free(subop);
-            kvc_request_send(request);
+            kvc_request_collect(request);
             return true;
         }
         kvc_request_end(request);
@@ -173,11 +190,12 @@ static void dispatch_connections(struct kv_client *client)
 
         n_idle = may_send && connection_send(connection) ? 0 : n_idle + 1;
     }
+    kvc_batches_flush(client);
 }
 
 void kvc_client_dispatch(struct kv_client *client)
 {
-    while (client->loop.must_dispatch) {
+    while (client->loop.must_dispatch && !client->loop.is_held) {
         struct kvc_list *link, *follow;
 
         client->loop.must_dispatch = false;

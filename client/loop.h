@@ -25,6 +25,7 @@ struct kvc_loop {
     uint64_t now_us;              /* of this call */
     uint64_t next_due_us;         /* when the earliest timer is due */
     bool must_dispatch;           /* something may be able to advance */
+    bool is_held;                 /* not yet: several operations are being begun as one batch */
     bool is_closing;
     uint32_t n_ended; /* operations since the last poll */
     char detail[KVC_DETAIL_BYTES];

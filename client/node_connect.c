@@ -1,5 +1,6 @@
 #include "client/node_connect.h"
 
+#include "client/batch.h"
 #include "client/call.h"
 #include "client/connection.h"
 #include "client/control.h"
@@ -206,8 +207,8 @@ static void hello_done(struct kvc_call *call,
     }
     if (!is_spoken(node, reply->version)) {
         snprintf(text, sizeof(text),
-                 "hello: the node speaks protocol version %u, the client %u to %u", reply->version,
-                 KV_WIRE_VERSION_LEAST, node->client->version_max);
+                 "hello: the node speaks protocol version %u, the client %u to %u",
+                 reply->version, KV_WIRE_VERSION_LEAST, node->client->version_max);
         kvc_node_fail(node, KV_VERSION, text);
         return;
     }
@@ -299,6 +300,7 @@ void kvc_node_close(struct kvc_node *node)
         if (request->is_live && request->node == node)
             request->connection = NULL;
     }
+    kvc_batches_lose(node);
     if (control != NULL)
         control->transport->close(control);
     kvc_calls_lose(node);

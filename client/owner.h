@@ -32,7 +32,7 @@ struct kvc_owner {
     const struct kvc_owner_ops *ops;
     const struct kvc_request_ops *request_ops; /* request.h */
     uint64_t begin_us, deadline_us;
-    uint64_t node_us; /* how long the node had the request whose reply came last */
+    uint64_t node_us;             /* how long the node had the request whose reply came last */
     uint64_t sent_us, arrived_us; /* when the last request was first sent, when the last
                                      reply arrived; 0: not yet */
     struct kv_buffer *buffer;     /* held until it ends; may be NULL */

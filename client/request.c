@@ -124,6 +124,7 @@ struct kvc_request *kvc_request_take(struct kvc_connection *connection,
         return NULL;
     memset(request, 0, sizeof(*request));
     kvc_list_init(&request->of_owner);
+    kvc_list_init(&request->of_batch);
     request->client = client;
     request->node = connection->link.node;
     request->connection = connection;
@@ -177,9 +178,20 @@ static void refuse_deferred(struct kvc_request *request)
         kv_incoming_refuse(deferred);
 }
 
+/* If it was collected and is not yet sent (batch.h), it will not be. */
+static void uncollect(struct kvc_request *request)
+{
+    if (kvc_list_empty(&request->of_batch))
+        return;
+    kvc_list_remove(&request->of_batch);
+    request->connection->collected_bytes -= kv_wire_entry_bytes(request->body_bytes);
+    request->connection->n_collected--;
+}
+
 void kvc_request_end(struct kvc_request *request)
 {
     refuse_deferred(request);
+    uncollect(request);
     kvc_list_remove(&request->of_owner);
     if (request->header.op == KV_OP_OBJECT_PUT && request->connection != NULL)
         kvc_connection_put_end(request->connection, request->header.put_number);
@@ -331,23 +343,19 @@ static void address_request(struct kvc_request *request)
         request->owner->ops->address(request, header);
 }
 
-void kvc_request_send(struct kvc_request *request)
+bool kvc_request_prepare(struct kvc_request *request)
 {
     struct kv_client *client = request->client;
     struct kvc_node *node = request->node;
     struct kvc_send *first = free_send(request, NULL);
-    struct kvc_send *second = free_send(request, first);
-    struct kv_wire_header *header = &request->header;
-    kv_status_t status;
-    bool is_pair;
 
     /* Resending large data while the first copy is in transfer would only slow it down. */
     request->resend_us = client->loop.now_us + request->retry_after_us +
                          request->header.bulk_bytes / KVC_BULK_SLOWEST;
     kvc_loop_set_timer(&client->loop, request->resend_us);
     if (request->connection == NULL || node->failure != KV_OK || first == NULL ||
-        second == NULL)
-        return;
+        free_send(request, first) == NULL)
+        return false;
     if (request->is_waiting)
         send_cancel(request);
     if (request->retry_after_us < client->retry_us * RETRY_DOUBLINGS)
@@ -356,22 +364,47 @@ void kvc_request_send(struct kvc_request *request)
     refuse_deferred(request);
     request->has_reply = request->has_bulk = false;
     request->id = make_id(node, kv_pool_index(client->requests, request));
+    request->batch_id = 0;
     address_request(request);
-    kv_message_seal(header, request->message->body, request->body_bytes);
+    kv_message_seal(&request->header, request->message->body, request->body_bytes);
+    return true;
+}
+
+kv_status_t kvc_request_hand_over(struct kvc_request *request)
+{
+    struct kvc_send *send = free_send(request, NULL);
+
+    send->header = request->header;
+    return hand_over(request, send, request->message->body, request->body_bytes);
+}
+
+static kv_status_t hand_over_with_bulk(struct kvc_request *request)
+{
+    struct kvc_send *first = free_send(request, NULL), *second = free_send(request, first);
+    const struct kv_wire_header *header = &request->header;
+    kv_status_t status;
+
     first->header = *header;
-    is_pair = header->bulk_bytes > 0 && request->body_bytes + header->bulk_bytes <=
-                                            request->connection->channel->pair_max;
-    status = is_pair ? hand_over_pair(request, first)
-                     : hand_over(request, first, request->message->body, request->body_bytes);
-    if (status >= KV_OK && header->bulk_bytes > 0 && !is_pair) {
-        second->header = *header;
-        second->header.kind = KV_WIRE_BULK_REQUEST;
-        kv_message_seal(&second->header, NULL, 0);
-        status = hand_over(request, second, request->bulk, header->bulk_bytes);
-        if (!request->is_moving)
-            node->bulk_moving += header->bulk_bytes;
-        request->is_moving = true;
-    }
+    if (request->body_bytes + header->bulk_bytes <= request->connection->channel->pair_max)
+        return hand_over_pair(request, first);
+    status = hand_over(request, first, request->message->body, request->body_bytes);
+    if (status < KV_OK)
+        return status;
+    second->header = *header;
+    second->header.kind = KV_WIRE_BULK_REQUEST;
+    kv_message_seal(&second->header, NULL, 0);
+    status = hand_over(request, second, request->bulk, header->bulk_bytes);
+    if (!request->is_moving)
+        request->node->bulk_moving += header->bulk_bytes;
+    request->is_moving = true;
+    return status;
+}
+
+void kvc_request_sent(struct kvc_request *request, kv_status_t status)
+{
+    struct kv_client *client = request->client;
+    struct kvc_node *node = request->node;
+
     if (status == KV_BUSY || status == KV_NO_MEMORY) {
         /* The transport is full: try again soon. */
         request->resend_us = client->loop.now_us + KVC_BACKOFF_MAX_US;
@@ -388,6 +421,14 @@ void kvc_request_send(struct kvc_request *request)
     if (node->unanswered_since_us == 0)
         node->unanswered_since_us = client->loop.now_us;
     kvc_loop_set_timer(&client->loop, client->loop.now_us + client->peer_timeout_us / 8);
+}
+
+void kvc_request_send(struct kvc_request *request)
+{
+    if (!kvc_request_prepare(request))
+        return;
+    kvc_request_sent(request, request->header.bulk_bytes > 0 ? hand_over_with_bulk(request)
+                                                             : kvc_request_hand_over(request));
 }
 
 void kvc_request_abandon(struct kvc_request *request)

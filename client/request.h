@@ -55,7 +55,8 @@ struct kvc_message {
 
 struct kvc_request {
     struct kvc_list of_owner;
-    struct kvc_owner *owner; /* NULL: cancelled, or the library's own ping */
+    struct kvc_list of_batch; /* in connection->collected: built, and not yet sent */
+    struct kvc_owner *owner;  /* NULL: cancelled, or the library's own ping */
     struct kv_client *client;
     struct kvc_node *node;
     struct kvc_connection *connection; /* NULL: lost, with its credit */
@@ -77,7 +78,8 @@ struct kvc_request {
     size_t crcs_offset; /* in the message buffer's body: space for the reply's CRCs */
     bool needs_header_first; /* data is received only after the reply's header */
 
-    uint64_t id; /* of the last attempt; 0: none */
+    uint64_t id;       /* of the last attempt; 0: none */
+    uint64_t batch_id; /* of the batch in which the last attempt left; 0: it left alone */
     uint64_t resend_us;
     uint64_t retry_after_us; /* from an attempt to the next */
     uint64_t backoff_us;     /* from KV_BUSY to the next attempt */

@@ -29,6 +29,14 @@ struct kvc_pending_receive {
     uint8_t data[] __attribute__((aligned(16)));
 };
 
+/* The steps of kvc_request_send().  kvc_request_prepare() gives it a new id and seals its
+ * header; false: it cannot be sent now, and will be tried again.  kvc_request_hand_over() gives
+ * its one message, without bulk, to the transport.  kvc_request_sent() notes what the transport
+ * said. */
+bool kvc_request_prepare(struct kvc_request *request);
+kv_status_t kvc_request_hand_over(struct kvc_request *request);
+void kvc_request_sent(struct kvc_request *request, kv_status_t status);
+
 /* Releases a request that is over, as soon as the transport cannot access its memory. */
 void kvc_request_release(struct kvc_request *request);
 

@@ -194,21 +194,39 @@ static bool is_passing(const struct kvc_request *request, kv_status_t status)
     return left_us > share_us;
 }
 
+/* Sends the request again a little later. */
+static void back_off(struct kvc_request *request)
+{
+    struct kv_client *client = request->client;
+
+    request->backoff_us = request->backoff_us == 0 ? BACKOFF_MIN_US : request->backoff_us * 2;
+    if (request->backoff_us > KVC_BACKOFF_MAX_US)
+        request->backoff_us = KVC_BACKOFF_MAX_US;
+    request->is_waiting = false;
+    request->retry_after_us = client->retry_us;
+    request->resend_us = client->loop.now_us + request->backoff_us;
+    kvc_loop_set_timer(&client->loop, request->resend_us);
+}
+
+/* The node had no buffer for a batch: its requests are sent again, however many still wait. */
+static void on_busy_batch(struct kv_client *client, uint64_t batch_id)
+{
+    for (uint32_t i = 0; i < kv_pool_size(client->requests); i++) {
+        struct kvc_request *request = kv_pool_at(client->requests, i);
+
+        if (request->is_live && !request->is_over && request->is_waiting &&
+            request->batch_id == batch_id)
+            back_off(request);
+    }
+}
+
 static void
 on_failure(struct kvc_request *request, const struct kv_wire_header *header, const char *body)
 {
-    struct kv_client *client = request->client;
     char text[TEXT_BYTES];
 
     if (is_passing(request, header->status)) {
-        request->backoff_us =
-            request->backoff_us == 0 ? BACKOFF_MIN_US : request->backoff_us * 2;
-        if (request->backoff_us > KVC_BACKOFF_MAX_US)
-            request->backoff_us = KVC_BACKOFF_MAX_US;
-        request->is_waiting = false;
-        request->retry_after_us = client->retry_us;
-        request->resend_us = client->loop.now_us + request->backoff_us;
-        kvc_loop_set_timer(&client->loop, request->resend_us);
+        back_off(request);
         return;
     }
     kvc_peer_text(text, sizeof(text), body, header->body_bytes);
@@ -300,6 +318,10 @@ static void on_message(
         return;
     }
     kvc_node_mark_alive(node);
+    if (header.kind == KV_WIRE_REPLY && header.status == KV_BUSY && header.n_units > 0) {
+        on_busy_batch(client, header.request_id);
+        return;
+    }
     request = find(client, &header);
     if (request == NULL) {
         client->n_dropped++;
@@ -376,8 +398,8 @@ static void on_incoming(void *owner,
     }
     memcpy(&header, message, sizeof(header));
     if (header.version >= KV_WIRE_VERSION_LEAST && header.version <= KV_WIRE_VERSION &&
-        header.kind == KV_WIRE_REPLY &&
-        header.body_bytes == data_bytes && (node = awaited_from(client, &header)) != NULL) {
+        header.kind == KV_WIRE_REPLY && header.body_bytes == data_bytes &&
+        (node = awaited_from(client, &header)) != NULL) {
         receive_reply(node, &header, data_bytes, incoming);
         return;
     }

@@ -76,6 +76,9 @@ struct kv_client {
     uint64_t attempts; /* counter for request ids; its random start makes them unpredictable */
     struct kvc_message *free_small, *free_large;
     uint32_t n_large;
+    struct kvc_list batches, free_batches; /* with the transport; for reuse */
+    uint32_t n_batches;                    /* of both */
+    struct kvc_list collecting;            /* connections with requests to be sent together */
     struct kvc_subop *free_subops;
     uint32_t turn_node, turn_thread; /* the connection that may send next */
     struct kvc_list pending_receives;

@@ -13,6 +13,15 @@
  *                      <----------------  BULK  {header, rows}
  *                                               (fetch, read, query, object_get)
  *
+ * Requests of one client to one data thread that have no bulk may travel together, in a message
+ * of kind BATCH: its body is n_units requests of any ops and sessions, each a header and a body
+ * as above, padded with zeros to a multiple of KV_WIRE_BATCH_ALIGN.  The batch saves messages
+ * and nothing else: each request in it has its own id, deadline, credit and checksums (so the
+ * batch has none of its body: body_crc is 0), and is answered on its own, as if it had come
+ * alone.  A request that fails its checks is dropped with those behind it, which are sent
+ * again like any that is lost.  A batch for which the node has no buffer is answered once for
+ * all: by KV_BUSY to its request_id, the first request's, with its n_units.
+ *
  * Bodies, in order, without padding between the arrays:
  *
  *   put, append    units[n_units], crcs[n_units][token_count], rows if bulk_bytes is 0
@@ -105,6 +114,8 @@ enum {
     KV_WIRE_BULK_MAX = 1 << 20,    /* rows in one bulk message */
     KV_WIRE_UNITS_MAX = 4096,      /* units in one message */
     KV_WIRE_ROWS_MAX = 16384,      /* rows in one message */
+    KV_WIRE_ENTRIES_MAX = 64,      /* requests in one batch */
+    KV_WIRE_BATCH_ALIGN = 16,      /* of the requests in it */
     KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
@@ -121,6 +132,7 @@ enum kv_wire_kind {
     KV_WIRE_REPLY = 2,
     KV_WIRE_BULK_REQUEST = 3, /* data that belongs to a request */
     KV_WIRE_BULK_REPLY = 4,   /* data that belongs to a reply */
+    KV_WIRE_BATCH = 5,        /* requests, one behind the other */
 };
 
 /* Operations of both planes, one number each; never renumbered. */
@@ -175,7 +187,8 @@ enum kv_op_id {
  *   76  u32  body_bytes     that follow the header in this message
  *   80  u64  bulk_bytes     that follow the body or are in a bulk message; there: its own data
  *   88  u32  body_crc       CRC32C of the body
- *   92  u32  n_units
+ *   92  u32  n_units        in a batch: requests; in the KV_BUSY that answers a batch: its
+ *                         requests; in any other reply 0
  *   96  u32  token_begin
  *  100  u32  token_count
  *  104  u32  snapshot       requests: tokens that must be committed; the node waits for them.
@@ -234,6 +247,13 @@ static_assert(offsetof(struct kv_wire_header, token) == 32, "as in the byte tabl
 static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 80, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, offset) == 112, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, header_crc) == 156, "as in the byte table");
+
+/* Returns the bytes that a request with a body takes in a batch. */
+static inline size_t kv_wire_entry_bytes(size_t body_bytes)
+{
+    return sizeof(struct kv_wire_header) +
+           (body_bytes + KV_WIRE_BATCH_ALIGN - 1) / KV_WIRE_BATCH_ALIGN * KV_WIRE_BATCH_ALIGN;
+}
 
 /* One unit of a request.
  *

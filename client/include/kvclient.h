@@ -367,6 +367,25 @@ KV_API kv_status_t kv_append_begin(struct kv_session *session,
                                    uint32_t deadline_ms,
                                    struct kv_op **ret_op);
 
+/* An entry of a batch: the arguments of its begin, and what came of it. */
+struct kv_append_entry {
+    struct kv_session *session;
+    const struct kv_rows *rows;
+    const struct kv_rows_io *io;
+    struct kv_op *op;   /* out: the operation; NULL if it was not begun */
+    kv_status_t status; /* out: of its begin */
+};
+
+/* Begins one append for each entry, of sessions of one client: the decode step of a batch of
+ * sequences.  What goes to one data thread travels in as few messages
+ * as it fits, and nothing is allocated for an entry; each is an operation of its own, with its
+ * own outcome.
+ *
+ * Returns the first failure of a begin; the other entries are begun all the same. */
+KV_API kv_status_t kv_append_begin_batch(struct kv_append_entry *entries,
+                                         size_t n_entries,
+                                         uint32_t deadline_ms);
+
 /* Reads a range of rows.  Waits until all its rows are committed; fails with KV_NOT_READY if
  * they are not by the deadline. */
 KV_API kv_status_t kv_read_begin(struct kv_session *session,
@@ -504,6 +523,20 @@ KV_API kv_status_t kv_query_begin(struct kv_session *session,
                                   const struct kv_rows_io *io,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
+
+struct kv_query_entry {
+    struct kv_session *session;
+    const struct kv_query *query;
+    const struct kv_rows_io *io; /* with KV_ANSWER_ROWS; else it may be NULL */
+    struct kv_op *op;            /* out: the operation; NULL if it was not begun */
+    kv_status_t status;          /* out: of its begin */
+};
+
+/* Begins one query for each entry, as kv_append_begin_batch() does: one layer of a batch of
+ * sequences. */
+KV_API kv_status_t kv_query_begin_batch(struct kv_query_entry *entries,
+                                        size_t n_entries,
+                                        uint32_t deadline_ms);
 
 #define KV_ROW_CACHED UINT32_MAX
 

@@ -491,6 +491,27 @@ kv_status_t kv_query_begin(struct kv_session *session,
 }
 
 kv_status_t
+kv_query_begin_batch(struct kv_query_entry *entries, size_t n_entries, uint32_t deadline_ms)
+{
+    kv_status_t status = KV_OK;
+
+    for (size_t i = 0; i < n_entries; i++) {
+        struct kv_query_entry *entry = &entries[i];
+
+        entry->op = NULL;
+        entry->status = kvc_op_hold(entries[0].session, entry->session);
+        if (entry->status == KV_OK)
+            entry->status = kv_query_begin(entry->session, entry->query, entry->io, deadline_ms,
+                                           &entry->op);
+        if (status == KV_OK)
+            status = entry->status;
+    }
+    if (n_entries > 0)
+        kvc_op_release_held(entries[0].session->client);
+    return status;
+}
+
+kv_status_t
 kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result *ret_result)
 {
     if (op->type != &query_type || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)

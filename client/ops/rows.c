@@ -673,6 +673,28 @@ kv_status_t kv_append_begin(struct kv_session *session,
     return begin_rows(&append_type, session, rows, io, deadline_ms, ret_op);
 }
 
+kv_status_t kv_append_begin_batch(struct kv_append_entry *entries,
+                                  size_t n_entries,
+                                  uint32_t deadline_ms)
+{
+    kv_status_t status = KV_OK;
+
+    for (size_t i = 0; i < n_entries; i++) {
+        struct kv_append_entry *entry = &entries[i];
+
+        entry->op = NULL;
+        entry->status = kvc_op_hold(entries[0].session, entry->session);
+        if (entry->status == KV_OK)
+            entry->status = kv_append_begin(entry->session, entry->rows, entry->io, deadline_ms,
+                                            &entry->op);
+        if (status == KV_OK)
+            status = entry->status;
+    }
+    if (n_entries > 0)
+        kvc_op_release_held(entries[0].session->client);
+    return status;
+}
+
 kv_status_t kv_read_begin(struct kv_session *session,
                           const struct kv_rows *rows,
                           const struct kv_rows_io *io,

@@ -14,7 +14,8 @@ void kv_message_seal(struct kv_wire_header *header, const void *body, size_t bod
     if (header->version == 0)
         header->version = KV_WIRE_VERSION;
     header->body_bytes = (uint32_t)body_bytes;
-    header->body_crc = kv_crc32c(0, body, body_bytes);
+    /* The requests of a batch have their own. */
+    header->body_crc = header->kind == KV_WIRE_BATCH ? 0 : kv_crc32c(0, body, body_bytes);
     header->header_crc = kv_crc32c(0, header, SEALED_BYTES);
 }
 
@@ -37,7 +38,7 @@ static uint64_t bulk_max(unsigned op)
 /* Returns the invalid field, or NULL. */
 static const char *fields_fault(const struct kv_wire_header *header, size_t data_bytes)
 {
-    if (header->kind < KV_WIRE_REQUEST || header->kind > KV_WIRE_BULK_REPLY)
+    if (header->kind < KV_WIRE_REQUEST || header->kind > KV_WIRE_BATCH)
         return "message: unknown kind";
     if (header->op == 0 || header->op >= KV_OP_COUNT)
         return "message: unknown op";
@@ -54,6 +55,10 @@ static const char *fields_fault(const struct kv_wire_header *header, size_t data
             return "message: bulk_bytes are not what arrived";
         return NULL;
     }
+    if (header->kind == KV_WIRE_BATCH &&
+        (header->n_units == 0 || header->n_units > KV_WIRE_ENTRIES_MAX ||
+         header->bulk_bytes != 0 || header->body_bytes > KV_WIRE_BODY_MAX))
+        return "message: a batch out of bounds";
     if (header->body_bytes > body_max(header->op))
         return "message: body_bytes are too many";
     if (header->body_bytes != data_bytes &&
@@ -119,11 +124,48 @@ kv_status_t kv_message_check(const void *message,
 
     if (status != KV_OK)
         return status;
-    if (header.body_crc != kv_crc32c(0, body, header.body_bytes)) {
+    if (header.kind != KV_WIRE_BATCH &&
+        header.body_crc != kv_crc32c(0, body, header.body_bytes)) {
         *ret_why = "message: checksum of the body";
         return KV_CORRUPT;
     }
     *ret_header = header;
+    return KV_OK;
+}
+
+kv_status_t kv_message_entry(const uint8_t *batch,
+                             size_t batch_bytes,
+                             size_t *at,
+                             struct kv_wire_header *ret_header,
+                             const uint8_t **ret_body,
+                             const char **ret_why)
+{
+    const uint8_t *entry = batch + *at;
+    const size_t left = batch_bytes - *at;
+    struct kv_wire_header header;
+    kv_status_t status;
+
+    if (left < sizeof(header)) {
+        *ret_why = "batch: cut short in a header";
+        return KV_INVALID;
+    }
+    /* The size is believed once the header's checksum is right. */
+    memcpy(&header, entry, sizeof(header));
+    if (kv_wire_entry_bytes(header.body_bytes) > left) {
+        *ret_why = "batch: cut short in a body";
+        return KV_INVALID;
+    }
+    status = kv_message_check(entry, sizeof(header), entry + sizeof(header), header.body_bytes,
+                              &header, ret_why);
+    if (status != KV_OK)
+        return status;
+    if (header.kind != KV_WIRE_REQUEST || header.bulk_bytes != 0) {
+        *ret_why = "batch: not a request without bulk";
+        return KV_INVALID;
+    }
+    *ret_header = header;
+    *ret_body = entry + sizeof(header);
+    *at += kv_wire_entry_bytes(header.body_bytes);
     return KV_OK;
 }
 

@@ -8,6 +8,8 @@
 #include "tests/support/rows.h"
 
 #include "client/node.h"
+#include "client/op.h"
+#include "client/state.h"
 #include "kvserver/base/thread.h"
 #include "proto/kvstore.pb-c.h"
 

@@ -2932,6 +2932,125 @@ static void beyond_the_credits(void **state)
     good_requests_work();
 }
 
+/* ---- batches ----------------------------------------------------------------------------- */
+
+enum {
+    BATCH_PINGS = 3,
+    BATCH_ROUNDS = 3000,
+};
+
+/* Puts a request into a batch at `at` of scratch; returns where the next goes. */
+static size_t
+put_entry(size_t at, struct kv_wire_header *header, const void *body, size_t bytes)
+{
+    kv_message_seal(header, body, bytes);
+    memset(scratch + at, 0, kv_wire_entry_bytes(bytes));
+    memcpy(scratch + at, header, sizeof(*header));
+    if (bytes > 0)
+        memcpy(scratch + at + sizeof(*header), body, bytes);
+    return at + kv_wire_entry_bytes(bytes);
+}
+
+/* Pings with bodies of several sizes. */
+static size_t put_pings(void)
+{
+    static const uint8_t bodies[BATCH_PINGS] = {1};
+    size_t at = 0;
+
+    for (uint32_t i = 0; i < BATCH_PINGS; i++) {
+        struct kv_wire_header ping = request_of(KV_OP_PING);
+
+        ping.token_count = 10 * (i + 1);
+        at = put_entry(at, &ping, bodies, i);
+    }
+    return at;
+}
+
+/* Sends what scratch has; returns how many replies came. */
+static uint64_t send_batch(uint32_t n_entries, size_t bytes)
+{
+    struct kv_wire_header batch = request_of(KV_OP_PING);
+    const uint64_t n_before = world.n_replies;
+
+    batch.kind = KV_WIRE_BATCH;
+    batch.n_units = n_entries;
+    send_message(world.data[0], &batch, scratch, bytes);
+    for (unsigned i = 0; i < 10; i++)
+        step();
+    return world.n_replies - n_before;
+}
+
+static void batches(void **state)
+{
+    const size_t all = put_pings(), first = kv_wire_entry_bytes(0);
+    struct kv_wire_header wrong;
+    uint64_t n_bad;
+
+    (void)state;
+    settle();
+    assert_int_equal(send_batch(BATCH_PINGS, all), BATCH_PINGS);
+    assert_int_equal(world.reply.status, KV_OK);
+    n_bad = COUNTED(bad_messages);
+
+    /* Other numbers of requests than its header says. */
+    put_pings();
+    assert_int_equal(send_batch(BATCH_PINGS - 1, all), BATCH_PINGS - 1);
+    put_pings();
+    assert_int_equal(send_batch(BATCH_PINGS + 1, all), BATCH_PINGS);
+    put_pings();
+    assert_int_equal(send_batch(0, all), 0);
+    assert_int_equal(send_batch(KV_WIRE_ENTRIES_MAX + 1, all), 0);
+    assert_int_equal(send_batch(1, 0), 0);
+    assert_int_equal(COUNTED(bad_messages), n_bad + 5);
+
+    /* Cut short anywhere: those before the cut are carried out. */
+    for (size_t bytes = 1; bytes < all; bytes++) {
+        put_pings();
+        assert_in_range(send_batch(BATCH_PINGS, bytes), bytes >= first, BATCH_PINGS - 1);
+    }
+    /* The second is none that may be in a batch; the first is carried out. */
+    for (unsigned i = 0; i < 5; i++) {
+        put_pings();
+        wrong = request_of(KV_OP_PING);
+        if (i == 0)
+            wrong.kind = KV_WIRE_BATCH, wrong.n_units = 1;
+        else if (i == 1)
+            wrong.kind = KV_WIRE_BULK_REQUEST;
+        else if (i == 2)
+            wrong.bulk_bytes = 64;
+        else if (i == 3)
+            wrong.client_token.bytes[3] ^= 1;
+        else
+            wrong.client_index = 1000;
+        put_entry(first, &wrong, NULL, 0);
+        assert_int_equal(send_batch(BATCH_PINGS, all), 1);
+    }
+    settle();
+    good_requests_work();
+}
+
+/* Any bytes in the place of requests, and requests with a byte changed. */
+static void batches_of_anything(void **state)
+{
+    struct kv_random *random = &world.random;
+
+    (void)state;
+    for (unsigned i = 0; i < BATCH_ROUNDS; i++) {
+        size_t all = put_pings();
+
+        if (kv_random_below(random, 4) == 0) {
+            all = kv_random_below(random, 2000);
+            kv_random_fill(random, scratch, all);
+        } else {
+            scratch[kv_random_below(random, all)] ^=
+                (uint8_t)(1u << kv_random_below(random, 8));
+        }
+        assert_in_range(send_batch(BATCH_PINGS, all), 0, BATCH_PINGS);
+    }
+    settle();
+    good_requests_work();
+}
+
 /* However many clients come, each of their credits has a work, and none has too few. */
 static void credits_are_as_many_as_works(void **state)
 {
@@ -3409,6 +3528,8 @@ int main(int argc, char **argv)
     };
     /* In a node of their own, whose places no stranger has taken. */
     const struct CMUnitTest waiting[] = {
+        cmocka_unit_test(batches),
+        cmocka_unit_test(batches_of_anything),
         cmocka_unit_test(beyond_the_credits),
         cmocka_unit_test(deadlines_have_a_most),
         cmocka_unit_test(a_transfer_that_hangs),

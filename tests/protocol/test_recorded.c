@@ -28,6 +28,7 @@
 #include "client/control_message.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/disk/disk.h"
+#include "kvserver/net/message.h"
 #include "kvserver/store/node.h"
 #include "proto/kvstore.pb-c.h"
 #include "tests/support/recorded.h"
@@ -1081,12 +1082,25 @@ static void the_same_replies(void **state)
     recorded_free(&recorded);
 }
 
+/* Sets the ops of a batch's requests in is_asked (KV_OP_COUNT). */
+static void note_entries(const struct recorded_message *message, size_t bytes, bool *is_asked)
+{
+    struct kv_wire_header header;
+    const uint8_t *body;
+    const char *why = "";
+
+    for (size_t at = 0; at < bytes; is_asked[header.op] = true)
+        if (kv_message_entry(message->data + message->header_bytes, bytes, &at, &header, &body,
+                             &why) != KV_OK)
+            fail_msg("%s", why);
+}
+
 /* No operation is left out. */
 static void every_operation(void **state)
 {
     struct recorded_messages recorded;
     bool is_asked[KV_OP_COUNT] = {false}, is_answered[KV_OP_COUNT] = {false};
-    bool has_bulk[KV_WIRE_BULK_REPLY + 1] = {false};
+    bool has_kind[KV_WIRE_BATCH + 1] = {false};
 
     (void)state;
     load(&recorded);
@@ -1094,12 +1108,14 @@ static void every_operation(void **state)
         struct kv_wire_header header;
 
         memcpy(&header, recorded.messages[i].data, sizeof(header));
-        assert_true(header.op < KV_OP_COUNT && header.kind <= KV_WIRE_BULK_REPLY);
-        has_bulk[header.kind] = true;
+        assert_true(header.op < KV_OP_COUNT && header.kind <= KV_WIRE_BATCH);
+        has_kind[header.kind] = true;
         if (header.kind == KV_WIRE_REQUEST)
             is_asked[header.op] = true;
         if (header.kind == KV_WIRE_REPLY)
             is_answered[header.op] = true;
+        if (header.kind == KV_WIRE_BATCH)
+            note_entries(&recorded.messages[i], header.body_bytes, is_asked);
     }
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         const char *name = kvs_op_name((enum kv_op_id)op);
@@ -1112,8 +1128,8 @@ static void every_operation(void **state)
         if (!is_answered[op] && op != KV_OP_CANCEL && op != KV_OP_GOODBYE)
             fail_msg("%s: never answered", name);
     }
-    for (unsigned kind = KV_WIRE_REQUEST; kind <= KV_WIRE_BULK_REPLY; kind++)
-        if (!has_bulk[kind])
+    for (unsigned kind = KV_WIRE_REQUEST; kind <= KV_WIRE_BATCH; kind++)
+        if (!has_kind[kind])
             fail_msg("no message of kind %u", kind);
     recorded_free(&recorded);
 }

@@ -86,14 +86,17 @@ static const struct fault_rule *rule_for(struct fault_transport *transport,
                                          size_t message_bytes)
 {
     struct kv_wire_header header;
+    unsigned kind;
 
     if (message_bytes != sizeof(header))
         return NULL;
     memcpy(&header, message, sizeof(header));
+    /* What happens to a request happens to the batch whose first it is. */
+    kind = header.kind == KV_WIRE_BATCH ? KV_WIRE_REQUEST : header.kind;
     for (unsigned i = 0; i < transport->n_rules; i++) {
         const struct fault_rule *rule = &transport->rules[i];
 
-        if (rule->way != way || rule->kind != header.kind ||
+        if (rule->way != way || rule->kind != kind ||
             (rule->op != 0 && rule->op != header.op))
             continue;
         unsigned seen = transport->n_seen[i]++;

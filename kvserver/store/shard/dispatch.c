@@ -216,6 +216,34 @@ static void bulk_message(struct kvs_shard_client *client,
     kvs_request_received(request, KV_OK);
 }
 
+/* Begins the requests of a batch.  They are the client's that sent it: an entry cannot name
+ * another. */
+static void begin_batch(struct kvs_shard *shard,
+                        struct kvs_shard_client *client,
+                        const struct kv_wire_header *batch,
+                        const uint8_t *entries)
+{
+    struct kv_wire_header header;
+    const uint8_t *body;
+    const char *why = "batch: not as many requests as its header says";
+    uint32_t n_left = batch->n_units;
+
+    for (size_t at = 0; at < batch->body_bytes; n_left--) {
+        if (n_left == 0 || kv_message_entry(entries, batch->body_bytes, &at, &header, &body,
+                                            &why) != KV_OK) {
+            bad_message(shard, why);
+            return;
+        }
+        if (client_of(shard, &header) != client) {
+            bad_message(shard, "batch: a request of another client");
+            return;
+        }
+        begin_request(shard, client, &header, body);
+    }
+    if (n_left > 0)
+        bad_message(shard, why);
+}
+
 static void on_message(
     void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
@@ -227,7 +255,8 @@ static void on_message(
         bad_message(shard, why);
         return;
     }
-    if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST) {
+    if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST &&
+        header.kind != KV_WIRE_BATCH) {
         bad_message(shard, "unexpected kind of message");
         return;
     }
@@ -237,6 +266,10 @@ static void on_message(
     client->heard_us = shard->now_us;
     if (header.kind == KV_WIRE_BULK_REQUEST) {
         bulk_message(client, &header, body);
+        return;
+    }
+    if (header.kind == KV_WIRE_BATCH) {
+        begin_batch(shard, client, &header, body);
         return;
     }
     begin_request(shard, client, &header, body);
@@ -317,7 +350,8 @@ static void on_incoming(void *owner,
 
     if (kv_message_check_header(message, message_bytes, bytes, &header, &why) != KV_OK)
         bad_message(shard, why);
-    else if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST)
+    else if (header.kind != KV_WIRE_REQUEST && header.kind != KV_WIRE_BULK_REQUEST &&
+             header.kind != KV_WIRE_BATCH)
         bad_message(shard, "unexpected kind of large message");
     else
         client = client_of(shard, &header);
@@ -325,7 +359,7 @@ static void on_incoming(void *owner,
         kv_incoming_refuse(incoming);
         return;
     }
-    if (header.kind == KV_WIRE_REQUEST) {
+    if (header.kind != KV_WIRE_BULK_REQUEST) {
         receive_request(client, shard, &header, bytes, incoming);
         return;
     }

@@ -302,13 +302,6 @@ static void address_reply(struct kv_wire_header *reply,
     reply->epoch = header->epoch;
 }
 
-<<<<<<< HEAD
-void kvs_request_reply(struct kvs_request *request,
-                       const void *body,
-                       size_t body_bytes,
-                       const void *bulk,
-                       size_t bulk_bytes)
-=======
 /* Returns how long the request has been here, in microseconds. */
 static uint32_t time_of(const struct kvs_request *request)
 {
@@ -317,12 +310,11 @@ static uint32_t time_of(const struct kvs_request *request)
     return us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
 }
 
-void kvs_request_answer(struct kvs_request *request,
-                        const void *body,
-                        size_t body_bytes,
-                        const void *bulk,
-                        size_t bulk_bytes)
->>>>>>> c8fad4e (proto: peers agree on a version of the protocol)
+void kvs_request_reply(struct kvs_request *request,
+                       const void *body,
+                       size_t body_bytes,
+                       const void *bulk,
+                       size_t bulk_bytes)
 {
     struct kv_wire_header *reply = &request->reply;
     const struct kv_wire_header *header = &request->header;
@@ -409,6 +401,8 @@ void kvs_shard_client_note(struct kvs_shard *shard,
     va_end(args);
     note->header = (struct kv_wire_header){0};
     address_reply(&note->header, header, status);
+    if (header->kind == KV_WIRE_BATCH)
+        note->header.n_units = header->n_units; /* it is for all of them */
     kv_message_seal(&note->header, note->text, strlen(note->text));
     note->client = client;
     note->busy = true;

@@ -167,7 +167,8 @@ struct fake {
     struct kv_id128 id;
     struct seen seen[REQUESTS_MAX];
     unsigned n_seen;
-    unsigned n_hellos, n_cancels, n_pings;
+    unsigned n_hellos, n_cancels, n_pings, n_batches;
+    unsigned n_busy_batches; /* that are answered with KV_BUSY first */
     uint64_t cancelled; /* the id that the last cancel named */
     bool is_manual;     /* requests are kept, the test answers them */
     bool is_deaf;       /* nothing is answered */
@@ -1022,6 +1023,27 @@ static void carry_out(struct seen *seen)
 }
 
 static void on_data(
+    void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes);
+
+static void on_batch(const struct kv_wire_header *batch, const uint8_t *body)
+{
+    const uint8_t *entry;
+    struct kv_wire_header header;
+    uint32_t n_entries = 0;
+    const char *why = "";
+    size_t at = 0;
+
+    for (; at < batch->body_bytes; n_entries++) {
+        if (kv_message_entry(body, batch->body_bytes, &at, &header, &entry, &why) != KV_OK)
+            fail_msg("%s", why);
+        on_data(NULL, &header, sizeof(header), entry, header.body_bytes);
+    }
+    assert_int_equal(n_entries, batch->n_units);
+    assert_int_equal(batch->request_id, f.node.seen[f.node.n_seen - n_entries].header.request_id);
+    f.node.n_batches++;
+}
+
+static void on_data(
     void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
     struct seen *seen = &f.node.seen[f.node.n_seen];
@@ -1031,6 +1053,18 @@ static void on_data(
     assert_true(f.node.n_seen < REQUESTS_MAX);
     assert_int_equal(
         kv_message_check(message, message_bytes, body, body_bytes, &seen->header, &why), KV_OK);
+    if (seen->header.kind == KV_WIRE_BATCH) {
+        const struct kv_wire_header batch = seen->header;
+        const struct kv_wire_header fields = {.n_units = batch.n_units};
+
+        if (f.node.n_busy_batches > 0) {
+            f.node.n_busy_batches--;
+            answer(&batch, KV_BUSY, &fields, "later", 5);
+            return;
+        }
+        on_batch(&batch, body);
+        return;
+    }
     assert_int_equal(seen->header.kind, KV_WIRE_REQUEST);
     if (seen->header.op == KV_OP_CANCEL) {
         f.node.n_cancels++;
@@ -2317,6 +2351,65 @@ static void test_query_bulk(void **state)
     }
 }
 
+/* What goes to one data thread travels in one message, and each entry has its own outcome. */
+static void test_batch(void **state)
+{
+    struct asked *asked = ask(9);
+    struct kv_query wrong = asked->query, other = asked->query;
+    struct kv_query_entry entries[] = {
+        {.session = f.session, .query = &asked->query},
+        {.session = f.session, .query = &wrong},
+        {.session = f.session, .query = &other},
+    };
+
+    (void)state;
+    asked->query.answer = other.answer = KV_ANSWER_IDS;
+    wrong.k = 0;
+    other.layer = 0;
+    for (unsigned round = 0; round < 3; round++) {
+        forget();
+        f.node.n_batches = 0;
+        f.node.n_busy_batches = round; /* all of a batch is sent again */
+        assert_int_equal(kv_query_begin_batch(entries, 3, 0), KV_INVALID);
+        assert_int_equal(entries[1].status, KV_INVALID);
+        assert_null(entries[1].op);
+        for (unsigned i = 0; i < 3; i += 2) {
+            assert_int_equal(entries[i].status, KV_OK);
+            if (run(entries[i].op, 500000) != KV_OK)
+                fail_msg("%s", kv_op_detail(entries[i].op));
+            check_found(entries[i].op, entries[i].query, NULL);
+            kv_op_free(entries[i].op);
+        }
+        assert_int_equal(f.node.n_seen, 2);
+        assert_int_equal(f.node.n_batches, round == 0);
+    }
+    assert_int_equal(kv_query_begin_batch(NULL, 0, 0), KV_OK);
+}
+
+/* The rows of two decode steps: in order, in one message. */
+static void test_append_batch(void **state)
+{
+    const struct kv_rows first = {.n_layers = N_LAYERS, .n_tokens = 1},
+                         second = {.n_layers = N_LAYERS, .token_begin = 1, .n_tokens = 1};
+    const struct kv_rows_io io = {.buffer = f.buffer};
+    struct kv_append_entry entries[] = {
+        {.session = f.session, .rows = &first, .io = &io},
+        {.session = f.session, .rows = &second, .io = &io},
+    };
+
+    (void)state;
+    forget();
+    assert_int_equal(kv_append_begin_batch(entries, 2, 0), KV_OK);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(run(entries[i].op, 1000000), KV_OK);
+        kv_op_free(entries[i].op);
+    }
+    assert_int_equal(f.node.n_seen, 2);
+    assert_int_equal(f.node.n_batches, 1);
+    assert_int_equal(f.node.seen[1].header.token_begin, 1);
+    assert_int_equal(f.node.seen[1].header.op, KV_OP_APPEND);
+}
+
 /* As many messages as the largest answers need, each with its own place for its rows. */
 static void test_query_split(void **state)
 {
@@ -3264,6 +3357,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_query_all_held, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_bulk, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_split, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_batch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_append_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_arguments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_attend_lies, set_up, tear_down),
