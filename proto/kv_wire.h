@@ -94,14 +94,16 @@ extern "C" {
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
  */
-#define KV_WIRE_VERSION_LEAST 6
+#define KV_WIRE_VERSION_LEAST     6
 #define KV_WIRE_VERSION_NODE_TIME 7
-#define KV_WIRE_VERSION 7
+#define KV_WIRE_VERSION           7
 
 /* The version that two peers use, given the least and the greatest that each speaks; 0: there
  * is none. */
-static inline uint32_t
-kv_wire_version_of(uint32_t least, uint32_t greatest, uint32_t peer_least, uint32_t peer_greatest)
+static inline uint32_t kv_wire_version_of(uint32_t least,
+                                          uint32_t greatest,
+                                          uint32_t peer_least,
+                                          uint32_t peer_greatest)
 {
     uint32_t version = greatest < peer_greatest ? greatest : peer_greatest;
 

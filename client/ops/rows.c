@@ -673,9 +673,8 @@ kv_status_t kv_append_begin(struct kv_session *session,
     return begin_rows(&append_type, session, rows, io, deadline_ms, ret_op);
 }
 
-kv_status_t kv_append_begin_batch(struct kv_append_entry *entries,
-                                  size_t n_entries,
-                                  uint32_t deadline_ms)
+kv_status_t
+kv_append_begin_batch(struct kv_append_entry *entries, size_t n_entries, uint32_t deadline_ms)
 {
     kv_status_t status = KV_OK;
 

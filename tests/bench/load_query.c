@@ -2,6 +2,8 @@
  *
  *   query.*     against the same bytes as bare messages, plus the time that the node says it
  *               was at work on the query; for rows, for ids alone, for attention over the rows
+ *   query.batch one layer of 8 and of 64 sequences, forks of one prompt, begun in one call;
+ *               microseconds an entry, against an entry a call
  *   query.busy  the node's own time for a query (waiting included), 99th percentile, while
  *               another client streams the rows of a prompt into it; the limit is the same
  *               without it
@@ -423,6 +425,104 @@ static bool run_busy(struct bench *bench, const struct bench_load *load)
     return is_good;
 }
 
+/* ---- batches ----------------------------------------------------------------------------- */
+
+enum {
+    BATCH_MOST = 64,
+};
+
+struct batch {
+    struct queries *queries;
+    struct kv_session *forks[BATCH_MOST];
+    uint32_t n_entries; /* of one call */
+};
+
+static bool open_forks(struct batch *batch)
+{
+    struct queries *queries = batch->queries;
+
+    for (unsigned i = 0; i < BATCH_MOST; i++) {
+        struct kv_op *op;
+        kv_status_t status = kv_fork_begin(queries->session, queries->shape->n_tokens, 0, &op);
+
+        if (status == KV_OK)
+            status = kv_wait(op);
+        if (status == KV_OK)
+            batch->forks[i] = kv_op_session(op);
+        if (!bench_finish_op(queries->client, "fork", status, op))
+            return false;
+    }
+    return true;
+}
+
+/* One layer of n_entries sequences. */
+static bool ask_batch(const struct batch *batch, size_t layer)
+{
+    const struct kv_range range = all_of(batch->queries);
+    struct kv_query queries[BATCH_MOST];
+    struct kv_query_entry entries[BATCH_MOST];
+    kv_status_t status;
+
+    for (uint32_t i = 0; i < batch->n_entries; i++) {
+        queries[i] = query_of(batch->queries, layer + N_LAYERS * i, &range);
+        entries[i] = (struct kv_query_entry){.session = batch->forks[i], .query = &queries[i]};
+    }
+    status = kv_query_begin_batch(entries, batch->n_entries, 0);
+    for (uint32_t i = 0; i < batch->n_entries; i++) {
+        if (entries[i].op == NULL)
+            continue;
+        if (kv_wait(entries[i].op) != KV_OK && status == KV_OK)
+            status = kv_op_status(entries[i].op);
+        kv_op_free(entries[i].op);
+    }
+    return status == KV_OK || bench_finish_op(batch->queries->client, "query", status, NULL);
+}
+
+static bool measure_batch(void *arg, struct bench_sample *ret_sample)
+{
+    const struct batch *batch = arg;
+    const size_t n = (batch->queries->n + batch->n_entries - 1) / batch->n_entries;
+    const double begin = bench_now();
+
+    for (size_t i = 0; i < n; i++)
+        if (!ask_batch(batch, i))
+            return false;
+    *ret_sample = (struct bench_sample){.value = (bench_now() - begin) * 1e6 /
+                                                 (double)(n * batch->n_entries)};
+    return true;
+}
+
+static bool run_batch(struct bench *bench, const struct bench_load *load)
+{
+    static const uint32_t sizes[] = {8, BATCH_MOST};
+    const struct query_case one = {"query.8b.attend", &shape_8b, KV_ANSWER_ATTEND};
+    const char *transport;
+    bool is_good = true;
+
+    for (unsigned i = 0; is_good && (transport = bench_transport(bench, i)) != NULL; i++) {
+        struct queries queries;
+        struct batch batch = {.queries = &queries}, single = {.n_entries = 1};
+        struct bench_sample warm_up;
+        const struct bench_side sides[] = {
+            {NULL, measure_batch, &batch},
+            {"an entry a call", measure_batch, &single},
+        };
+
+        is_good = open_queries(bench, transport, &one, &queries) && open_forks(&batch);
+        single = batch;
+        single.n_entries = 1;
+        for (unsigned j = 0; is_good && j < sizeof(sizes) / sizeof(sizes[0]); j++) {
+            char name[32];
+
+            batch.n_entries = sizes[j];
+            snprintf(name, sizeof(name), "%s.%u", load->name, sizes[j]);
+            is_good = measure_batch(&batch, &warm_up) && compare(&queries, name, sides);
+        }
+        close_queries(&queries);
+    }
+    return is_good;
+}
+
 /* ---- the other client -------------------------------------------------------------------- */
 
 /* Puts a prompt's rows, chunk by chunk, again and again, until its stdin is closed. */
@@ -482,6 +582,7 @@ const struct bench_load bench_query_loads[] = {
     {"query.8b", "256 of 16,384 tokens, 32 query heads: codes, rerank 4, rows", run_query, 0},
     {"query.8b.ids", "the same, ids alone", run_query, 0},
     {"query.8b.attend", "the same, attention over the rows", run_query, 0},
+    {"query.batch", "a layer of 8 and 64 sequences in one call, per entry", run_batch, 0},
     {"query.busy", "the node's p99 while another client puts a prompt's rows", run_busy, 0},
     {NULL, NULL, NULL, 0},
 };

@@ -96,8 +96,7 @@ static const struct fault_rule *rule_for(struct fault_transport *transport,
     for (unsigned i = 0; i < transport->n_rules; i++) {
         const struct fault_rule *rule = &transport->rules[i];
 
-        if (rule->way != way || rule->kind != kind ||
-            (rule->op != 0 && rule->op != header.op))
+        if (rule->way != way || rule->kind != kind || (rule->op != 0 && rule->op != header.op))
             continue;
         unsigned seen = transport->n_seen[i]++;
         if (seen < rule->skip || (rule->count > 0 && seen >= rule->skip + rule->count))

@@ -169,15 +169,15 @@ struct fake {
     unsigned n_seen;
     unsigned n_hellos, n_cancels, n_pings, n_batches;
     unsigned n_busy_batches; /* that are answered with KV_BUSY first */
-    uint64_t cancelled; /* the id that the last cancel named */
-    bool is_manual;     /* requests are kept, the test answers them */
-    bool is_deaf;       /* nothing is answered */
-    bool is_mute;       /* lifecycle operations are carried out, and not answered */
-    bool loses_child;   /* they are carried out, and what they made is gone when it answers */
-    bool denies;        /* they are not carried out: there is no such session */
-    unsigned n_busy;    /* requests that are answered with KV_BUSY first */
-    bool corrupts;      /* rows that go out have a wrong byte */
-    uint32_t stood_us;  /* queries are told that they waited for so long, and a little */
+    uint64_t cancelled;      /* the id that the last cancel named */
+    bool is_manual;          /* requests are kept, the test answers them */
+    bool is_deaf;            /* nothing is answered */
+    bool is_mute;            /* lifecycle operations are carried out, and not answered */
+    bool loses_child;  /* they are carried out, and what they made is gone when it answers */
+    bool denies;       /* they are not carried out: there is no such session */
+    unsigned n_busy;   /* requests that are answered with KV_BUSY first */
+    bool corrupts;     /* rows that go out have a wrong byte */
+    uint32_t stood_us; /* queries are told that they waited for so long, and a little */
     enum lie lie;
     bool bulk_first;         /* queries: rows go before the body */
     bool no_bulk;            /* queries: rows of their own do not go at all */
@@ -1022,8 +1022,11 @@ static void carry_out(struct seen *seen)
     }
 }
 
-static void on_data(
-    void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes);
+static void on_data(void *owner,
+                    const void *message,
+                    size_t message_bytes,
+                    const void *body,
+                    size_t body_bytes);
 
 static void on_batch(const struct kv_wire_header *batch, const uint8_t *body)
 {
@@ -1039,7 +1042,8 @@ static void on_batch(const struct kv_wire_header *batch, const uint8_t *body)
         on_data(NULL, &header, sizeof(header), entry, header.body_bytes);
     }
     assert_int_equal(n_entries, batch->n_units);
-    assert_int_equal(batch->request_id, f.node.seen[f.node.n_seen - n_entries].header.request_id);
+    assert_int_equal(batch->request_id,
+                     f.node.seen[f.node.n_seen - n_entries].header.request_id);
     f.node.n_batches++;
 }
 

@@ -252,11 +252,11 @@ static void object_seeds(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sealed_passes),  cmocka_unit_test(every_bit_counts),
-        cmocka_unit_test(versions),
-        cmocka_unit_test(sizes),          cmocka_unit_test(fields),
-        cmocka_unit_test(body_bounds),    cmocka_unit_test(bulk),
-        cmocka_unit_test(random_headers), cmocka_unit_test(object_seeds),
+        cmocka_unit_test(sealed_passes), cmocka_unit_test(every_bit_counts),
+        cmocka_unit_test(versions),      cmocka_unit_test(sizes),
+        cmocka_unit_test(fields),        cmocka_unit_test(body_bounds),
+        cmocka_unit_test(bulk),          cmocka_unit_test(random_headers),
+        cmocka_unit_test(object_seeds),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
