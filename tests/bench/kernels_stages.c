@@ -564,7 +564,7 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     stages->queries = kernels_alloc(LAYERS * HEADS * QUERIES * D, sizeof(float));
     stages->runs = kernels_alloc(KVS_SCORE_RUNS_MAX, sizeof(*stages->runs));
     stages->selector = kernels_alloc(1, sizeof(*stages->selector));
-    stages->expander = kvs_expander_create();
+    stages->expander = kvs_expander_create(KVS_EXPAND_ROWS_MAX);
     stages->attention = kernels_alloc(1, sizeof(*stages->attention));
     stages->remainder = kernels_alloc(1, sizeof(*stages->remainder));
     stages->room = kernels_alloc(stages->room_floats, sizeof(float));

@@ -685,7 +685,7 @@ static const float *row_of(uint32_t token)
 
 static void note_answer(void)
 {
-    const struct kvs_query_pipeline *querier = kvs_query_queue_of(data())->pipeline;
+    const struct kvs_query_pipeline *querier = kvs_query_queue_of(data())->places[0].pipeline;
 
     memset(q.is_candidate, 0, sizeof(q.is_candidate));
     memset(q.is_chosen, 0, sizeof(q.is_chosen));
@@ -1112,7 +1112,7 @@ static void queries_do_not_stop_the_scrub(void **state)
     q.query.answer = KV_ANSWER_IDS;
     q.query.want_ids = false;
     assert_int_equal(kv_query_begin(it.sessions[q.session], &q.query, NULL, 0, &op), KV_OK);
-    while (kvs_query_pipeline_is_between(kvs_query_queue_of(data())->pipeline))
+    while (kvs_query_pipeline_is_between(kvs_query_queue_of(data())->places[0].pipeline))
         step(STEP_US);
     for (unsigned i = 0; i < 10000 && progress.n_passes < 2; i++) {
         it.clock.virtual_us += 10000;

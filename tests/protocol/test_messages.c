@@ -427,8 +427,7 @@ static void settle(void)
         assert_null(data->staging_waiters.first);
         assert_null(data->looking.first);
         assert_null(data->woken);
-        assert_null(kvs_query_queue_of(data)->owner);
-        assert_null(kvs_query_queue_of(data)->waiting.first);
+        assert_true(kvs_query_queue_is_idle(kvs_query_queue_of(data)));
         struct kvs_indexer_stats index;
         kvs_indexer_get_stats(data->indexer, &index);
         assert_int_equal(index.n_jobs, 0);

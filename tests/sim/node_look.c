@@ -48,8 +48,7 @@ void node_look(struct kvs_node *node, struct node_look *ret_look)
         kvs_indexer_get_stats(data->indexer, &index);
         look.codebooks += kv_pool_used(data->codebooks.pool);
         look.jobs += index.n_jobs;
-        look.queriers += kvs_query_queue_of(data)->owner != NULL ||
-                         kvs_query_queue_of(data)->waiting.first != NULL;
+        look.queriers += !kvs_query_queue_is_idle(kvs_query_queue_of(data));
         look.objects += kv_map_count(data->objects.map);
         look.object_bytes += data->objects.bytes;
         look.bytes_strayed += lent > records ? lent - records : 0;

@@ -78,6 +78,7 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
                      .fixed_bytes = sizeof(struct kv_wire_query),
                      .body_min = sizeof(struct kv_wire_query) + sizeof(struct kv_wire_unit) +
                                  sizeof(struct kv_wire_range) + sizeof(float),
+                     .takes = kvs_op_query_takes,
                      .open = kvs_op_query_open,
                      .close = kvs_op_query_close,
                      .begin = kvs_op_query_begin,

@@ -41,6 +41,7 @@ bool kvs_op_index_run(struct kvs_request *request);
 void kvs_op_index_wake(struct kvs_request *request);
 
 /* ops/query.c */
+uint64_t kvs_op_query_takes(uint64_t memory_bytes);
 void *kvs_op_query_open(struct kvs_shard *shard);
 void kvs_op_query_close(void *state);
 void kvs_op_query_begin(struct kvs_request *request);

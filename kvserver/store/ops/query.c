@@ -6,8 +6,7 @@
  *                   of it (pipeline.h)
  *   send_reply .... rows follow the results in the body, or come as bulk
  *
- * A data thread has one pipeline, so queries take turns in order of arrival:
- * kvs_query_queue. */
+ * A data thread has a few pipelines, for as many clients: query.h. */
 #include "kvserver/store/ops/query.h"
 
 #include "kvserver/store/ops/ops.h"
@@ -18,16 +17,62 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    MEMORY_PART = 16,      /* all pipelines but the first have this part of the memory */
+    FLOATS_MIN = 64 << 10, /* of a pipeline: smaller ones are not worth their memory */
+    FIRST_ONLY = 0,
+    ANY_PLACE = 1, /* lines */
+};
+
+/* ---- places ------------------------------------------------------------------------------ */
+
+/* Returns how many pipelines there are besides the first, and the floats of each. */
+static uint32_t divide(uint64_t memory_bytes, size_t *ret_floats)
+{
+    const uint64_t part = memory_bytes / MEMORY_PART;
+    const uint64_t n = part / kvs_query_pipeline_bytes(FLOATS_MIN);
+    const uint32_t n_places =
+        n < KVS_QUERIES_AT_ONCE - 1 ? (uint32_t)n : KVS_QUERIES_AT_ONCE - 1;
+
+    *ret_floats = n_places > 0 ? kvs_query_pipeline_floats(part / n_places) : 0;
+    return n_places;
+}
+
+uint64_t kvs_op_query_takes(uint64_t memory_bytes)
+{
+    size_t floats;
+    const uint32_t n_places = divide(memory_bytes, &floats);
+
+    return n_places > 0 ? n_places * kvs_query_pipeline_bytes(floats) : 0;
+}
+
+static void line_init(struct kvs_query_line *line)
+{
+    line->first = NULL;
+    line->end = &line->first;
+}
+
 void *kvs_op_query_open(struct kvs_shard *shard)
 {
     struct kvs_query_queue *queue = calloc(1, sizeof(*queue));
+    size_t floats;
 
     if (queue == NULL)
         return NULL;
-    queue->waiting.end = &queue->waiting.first;
-    queue->pipeline = kvs_query_pipeline_create();
+    line_init(&queue->lines[FIRST_ONLY]);
+    line_init(&queue->lines[ANY_PLACE]);
+    queue->clients = calloc(shard->n_clients, sizeof(*queue->clients));
+    for (uint32_t i = 0; queue->clients != NULL && i < shard->n_clients; i++)
+        queue->clients[i].waiting.end = &queue->clients[i].waiting.first;
+    queue->n_places = 1 + divide(shard->memory_bytes, &floats);
+    bool is_made = queue->clients != NULL;
+    for (uint32_t i = 0; i < queue->n_places; i++) {
+        queue->places[i].pipeline =
+            kvs_query_pipeline_create(i == 0 ? KVS_QUERY_PIPELINE_FLOATS : floats);
+        is_made = is_made && queue->places[i].pipeline != NULL;
+    }
     queue->recall = kvs_recall_create(shard);
-    if (queue->pipeline == NULL || queue->recall == NULL) {
+    if (!is_made || queue->recall == NULL) {
         kvs_op_query_close(queue);
         return NULL;
     }
@@ -39,8 +84,89 @@ void kvs_op_query_close(void *state)
     struct kvs_query_queue *queue = state;
 
     kvs_recall_destroy(queue->recall);
-    kvs_query_pipeline_destroy(queue->pipeline);
+    for (uint32_t i = 0; i < queue->n_places; i++)
+        kvs_query_pipeline_destroy(queue->places[i].pipeline);
+    free(queue->clients);
     free(queue);
+}
+
+static struct kvs_query_client *client_of(const struct kvs_request *request)
+{
+    return &kvs_query_queue_of(request->shard)->clients[request->client->index];
+}
+
+/* Returns the request's place, or NULL. */
+static struct kvs_query_place *place_of(const struct kvs_request *request)
+{
+    struct kvs_query_place *place = client_of(request)->place;
+
+    return place != NULL && place->owner == request ? place : NULL;
+}
+
+/* Returns whether the place has room for the query; the first has it for every one. */
+static bool fits(const struct kvs_request *request, const struct kvs_query_place *place)
+{
+    const struct kv_wire_query *query = kvs_query_of(request);
+    const uint32_t n_eligible = kvs_ranges_count(kvs_query_ranges(request), query->n_ranges);
+
+    return place == kvs_query_queue_of(request->shard)->places ||
+           kvs_query_pipeline_need(n_eligible, query->n_queries) <=
+               place->pipeline->scratch.n_floats;
+}
+
+/* The client has a query that waits and none at work: puts it at the end of its line. */
+static void line_up(struct kvs_query_queue *queue, struct kvs_query_client *client)
+{
+    if (client->is_listed)
+        return;
+    /* The first place has room for all, the others are alike. */
+    const bool any = fits(client->waiting.first, &queue->places[queue->n_places - 1]);
+    struct kvs_query_line *line = &queue->lines[any ? ANY_PLACE : FIRST_ONLY];
+
+    client->is_listed = true;
+    client->next = NULL;
+    *line->end = client;
+    line->end = &client->next;
+}
+
+static void take_place(struct kvs_query_place *place, struct kvs_request *request)
+{
+    place->owner = request;
+    place->begun = false;
+    client_of(request)->place = place;
+}
+
+/* Takes the first client out of the line. */
+static struct kvs_query_client *line_pop(struct kvs_query_line *line)
+{
+    struct kvs_query_client *client = line->first;
+
+    line->first = client->next;
+    if (line->first == NULL)
+        line->end = &line->first;
+    client->is_listed = false;
+    return client;
+}
+
+/* Gives the place, which is free, to the first client in line that can use it. */
+static void pass_on(struct kvs_query_queue *queue, struct kvs_query_place *place)
+{
+    for (int i = place == &queue->places[0] ? FIRST_ONLY : ANY_PLACE; i <= ANY_PLACE; i++) {
+        while (queue->lines[i].first != NULL) {
+            struct kvs_query_client *client = line_pop(&queue->lines[i]);
+            struct kvs_request *request = client->waiting.first;
+
+            if (request == NULL)
+                continue; /* its queries ended */
+            if (!fits(request, place)) {
+                line_up(queue, client); /* the first one ended: this one is larger */
+                continue;
+            }
+            take_place(place, request);
+            kvs_request_enqueue(request);
+            return;
+        }
+    }
 }
 
 void kvs_op_query_wake(struct kvs_request *request)
@@ -83,16 +209,18 @@ void kvs_op_query_begin(struct kvs_request *request)
 void kvs_op_query_release(struct kvs_request *request)
 {
     struct kvs_query_queue *queue = kvs_query_queue_of(request->shard);
+    struct kvs_query_client *client = client_of(request);
+    struct kvs_query_place *place = place_of(request);
 
-    if (queue->owner != request)
+    if (place == NULL)
         return;
-    kvs_query_pipeline_end(queue->pipeline);
-    /* Passed on at once: if the next request ends before it runs, it comes through here as
-     * well. */
-    queue->owner = queue->waiting.first;
-    queue->begun = false;
-    if (queue->owner != NULL)
-        kvs_request_enqueue(queue->owner);
+    kvs_query_pipeline_end(place->pipeline);
+    place->owner = NULL;
+    client->place = NULL;
+    if (client->waiting.first != NULL)
+        line_up(queue, client);
+    /* At once: if the next request ends before it runs, it comes through here as well. */
+    pass_on(queue, place);
 }
 
 /* ---- the reply --------------------------------------------------------------------------- */
@@ -152,7 +280,7 @@ static bool check_outputs(struct kvs_request *request,
 static void send_reply(struct kvs_request *request, struct kvs_query_pipeline *pipeline)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
-    const uint64_t begun_us = kvs_query_queue_of(request->shard)->begun_us;
+    const uint64_t begun_us = place_of(request)->begun_us;
     const size_t ids_bytes = pipeline->n_ids * sizeof(uint32_t);
     const struct kv_wire_query_times times = {
         .queue_us = (uint32_t)(begun_us - request->begin_us),
@@ -203,26 +331,40 @@ static void note_selected(void *arg,
                     selection, tokens, n_tokens);
 }
 
-/* Returns false if another request has the pipeline; this one then waits for it. */
-static bool take_pipeline(struct kvs_request *request)
+/* Returns the request's place, or NULL: it waits for one. */
+static struct kvs_query_place *get_place(struct kvs_request *request)
 {
     struct kvs_query_queue *queue = kvs_query_queue_of(request->shard);
+    struct kvs_query_client *client = client_of(request);
+    struct kvs_query_place *place = place_of(request);
+
+    if (place != NULL)
+        return place;
+    for (uint32_t i = 0; client->place == NULL && client->waiting.first == NULL &&
+                         place == NULL && i < queue->n_places;
+         i++)
+        if (queue->places[i].owner == NULL && fits(request, &queue->places[i]))
+            place = &queue->places[i];
+    if (place != NULL) {
+        take_place(place, request);
+        return place;
+    }
+    kvs_request_queue_at(request, &client->waiting);
+    if (client->place == NULL)
+        line_up(queue, client);
+    return NULL;
+}
+
+static void begin(struct kvs_request *request, struct kvs_query_place *place)
+{
     struct kvs_query_input input;
 
-    if (queue->owner == request && queue->begun)
-        return true;
-    if (queue->owner != NULL && queue->owner != request) {
-        kvs_request_queue_at(request, &queue->waiting);
-        return false;
-    }
-    queue->owner = request;
-    queue->begun = true;
-    queue->begun_us = kv_clock_now(request->shard->clock);
-    kvs_query_parse(request, queue->units, &input);
+    place->begun = true;
+    place->begun_us = kv_clock_now(request->shard->clock);
+    kvs_query_parse(request, place->units, &input);
     input.selected = note_selected;
     input.arg = request;
-    kvs_query_pipeline_begin(queue->pipeline, &input);
-    return true;
+    kvs_query_pipeline_begin(place->pipeline, &input);
 }
 
 static void fail_bad(struct kvs_request *request, const struct kvs_query_pipeline *pipeline)
@@ -237,8 +379,6 @@ static void fail_bad(struct kvs_request *request, const struct kvs_query_pipelin
 
 bool kvs_op_query_run(struct kvs_request *request)
 {
-    struct kvs_query_pipeline *pipeline = kvs_query_queue_of(request->shard)->pipeline;
-
     if (kvs_request_stale(request)) {
         kvs_request_fail(request, KV_STALE,
                          "query: session %u changed while the request was waiting",
@@ -253,8 +393,12 @@ bool kvs_op_query_run(struct kvs_request *request)
         kvs_request_fail(request, KV_BUSY, "query: no free buffer for the reply");
         return false;
     }
-    if (!take_pipeline(request))
+    struct kvs_query_place *place = get_place(request);
+    if (place == NULL)
         return false;
+    if (!place->begun)
+        begin(request, place);
+    struct kvs_query_pipeline *pipeline = place->pipeline;
     if (!kvs_query_pipeline_slice(pipeline)) {
         fail_bad(request, pipeline);
         return false;

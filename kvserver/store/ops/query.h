@@ -1,5 +1,9 @@
-/* query.h - the queries of a data thread: one runs at a time, the others queue for the
- * pipeline.
+/* query.h - the queries of a data thread.
+ *
+ * Some queries are at work at a time, one of each client, each in a pipeline of its own; the
+ * order of requests (queue.h) gives them their slices.  The first pipeline has room for every
+ * query.  The others are made for smaller ones, from a part of the thread's memory.  A client
+ * whose query has to wait comes after those that waited before.
  *
  * Threads: the data thread.  Memory: kvs_op_query_open() / kvs_op_query_close().
  */
@@ -9,19 +13,68 @@
 #include "kvserver/store/ops/recall.h"
 #include "kvserver/store/query/pipeline.h"
 
-struct kvs_query_queue {
+enum {
+    KVS_QUERIES_AT_ONCE = 4,
+};
+
+/* A pipeline and the request that has it. */
+struct kvs_query_place {
     struct kvs_query_pipeline *pipeline;
-    struct kvs_request *owner;                 /* the request that has the pipeline, or NULL */
+    struct kvs_request *owner;                 /* NULL: none */
     bool begun;                                /* the owner's query has begun */
     uint64_t begun_us;                         /* time of its first slice */
     struct kvs_unit *units[KV_WIRE_UNITS_MAX]; /* of that query */
-    struct kvs_request_queue waiting;          /* requests that wait for the pipeline */
-    struct kvs_recall *recall;                 /* is given the selected rows */
+};
+
+/* A client's queries. */
+struct kvs_query_client {
+    struct kvs_query_place *place;    /* of its query at work, or NULL */
+    struct kvs_request_queue waiting; /* for a place */
+    bool is_listed;
+    struct kvs_query_client *next; /* list of clients that wait */
+};
+
+/* Clients in the order in which they began to wait.  Some may wait no more. */
+struct kvs_query_line {
+    struct kvs_query_client *first, **end;
+};
+
+struct kvs_query_queue {
+    struct kvs_query_place places[KVS_QUERIES_AT_ONCE];
+    uint32_t n_places;
+    struct kvs_query_client *clients; /* by index */
+    /* Clients that have no query at work: [0] those whose first one fits the first pipeline
+     * only, [1] those whose first one fits any. */
+    struct kvs_query_line lines[2];
+    struct kvs_recall *recall; /* is given the selected rows */
 };
 
 static inline struct kvs_query_queue *kvs_query_queue_of(const struct kvs_shard *shard)
 {
     return shard->op_state[KV_OP_QUERY];
+}
+
+/* Returns whether no query uses any runs of its unit: kvs_query_pipeline_is_between(). */
+static inline bool kvs_query_queue_is_between(const struct kvs_query_queue *queue)
+{
+    for (uint32_t i = 0; i < queue->n_places; i++)
+        if (!kvs_query_pipeline_is_between(queue->places[i].pipeline))
+            return false;
+    return true;
+}
+
+/* Returns whether no query is at work or waits. */
+static inline bool kvs_query_queue_is_idle(const struct kvs_query_queue *queue)
+{
+    for (uint32_t i = 0; i < queue->n_places; i++)
+        if (queue->places[i].owner != NULL)
+            return false;
+    for (int i = 0; i < 2; i++)
+        for (const struct kvs_query_client *client = queue->lines[i].first; client != NULL;
+             client = client->next)
+            if (client->waiting.first != NULL)
+                return false;
+    return true;
 }
 
 #endif

@@ -247,7 +247,7 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
     /* A fork may have only the first segments of the chapter: a codebook made from these would
      * leave the other segments without one. */
     if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
-        !kvs_query_pipeline_is_between(kvs_query_queue_of(shard)->pipeline))
+        !kvs_query_queue_is_between(kvs_query_queue_of(shard)))
         return;
     const struct kvs_index_plan plan = plan_of(book);
     if (kvs_index_is_enough(&plan, begin, tokens)) {

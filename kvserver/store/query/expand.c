@@ -13,14 +13,16 @@ enum {
     SLICE_ROWS = 32 << 10,
 };
 
-struct kvs_expander *kvs_expander_create(void)
+struct kvs_expander *kvs_expander_create(uint32_t rows_max)
 {
     struct kvs_expander *expander = calloc(1, sizeof(*expander));
 
     if (expander == NULL)
         return NULL;
-    expander->rows = calloc(KVS_EXPAND_ROWS_MAX + KV_TOPK_SPARE, sizeof(*expander->rows));
-    expander->marks = calloc(KVS_EXPAND_ROWS_MAX, sizeof(*expander->marks));
+    expander->rows_max = rows_max < KVS_EXPAND_ROWS_MAX ? rows_max : KVS_EXPAND_ROWS_MAX;
+    expander->rows =
+        calloc((size_t)expander->rows_max + KV_TOPK_SPARE, sizeof(*expander->rows));
+    expander->marks = calloc(expander->rows_max, sizeof(*expander->marks));
     expander->above = calloc(KVS_EXPAND_ROWS_MAX / 64, sizeof(*expander->above));
     expander->at_bound = calloc(KVS_EXPAND_ROWS_MAX / 64, sizeof(*expander->at_bound));
     if (expander->rows == NULL || expander->marks == NULL || expander->above == NULL ||
@@ -87,8 +89,8 @@ static size_t expand_cells(struct kvs_expander *expander,
             expander->above[expander->rows[i] / 64] |= (uint64_t)1 << expander->rows[i] % 64;
     }
     /* Taking bits clears them, which leaves the arrays empty for the next group. */
-    const size_t n = kv_bits_take(expander->above, begin / 64 * 64, end, KVS_EXPAND_ROWS_MAX,
-                                  expander->rows);
+    const size_t n =
+        kv_bits_take(expander->above, begin / 64 * 64, end, expander->rows_max, expander->rows);
     for (size_t i = 0; i < n; i++)
         expander->rows[i] -= begin;
     return n;
@@ -105,7 +107,7 @@ bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks 
     /* A chapter's cells are not divided: their rows are not in order. */
     if (!is_cells && n_rows > SLICE_ROWS)
         n_rows = SLICE_ROWS;
-    assert(n_rows <= KVS_EXPAND_ROWS_MAX);
+    assert(n_rows <= expander->rows_max);
     if (n_groups > 1)
         memset(expander->marks, 0, n_rows * sizeof(*expander->marks));
     for (uint32_t group = 0; group < n_groups; group++) {

@@ -22,7 +22,8 @@ struct kvs_expander {
     uint32_t run, done;             /* the current run, and rows done of it */
 
     /* For some rows of a run. */
-    uint32_t *rows, *marks;     /* (KVS_EXPAND_ROWS_MAX) */
+    uint32_t rows_max;
+    uint32_t *rows, *marks;     /* (rows_max) */
     uint64_t *above, *at_bound; /* bits (KVS_EXPAND_ROWS_MAX) */
 };
 
@@ -30,7 +31,9 @@ enum {
     KVS_EXPAND_ROWS_MAX = KVS_ARENA_PAGE / 4, /* more than the cells of a codebook have */
 };
 
-struct kvs_expander *kvs_expander_create(void);           /* NULL: out of memory */
+/* For units with at most rows_max eligible rows, if that is below KVS_EXPAND_ROWS_MAX.  Returns
+ * NULL if out of memory. */
+struct kvs_expander *kvs_expander_create(uint32_t rows_max);
 void kvs_expander_destroy(struct kvs_expander *expander); /* NULL is allowed */
 
 /* Begins to write the rows that the selector, which is done, selected among the items.

@@ -119,7 +119,7 @@ static bool stage_unit(struct kvs_query_pipeline *pipeline)
         .by_cell = pipeline->n_again < AGAIN_MAX,
         .n = kvs_ranges_count(pipeline->input.ranges, query->n_ranges),
         .room = pipeline->scratch.floats,
-        .room_floats = KVS_QUERY_PIPELINE_FLOATS,
+        .room_floats = pipeline->scratch.n_floats,
         .runs = pipeline->scratch.runs,
         .tables = pipeline->scratch.tables,
     };

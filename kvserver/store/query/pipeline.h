@@ -38,7 +38,7 @@
 
 enum {
     KVS_QUERY_PIPELINE_FLOATS =
-        32 << 20, /* for scores: eligible rows times (query vectors + KVS_SCORE_SPARE) */
+        32 << 20, /* for scores: kvs_query_pipeline_need() of the largest query */
     KVS_QUERY_PIPELINE_IDS = KV_WIRE_BODY_MAX / sizeof(uint32_t),
 };
 
@@ -83,7 +83,7 @@ struct kvs_query_input {
     void *arg;
 };
 
-/* A query's working memory.  The sizes are those of the largest query. */
+/* A query's working memory.  The sizes are those of the largest query that the pipeline takes. */
 struct kvs_query_scratch {
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
     float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
@@ -91,9 +91,10 @@ struct kvs_query_scratch {
     uint32_t *query_mask;       /* query vectors that selected each candidate */
     uint32_t *indices;          /* of the selected candidates */
 
-    /* (KVS_QUERY_PIPELINE_FLOATS) Step 1 uses all of it as kvs_score.room; after that it holds
-     * the arrays below. */
+    /* (n_floats) Step 1 uses all of it as kvs_score.room; after that it holds the arrays
+     * below. */
     float *floats;
+    size_t n_floats;
 
     /* Step 2's arrays, for the candidates: kvs_query_scratch_divide(). */
     float *scores;         /* (n_queries, n_candidates) */
@@ -147,8 +148,20 @@ void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
                               uint32_t n_queries,
                               uint32_t n_candidates);
 
-/* Returns NULL if out of memory. */
-struct kvs_query_pipeline *kvs_query_pipeline_create(void);
+/* Returns the floats that a query needs of a pipeline.  n_eligible: rows of each unit. */
+size_t kvs_query_pipeline_need(uint32_t n_eligible, uint32_t n_queries);
+
+/* Creates a pipeline for queries that need at most n_floats, at most KVS_QUERY_PIPELINE_FLOATS.
+ * What a query selects does not depend on the pipeline's size.  Returns NULL if out of
+ * memory. */
+struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_floats);
+
+/* Returns the memory that such a pipeline may come to use. */
+size_t kvs_query_pipeline_bytes(size_t n_floats);
+
+/* Returns the floats of the largest pipeline that uses at most so many bytes; 0: none does. */
+size_t kvs_query_pipeline_floats(size_t bytes);
+
 void kvs_query_pipeline_destroy(struct kvs_query_pipeline *pipeline); /* NULL is allowed */
 
 /* Starts a query; forgets the previous one.  Copies the input. */

@@ -29,9 +29,11 @@ struct kvs_op_type {
     uint32_t fixed_bytes;  /* of the body, before its list of units */
     const char *waits_for; /* for the message when waiting times out; NULL: rows */
 
-    /* State of the operation on one data thread, shard->op_state[op].  open() returns NULL if
-     * there is no memory; the thread's segment store, objects and indexer exist by then.  Both
-     * may be NULL. */
+    /* State of the operation on one data thread, shard->op_state[op].  takes() says how much
+     * it takes of the thread's memory, which is the less for rows and objects.  open() returns
+     * NULL if there is no memory; the thread's segment store, objects and indexer exist by
+     * then.  All may be NULL. */
+    uint64_t (*takes)(uint64_t memory_bytes);
     void *(*open)(struct kvs_shard *shard);
     void (*close)(void *state);
 

@@ -75,8 +75,9 @@ struct kvs_shard {
     uint32_t n_threads;
     uint64_t stuck_send_us;
     const struct kv_clock *clock;
-    uint64_t now_us;   /* at the start of this step */
-    uint64_t moved_us; /* of the last step that did anything */
+    uint64_t now_us;       /* at the start of this step */
+    uint64_t moved_us;     /* of the last step that did anything */
+    uint64_t memory_bytes; /* of the arena, and of operations' own state */
     struct kv_port *port;
     struct kvs_arena *arena;
     struct kvs_segment_store store;

@@ -66,7 +66,7 @@ static int set_up(void **state)
     cached.block = CACHED;
     cached.fingerprint = kv_wire_block_fingerprint(units[0].segments[CACHED]->crcs);
     n_told = 0;
-    querier = kvs_query_pipeline_create();
+    querier = kvs_query_pipeline_create(KVS_QUERY_PIPELINE_FLOATS);
     return querier == NULL;
 }
 

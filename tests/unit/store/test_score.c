@@ -155,7 +155,7 @@ static uint32_t pick(struct kvs_unit *unit,
 {
     static struct kvs_selector chooser;
     struct kvs_score scan = scan_of(unit, ranges, n_ranges, choice->n_queries, true, by_cell);
-    struct kvs_expander *picker = kvs_expander_create();
+    struct kvs_expander *picker = kvs_expander_create(KVS_EXPAND_ROWS_MAX);
     uint32_t n;
 
     assert_non_null(picker);
@@ -395,7 +395,7 @@ static void weights_of_a_copied_segment(void **state)
     const struct kv_wire_range all = {0, TOKENS};
     const struct kvs_selection choice = {
         .merge = KV_MERGE_SUM, .n_queries = 2, .scale = 1, .k = TOKENS, .factor = 1};
-    struct kvs_expander *picker = kvs_expander_create();
+    struct kvs_expander *picker = kvs_expander_create(KVS_EXPAND_ROWS_MAX);
     struct kvs_unit unit, fork;
 
     (void)state;
