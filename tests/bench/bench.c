@@ -200,6 +200,7 @@ struct record {
     const char *limit_name;
     double value, p99;
     double limit, limit_p99;
+    double p50, limit_p50;
     double ratio;
     unsigned runs;
     double before, after;
@@ -259,6 +260,8 @@ static void each_param(
         {"chapter", NULL, params->chapter},
         {"p99", NULL, record->p99},
         {"limit_p99", NULL, record->limit_p99},
+        {"p50", NULL, record->p50},
+        {"limit_p50", NULL, record->limit_p50},
         {"operation", params->operation, 0},
         {"per", params->per, 0},
         {"source", params->source, 0},
@@ -400,16 +403,19 @@ static void report(struct bench *bench,
     for (unsigned side = 0; side < comparison->n_sides; side++) {
         SUM_UP(sum_up, samples[side].value, sums[side].value);
         SUM_UP(sum_up, samples[side].p99, sums[side].p99);
+        SUM_UP(sum_up, samples[side].p50, sums[side].p50);
     }
 #undef SUM_UP
 
     record.value = sums[0].value;
     record.p99 = sums[0].p99;
+    record.p50 = sums[0].p50;
     for (unsigned side = comparison->n_sides > 1 ? 1 : 0; side < comparison->n_sides; side++) {
         if (side > 0) {
             record.limit_name = comparison->sides[side].name;
             record.limit = sums[side].value;
             record.limit_p99 = sums[side].p99;
+            record.limit_p50 = sums[side].p50;
             record.ratio =
                 less_is_better ? record.limit / record.value : record.value / record.limit;
         }

@@ -79,6 +79,7 @@ struct bench_params {
 struct bench_sample {
     double value; /* in the comparison's unit */
     double p99;   /* the same unit; 0: not known */
+    double p50;   /* of a load whose value is another; 0: not known */
 };
 
 struct bench_side {
@@ -258,6 +259,7 @@ bool bench_socket_measure(void *exchange, struct bench_sample *ret_sample);
 int bench_wire_peer(const char *transport, uint64_t data_bytes, int cpu);
 int bench_socket_peer(uint64_t data_bytes, int cpu);
 int bench_prefill_peer(const char *address, const char *transport);
+int bench_worst_peer(const char *address, const char *transport);
 
 /* Memory of this process, limit_memory.c. */
 struct bench_memory {

@@ -7,6 +7,7 @@
  *   query.busy  the node's own time for a query (waiting included), 99th percentile, while
  *               another client streams the rows of a prompt into it; the limit is the same
  *               without it
+ *   query.worst the same beside a client that does the worst that it may (load_query_worst.c)
  *
  * Keys are random: rows are scattered as they can be, and codes tell little; which rows are
  * chosen is no matter here. */
@@ -25,6 +26,11 @@ enum {
     PUT_TOKENS = 2048,
     LEASE_MS = 60000,
     QUERIES = 64, /* sets of query vectors */
+    WORST_SECONDS = 4,
+    WORST_QUERIES_MIN = 100, /* p99 is of so many at least, */
+    WORST_PATIENCE = 5,      /* unless they take so many times as long */
+    WORST_LATE_MS = 2000,
+    SETTLE_SECONDS = 1,
 };
 
 struct query_shape {
@@ -63,7 +69,9 @@ struct queries {
     struct kv_buffer *from, *to;
     float *vectors; /* (QUERIES, n_heads, n_queries, d) */
     size_t n;
-    double worked_us; /* of the node, per query, in the last run */
+    double worked_us;   /* of the node, per query, in the last run */
+    double seconds_max; /* of a run of measure_node(); 0: n queries however long they take */
+    uint32_t late_ms;   /* a query ends then, and counts as so long; 0: it must not be late */
     struct bench_exchange bare;
 };
 
@@ -100,10 +108,14 @@ static double ask(struct queries *queries, size_t i, bool with_wait)
     const struct kv_rows_io io = {.buffer = queries->to};
     double most = 0;
     struct kv_op *op;
-    kv_status_t status = kv_query_begin(queries->session, &query, &io, 0, &op);
+    kv_status_t status = kv_query_begin(queries->session, &query, &io, queries->late_ms, &op);
 
     if (status == KV_OK)
         status = kv_wait(op);
+    if ((status == KV_DEADLINE || status == KV_UNREACHABLE) && queries->late_ms > 0) {
+        kv_op_free(op);
+        return queries->late_ms * 1e3;
+    }
     for (uint32_t head = 0; status == KV_OK && head < queries->shape->n_heads; head++) {
         struct kv_query_result found;
         double us;
@@ -160,6 +172,13 @@ static bool measure_parts(void *arg, struct bench_sample *ret_sample)
     return true;
 }
 
+static bool takes_too_long(const struct queries *queries, size_t n, double seconds)
+{
+    const double max = n < WORST_QUERIES_MIN ? WORST_PATIENCE : 1;
+
+    return queries->seconds_max > 0 && seconds > max * queries->seconds_max;
+}
+
 /* The node's 99th percentile. */
 static bool measure_node(void *arg, struct bench_sample *ret_sample)
 {
@@ -169,8 +188,11 @@ static bool measure_node(void *arg, struct bench_sample *ret_sample)
     if (!bench_watch_start(&watch, queries->n))
         return false;
     for (size_t i = 0; i < queries->n; i++) {
-        const double us = ask(queries, i, true);
+        double us;
 
+        if (takes_too_long(queries, i, bench_now() - watch.begin))
+            break;
+        us = ask(queries, i, true);
         if (us < 0) {
             bench_watch_times(&watch, ret_sample);
             return false;
@@ -178,15 +200,18 @@ static bool measure_node(void *arg, struct bench_sample *ret_sample)
         bench_watch_add(&watch, us / 1e6);
     }
     bench_watch_times(&watch, ret_sample);
+    if (queries->seconds_max > 0)
+        ret_sample->p50 = ret_sample->value;
     ret_sample->value = ret_sample->p99;
     return true;
 }
 
-static bool measure_busy(void *arg, struct bench_sample *ret_sample)
+/* The same while a peer does what it does. */
+static bool
+measure_beside(struct queries *queries, const char *peer, struct bench_sample *ret_sample)
 {
-    struct queries *queries = arg;
     char *const argv[] = {
-        (char *)"/proc/self/exe",      (char *)"--peer",           (char *)"prefill",
+        (char *)"/proc/self/exe",      (char *)"--peer",           (char *)peer,
         (char *)queries->node.address, (char *)queries->transport, NULL,
     };
     char line[64];
@@ -196,12 +221,29 @@ static bool measure_busy(void *arg, struct bench_sample *ret_sample)
 
     if (!bench_spawn(argv, queries->bench->client_cpu, &in, &out, NULL, &pid))
         return false;
-    /* It says so when the first rows are in. */
+    /* It says so when it is at work. */
     is_good =
         bench_read_line(out, line, sizeof(line), 30000) && measure_node(queries, ret_sample);
     close(in);
     is_good = bench_reap(pid) && is_good;
     close(out);
+    return is_good;
+}
+
+static bool measure_busy(void *arg, struct bench_sample *ret_sample)
+{
+    return measure_beside(arg, "prefill", ret_sample);
+}
+
+static bool measure_worst(void *arg, struct bench_sample *ret_sample)
+{
+    struct queries *queries = arg;
+    bool is_good = measure_beside(queries, "worst", ret_sample);
+    const double until = bench_now() + SETTLE_SECONDS;
+
+    /* The node frees what the peer left; the next side is about an idle node. */
+    while (is_good && !queries->bench->smoke && bench_now() < until)
+        kv_client_wait(queries->client, 10000);
     return is_good;
 }
 
@@ -405,8 +447,10 @@ static bool run_query(struct bench *bench, const struct bench_load *load)
     return is_good;
 }
 
-static bool run_busy(struct bench *bench, const struct bench_load *load)
+/* query.busy and query.worst: the node's 99th percentile beside another client. */
+static bool run_beside(struct bench *bench, const struct bench_load *load)
 {
+    const bool is_worst = strcmp(load->name, "query.worst") == 0;
     const char *transport;
     bool is_good = true;
 
@@ -414,12 +458,17 @@ static bool run_busy(struct bench *bench, const struct bench_load *load)
         struct queries queries;
         struct bench_sample warm_up;
         const struct bench_side sides[] = {
-            {NULL, measure_busy, &queries},
+            {NULL, is_worst ? measure_worst : measure_busy, &queries},
             {"idle node", measure_node, &queries},
         };
 
-        is_good = open_queries(bench, transport, &cases[0], &queries) &&
-                  measure_node(&queries, &warm_up) && compare(&queries, load->name, sides);
+        is_good = open_queries(bench, transport, &cases[0], &queries);
+        if (is_worst) {
+            queries.seconds_max = bench->smoke ? 0.1 : WORST_SECONDS;
+            queries.late_ms = WORST_LATE_MS;
+        }
+        is_good =
+            is_good && measure_node(&queries, &warm_up) && compare(&queries, load->name, sides);
         close_queries(&queries);
     }
     return is_good;
@@ -583,6 +632,7 @@ const struct bench_load bench_query_loads[] = {
     {"query.8b.ids", "the same, ids alone", run_query, 0},
     {"query.8b.attend", "the same, attention over the rows", run_query, 0},
     {"query.batch", "a layer of 8 and 64 sequences in one call, per entry", run_batch, 0},
-    {"query.busy", "the node's p99 while another client puts a prompt's rows", run_busy, 0},
+    {"query.busy", "the node's p99 while another client puts a prompt's rows", run_beside, 0},
+    {"query.worst", "the node's p99 while another client does the worst it may", run_beside, 0},
     {NULL, NULL, NULL, 0},
 };

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale or bookkeeping prints
+# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale, bookkeeping or query.worst prints
 # one record for each figure, and each record has what the figure needs.  No figure is judged.
 set -eu
 bench=$1
@@ -47,6 +47,12 @@ bookkeeping)
                 "\"value\": $number, \"unit\": \"B\", \"limit\": 64"
         done
     done
+    ;;
+query.worst)
+    transports=1
+    [ "$transport" != both ] || transports=2
+    expect "$transports" '"name": "query\.worst"' "\"p50\": $number" "\"limit_p50\": $number" \
+        "\"limit_p99\": $number" '"limit_name": "idle node"'
     ;;
 *)
     wrong "not a load of this test"
