@@ -394,7 +394,7 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
                        kvs_segment_store_init(&stages->heap, stages->arena) &&
                        kvs_codebooks_init(&stages->codebooks, &stages->heap);
     if (stages->has_heap)
-        stages->indexer = kvs_indexer_create(&stages->codebooks, &kv_clock_real);
+        stages->indexer = kvs_indexer_create(&stages->codebooks, &kv_clock_real, 1);
     is_good = stages->indexer != NULL;
     for (unsigned head = 0; is_good && head < stages->n_heads; head++) {
         struct kvs_unit *unit = &stages->units[head];

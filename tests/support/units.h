@@ -16,6 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    BENCH_SESSIONS = 4, /* whose units may have index jobs */
+};
+
 struct bench {
     struct kvs_arena *arena;
     struct kvs_segment_store heap;
@@ -30,7 +34,7 @@ static inline void bench_open(struct bench *bench, uint64_t bytes, uint64_t seed
     if (bench->arena == NULL || !kvs_segment_store_init(&bench->heap, bench->arena) ||
         !kvs_codebooks_init(&bench->codebooks, &bench->heap))
         abort();
-    bench->indexer = kvs_indexer_create(&bench->codebooks, &kv_clock_real);
+    bench->indexer = kvs_indexer_create(&bench->codebooks, &kv_clock_real, BENCH_SESSIONS);
     if (bench->indexer == NULL)
         abort();
     kv_random_init(&bench->random, seed);

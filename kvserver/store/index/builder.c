@@ -23,7 +23,9 @@ enum job_state {
 };
 
 struct job {
-    struct job *next;
+    struct job *next, **link;         /* of its session, in order of arrival */
+    struct job *all_next, **all_link; /* of all sessions */
+    uint32_t session;
     enum job_state state;
     struct kvs_index_plan plan;
     struct kvs_segment **segments; /* pinned; the list is from the arena */
@@ -49,19 +51,33 @@ struct job {
     bool replaces;    /* it replaces broken codebooks, whose codes its segments still have */
 };
 
+/* The jobs that were queued for one session. */
+struct session_jobs {
+    struct job *first, **end;
+    uint32_t n;
+    struct session_jobs *next, **link; /* sessions that have jobs */
+    bool is_told;                      /* in the list of sessions of which a job has ended */
+    bool watches;                      /* in the list of those that are told of any job */
+    struct session_jobs *told_next, *watch_next;
+};
+
 struct kvs_indexer {
     struct kvs_codebooks *books;
     const struct kv_clock *clock;
     struct kv_pool *jobs;
-    struct job *first, **end;
-    struct job **looked; /* link to the job that is checked next for being wanted */
-    bool ended;
+    struct session_jobs *sessions; /* (n_sessions) by number */
+    uint32_t n_sessions;
+    struct session_jobs *turn, **turn_end; /* whose first job is at work; then who is next */
+    struct session_jobs *told, *watching;
+    struct job *all, **all_end;
+    struct job *looked; /* checked next for being wanted; NULL: the first of all */
     struct kvs_indexer_stats stats;
     struct kvs_summariser summariser; /* of the first job, in JOB_SUMMARIES */
 };
 
 struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
-                                       const struct kv_clock *clock)
+                                       const struct kv_clock *clock,
+                                       uint32_t n_sessions)
 {
     struct kvs_indexer *indexer = calloc(1, sizeof(*indexer));
 
@@ -69,12 +85,17 @@ struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
         return NULL;
     indexer->books = books;
     indexer->clock = clock;
-    indexer->end = indexer->looked = &indexer->first;
+    indexer->all_end = &indexer->all;
+    indexer->turn_end = &indexer->turn;
+    indexer->n_sessions = n_sessions;
+    indexer->sessions = calloc(n_sessions, sizeof(*indexer->sessions));
     indexer->jobs = kv_pool_create(KVS_INDEX_JOBS_MAX, sizeof(struct job));
-    if (indexer->jobs == NULL) {
-        free(indexer);
+    if (indexer->jobs == NULL || indexer->sessions == NULL) {
+        kvs_indexer_destroy(indexer);
         return NULL;
     }
+    for (uint32_t i = 0; i < n_sessions; i++)
+        indexer->sessions[i].end = &indexer->sessions[i].first;
     return indexer;
 }
 
@@ -93,6 +114,90 @@ static const struct kvs_scorer_ops *scorer_of(const struct job *job)
     return kvs_scorer_at(job->plan.scorer);
 }
 
+/* ---- turns ------------------------------------------------------------------------------- */
+
+/* Sessions that have jobs take turns, a job each, so that a session with a few jobs does not
+ * wait for all of one that has thousands. */
+
+static struct job *job_at_work(const struct kvs_indexer *indexer)
+{
+    return indexer->turn != NULL ? indexer->turn->first : NULL;
+}
+
+static void turn_append(struct kvs_indexer *indexer, struct session_jobs *session)
+{
+    session->next = NULL;
+    session->link = indexer->turn_end;
+    *indexer->turn_end = session;
+    indexer->turn_end = &session->next;
+}
+
+static void turn_remove(struct kvs_indexer *indexer, struct session_jobs *session)
+{
+    *session->link = session->next;
+    if (session->next != NULL)
+        session->next->link = session->link;
+    else
+        indexer->turn_end = session->link;
+}
+
+static void tell(struct kvs_indexer *indexer, struct session_jobs *session)
+{
+    if (session->is_told)
+        return;
+    session->is_told = true;
+    session->told_next = indexer->told;
+    indexer->told = session;
+}
+
+static void job_link(struct kvs_indexer *indexer, struct job *job)
+{
+    struct session_jobs *session = &indexer->sessions[job->session];
+
+    job->link = session->end;
+    *session->end = job;
+    session->end = &job->next;
+    if (session->n++ == 0)
+        turn_append(indexer, session);
+    job->all_link = indexer->all_end;
+    *indexer->all_end = job;
+    indexer->all_end = &job->all_next;
+    indexer->stats.n_jobs++;
+}
+
+/* Takes the job from its session, which is told, as are those that watch.  If it was at work,
+ * the next session has its turn. */
+static void job_unlink(struct kvs_indexer *indexer, struct job *job)
+{
+    struct session_jobs *session = &indexer->sessions[job->session];
+    const bool was_first = session->first == job;
+
+    *job->link = job->next;
+    if (job->next != NULL)
+        job->next->link = job->link;
+    else
+        session->end = job->link;
+    *job->all_link = job->all_next;
+    if (job->all_next != NULL)
+        job->all_next->all_link = job->all_link;
+    else
+        indexer->all_end = job->all_link;
+    if (indexer->looked == job)
+        indexer->looked = job->all_next;
+    if (--session->n == 0) {
+        turn_remove(indexer, session);
+    } else if (was_first && indexer->turn == session) {
+        turn_remove(indexer, session);
+        turn_append(indexer, session);
+    }
+    tell(indexer, session);
+    for (; indexer->watching != NULL; indexer->watching = indexer->watching->watch_next) {
+        indexer->watching->watches = false;
+        tell(indexer, indexer->watching);
+    }
+    indexer->stats.n_jobs--;
+}
+
 /* ---- jobs -------------------------------------------------------------------------------- */
 
 /* A job that replaces a broken codebook ends before all segments have codes of the new one: no
@@ -105,19 +210,14 @@ static void give_up_replacing(struct kvs_indexer *indexer, const struct job *job
     book->n_most = job->n_rows / KV_BLOCK_TOKENS;
 }
 
-static void job_end(struct kvs_indexer *indexer, struct job **link)
+static void job_end(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_arena *arena = indexer->books->store->arena;
-    struct job *job = *link;
 
     if (job->replaces && job->state == JOB_ENCODE)
         give_up_replacing(indexer, job);
 
-    *link = job->next;
-    if (indexer->end == &job->next)
-        indexer->end = link;
-    if (indexer->looked == &job->next)
-        indexer->looked = link;
+    job_unlink(indexer, job);
     if (job->state == JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
     job->segments[0]->begins_job = false;
@@ -134,17 +234,16 @@ static void job_end(struct kvs_indexer *indexer, struct job **link)
     if (job->has_codebook)
         kvs_codebook_unref(indexer->books, job->codebook);
     kv_pool_put(indexer->jobs, job);
-    indexer->ended = true;
-    indexer->stats.n_jobs--;
 }
 
 void kvs_indexer_destroy(struct kvs_indexer *indexer)
 {
     if (indexer == NULL)
         return;
-    while (indexer->first != NULL)
-        job_end(indexer, &indexer->first);
+    while (indexer->all != NULL)
+        job_end(indexer, indexer->all);
     kv_pool_destroy(indexer->jobs);
+    free(indexer->sessions);
     free(indexer);
 }
 
@@ -165,11 +264,15 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         writers != NULL ? kv_writers_slice_bytes(writers, first, row_end) : 0;
     int class_id = kvs_arena_class_rounded(arena, list_bytes + runs_bytes);
 
+    assert(unit->session < indexer->n_sessions);
     if (class_id < 0)
         return KV_NO_MEMORY;
     for (uint32_t i = 0; i < n_segments; i++)
         if (unit->segments[block_begin + i]->pins == UINT16_MAX)
             return KV_BUSY;
+    /* Whatever one session queues, others may queue as much. */
+    if (indexer->sessions[unit->session].n >= KVS_INDEX_JOBS_MAX - kv_pool_used(indexer->jobs))
+        return KV_BUSY;
     struct job *job = kv_pool_get(indexer->jobs);
     if (job == NULL)
         return KV_BUSY;
@@ -179,6 +282,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         return KV_NO_MEMORY;
     }
     *job = (struct job){
+        .session = unit->session,
         .plan = *plan,
         .segments = segments,
         .segments_class = class_id,
@@ -208,9 +312,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         kvs_codebook_ref(indexer->books, job->codebook);
         job->wants_lists = kvs_codebook_can_mend_cells(book_of(indexer, job), n_rows);
     }
-    *indexer->end = job;
-    indexer->end = &job->next;
-    indexer->stats.n_jobs++;
+    job_link(indexer, job);
     return KV_OK;
 }
 
@@ -518,10 +620,10 @@ static bool is_wanted(const struct job *job)
     return job->segments[least - 1]->refs > 0;
 }
 
-static void drop(struct kvs_indexer *indexer, struct job **link)
+static void drop(struct kvs_indexer *indexer, struct job *job)
 {
     indexer->stats.dropped++;
-    job_end(indexer, link);
+    job_end(indexer, job);
 }
 
 /* Drops unwanted jobs, a few in each step: jobs far back in the queue would keep segments
@@ -529,27 +631,26 @@ static void drop(struct kvs_indexer *indexer, struct job **link)
 static void drop_unwanted(struct kvs_indexer *indexer)
 {
     for (unsigned i = 0; i < JOBS_PER_LOOK; i++) {
-        if (*indexer->looked == NULL)
-            indexer->looked = &indexer->first;
-        if (*indexer->looked == NULL)
+        struct job *job = indexer->looked != NULL ? indexer->looked : indexer->all;
+
+        if (job == NULL)
             return;
-        if (is_wanted(*indexer->looked))
-            indexer->looked = &(*indexer->looked)->next;
-        else
-            drop(indexer, indexer->looked);
+        indexer->looked = job->all_next;
+        if (!is_wanted(job))
+            drop(indexer, job);
     }
 }
 
 bool kvs_indexer_step(struct kvs_indexer *indexer)
 {
-    struct job *job = indexer->first;
+    struct job *job = job_at_work(indexer);
     kv_status_t status = KV_OK;
     bool done = false;
 
     if (job == NULL)
         return false;
     if (!is_wanted(job)) {
-        drop(indexer, &indexer->first);
+        drop(indexer, job);
         return true;
     }
     uint64_t begin_us = kv_clock_now(indexer->clock);
@@ -596,17 +697,37 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     if (status != KV_OK)
         indexer->stats.failed++;
     if (done || status != KV_OK)
-        job_end(indexer, &indexer->first);
+        job_end(indexer, job);
     drop_unwanted(indexer);
     return true;
 }
 
-bool kvs_indexer_take_ended(struct kvs_indexer *indexer)
+bool kvs_indexer_take_ended(struct kvs_indexer *indexer, uint32_t *ret_session)
 {
-    bool ended = indexer->ended;
+    struct session_jobs *session = indexer->told;
 
-    indexer->ended = false;
-    return ended;
+    if (session == NULL)
+        return false;
+    indexer->told = session->told_next;
+    session->is_told = false;
+    *ret_session = (uint32_t)(session - indexer->sessions);
+    return true;
+}
+
+uint32_t kvs_indexer_n_jobs(const struct kvs_indexer *indexer, uint32_t session)
+{
+    return indexer->sessions[session].n;
+}
+
+void kvs_indexer_watch(struct kvs_indexer *indexer, uint32_t session)
+{
+    struct session_jobs *watcher = &indexer->sessions[session];
+
+    if (watcher->watches)
+        return;
+    watcher->watches = true;
+    watcher->watch_next = indexer->watching;
+    indexer->watching = watcher;
 }
 
 void kvs_indexer_get_stats(const struct kvs_indexer *indexer,
@@ -619,7 +740,7 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
                        void (*visit)(void *arg, const struct kvs_index_job_look *look),
                        void *arg)
 {
-    for (const struct job *job = indexer->first; job != NULL; job = job->next) {
+    for (const struct job *job = indexer->all; job != NULL; job = job->all_next) {
         const struct kvs_index_job_look look = {
             .segments = job->segments,
             .n_segments = job->n_segments,
@@ -650,21 +771,54 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
     assert(job->training == NULL ||
            (!job->is_late && job->state != JOB_QUEUED &&
             kvs_arena_is_in_use(arena, job->training_class, job->training)));
-    assert(job == indexer->first || job->state == JOB_QUEUED);
+    assert(job == job_at_work(indexer) || job->state == JOB_QUEUED);
+}
+
+/* Returns how many jobs the session has. */
+static uint32_t check_jobs_of(const struct kvs_indexer *indexer,
+                              const struct session_jobs *session)
+{
+    struct job *const *link = &session->first;
+    uint32_t n = 0;
+
+    for (; *link != NULL; link = &(*link)->next) {
+        assert((*link)->link == link);
+        assert(&indexer->sessions[(*link)->session] == session);
+        n++;
+        assert(n <= session->n); /* no ring */
+    }
+    assert(session->end == link && n == session->n);
+    return n;
+}
+
+static uint32_t check_turns(const struct kvs_indexer *indexer)
+{
+    struct session_jobs *const *link = &indexer->turn;
+    uint32_t n_jobs = 0;
+
+    for (; *link != NULL; link = &(*link)->next) {
+        assert((*link)->link == link && (*link)->n > 0);
+        n_jobs += check_jobs_of(indexer, *link);
+        assert(n_jobs <= indexer->stats.n_jobs); /* no ring */
+    }
+    assert(indexer->turn_end == link);
+    return n_jobs;
 }
 
 void kvs_indexer_check(const struct kvs_indexer *indexer)
 {
-    struct job *const *link = &indexer->first;
-    bool looked = indexer->looked == link;
+    struct job *const *link = &indexer->all;
+    bool looked = indexer->looked == NULL;
     uint32_t n = 0;
 
-    for (; *link != NULL; link = &(*link)->next) {
+    for (; *link != NULL; link = &(*link)->all_next) {
+        assert((*link)->all_link == link);
         check_job(indexer, *link);
         n++;
-        looked = looked || indexer->looked == &(*link)->next;
+        looked = looked || indexer->looked == *link;
         assert(n <= indexer->stats.n_jobs); /* no ring */
     }
-    assert(indexer->end == link && looked);
+    assert(indexer->all_end == link && looked);
     assert(n == indexer->stats.n_jobs && n == kv_pool_used(indexer->jobs));
+    assert(check_turns(indexer) == n);
 }

@@ -1,6 +1,6 @@
 /* builder.h - index jobs: build codebooks, codes, cells and summaries in the background, one
- * job per chapter of a unit.  What is learnt of keys, what codes and lists of rows by code are,
- * is the scorer's (scorer.h).
+ * job per chapter of a unit.  Sessions that have jobs take turns, a job each.  What is learnt of
+ * keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
  *   kvs_index_schedule() -> QUEUED -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
  *                                -> freed; one slice of about 100 us per kvs_indexer_step()
@@ -18,9 +18,11 @@
  * fails, so nothing is made from bad rows.
  *
  * Invariants, which kvs_indexer_check() asserts between two steps:
- *   (1) The jobs in the list are those in use in the pool, and as many as are counted; what
- *       is looked at next is in the list, or behind its end.
- *   (2) Only the first is at work: the others are queued and hold nothing but their segments.
+ *   (1) The jobs in the list of all are those in use in the pool, and as many as are
+ *       counted; each is in the list of its session, too, and each session with jobs has a
+ *       turn.
+ *   (2) Only the first job of the first session is at work: the others are queued and hold
+ *       nothing but their segments.
  *   (3) A job has all of its segments pinned, says in the first that it begins there, and in
  *       each that it gives it codes, if it does.
  *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.
@@ -37,14 +39,15 @@
 #include "kvserver/store/rows/unit.h"
 
 enum {
-    KVS_INDEX_JOBS_MAX = 16384, /* queued on one data thread */
+    KVS_INDEX_JOBS_MAX = 16384, /* queued on one data thread; one session has at most half */
 };
 
 struct kvs_indexer;
 
-/* Returns NULL if out of memory. */
+/* For units of that many sessions.  Returns NULL if out of memory. */
 struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
-                                       const struct kv_clock *clock);
+                                       const struct kv_clock *clock,
+                                       uint32_t n_sessions);
 /* Drops all jobs. */
 void kvs_indexer_destroy(struct kvs_indexer *indexer); /* NULL is allowed */
 
@@ -79,26 +82,43 @@ kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
                               uint32_t tokens,
                               const struct kvs_index_plan *plan);
 
-/* The state of the index over a unit's first `tokens` rows. */
+/* The state of the index over the first rows of units, counted some blocks at a time.  Begins
+ * as zeros. */
 struct kvs_index_look {
-    uint32_t n_coded;      /* rows */
+    uint64_t n_coded;      /* rows */
     uint32_t n_pending;    /* jobs that begin there */
     uint32_t n_old, n_new; /* codebooks up to the given serial, and after it */
     uint32_t iterations;   /* sum over the new ones */
     uint64_t train_us;
+    uint32_t n_blocks;    /* of the current unit that are counted */
+    uint64_t last_serial; /* of the codebook that was counted last; 0: none of this unit */
 };
-void kvs_index_get_look(const struct kvs_codebooks *books,
-                        const struct kvs_unit *unit,
-                        uint32_t tokens,
-                        uint64_t serial,
-                        struct kvs_index_look *ret_look);
+/* Counts up to `most` further blocks of the unit's first `tokens` rows.  Returns true after the
+ * last; the next call begins with another unit. */
+bool kvs_index_look_on(const struct kvs_codebooks *books,
+                       const struct kvs_unit *unit,
+                       uint32_t tokens,
+                       uint64_t serial,
+                       uint32_t most,
+                       struct kvs_index_look *look);
 
-/* Runs one slice of the oldest job, and drops queued jobs that are no longer wanted.  Returns
+/* Returns the first of the unit's blocks [block, end) at which a job begins, or `end`. */
+uint32_t kvs_index_find_pending(const struct kvs_unit *unit, uint32_t block, uint32_t end);
+
+/* Runs one slice of the job at work, and drops queued jobs that are no longer wanted.  Returns
  * false if there is no job. */
 bool kvs_indexer_step(struct kvs_indexer *indexer);
 
-/* Returns true once after a job has ended, for any reason. */
-bool kvs_indexer_take_ended(struct kvs_indexer *indexer);
+/* Returns true once for each session of which a job has ended, for any reason, or that watches
+ * while any job has ended. */
+bool kvs_indexer_take_ended(struct kvs_indexer *indexer, uint32_t *ret_session);
+
+/* Returns how many jobs were queued for units of the session and have not ended. */
+uint32_t kvs_indexer_n_jobs(const struct kvs_indexer *indexer, uint32_t session);
+
+/* The session is told once when any job ends: it shares segments with another session whose job
+ * it waits for. */
+void kvs_indexer_watch(struct kvs_indexer *indexer, uint32_t session);
 
 /* Looks at each job. */
 void kvs_indexer_check(const struct kvs_indexer *indexer);

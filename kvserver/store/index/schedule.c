@@ -139,34 +139,45 @@ kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
     return kvs_index_job_create(indexer, unit, block, tokens, plan, KVS_INDEX_JOB_REPLACE);
 }
 
-void kvs_index_get_look(const struct kvs_codebooks *books,
-                        const struct kvs_unit *unit,
-                        uint32_t tokens,
-                        uint64_t serial,
-                        struct kvs_index_look *ret_look)
+bool kvs_index_look_on(const struct kvs_codebooks *books,
+                       const struct kvs_unit *unit,
+                       uint32_t tokens,
+                       uint64_t serial,
+                       uint32_t most,
+                       struct kvs_index_look *look)
 {
-    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    const struct kvs_codebook *last = NULL;
+    const uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 
-    *ret_look = (struct kvs_index_look){0};
-    for (uint32_t i = 0; i < n_blocks; i++) {
-        const struct kvs_segment *segment = unit->segments[i];
-        uint32_t n_rows = tokens - i * KV_BLOCK_TOKENS;
+    for (; most > 0 && look->n_blocks < n_blocks; most--, look->n_blocks++) {
+        const struct kvs_segment *segment = unit->segments[look->n_blocks];
 
-        ret_look->n_pending += segment->begins_job;
+        look->n_pending += segment->begins_job;
         if (segment->codes == NULL)
             continue;
-        ret_look->n_coded += kvs_segment_coded(books, segment, n_rows);
+        look->n_coded +=
+            kvs_segment_coded(books, segment, tokens - look->n_blocks * KV_BLOCK_TOKENS);
         const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
-        if (book == last || segment->training)
+        if (book->serial == look->last_serial || segment->training)
             continue; /* counted, or still in progress */
-        last = book;
+        look->last_serial = book->serial;
         if (book->serial <= serial) {
-            ret_look->n_old++;
+            look->n_old++;
         } else {
-            ret_look->n_new++;
-            ret_look->iterations += book->iterations;
-            ret_look->train_us += book->train_us;
+            look->n_new++;
+            look->iterations += book->iterations;
+            look->train_us += book->train_us;
         }
     }
+    if (look->n_blocks < n_blocks)
+        return false;
+    look->n_blocks = 0;
+    look->last_serial = 0;
+    return true;
+}
+
+uint32_t kvs_index_find_pending(const struct kvs_unit *unit, uint32_t block, uint32_t end)
+{
+    while (block < end && !unit->segments[block]->begins_job)
+        block++;
+    return block;
 }

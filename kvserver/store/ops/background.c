@@ -36,15 +36,16 @@ static void scrub_tell(struct kvs_shard *shard, const void *state)
     kvs_stat_set(&stats->scrub_last_bytes, progress.last_pass_bytes);
 }
 
-/* When a job has ended, wakes the requests that wait for codes. */
+/* When a job has ended, wakes the requests of its session that wait for codes. */
 static bool index_step(struct kvs_shard *shard, void *state)
 {
+    uint32_t session;
+
     (void)state;
     if (!kvs_indexer_step(shard->indexer))
         return false;
-    if (kvs_indexer_take_ended(shard->indexer))
-        for (uint32_t i = 0; i < shard->n_sessions; i++)
-            kvs_shard_session_wake(shard, &shard->sessions[i], UINT32_MAX);
+    while (kvs_indexer_take_ended(shard->indexer, &session))
+        kvs_shard_session_wake(shard, &shard->sessions[session], UINT32_MAX);
     return true;
 }
 

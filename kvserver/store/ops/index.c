@@ -1,14 +1,46 @@
 /* index: makes codes for the committed rows of a session.
  *
  *   begin ..... checks the request; waits for the rows
- *   run ....... one unit per slice: its chapters become index jobs (builder.h)
- *   wake ...... a job has ended: replies when none is left, if the client asked to wait
+ *   run ....... one unit per slice: its chapters become index jobs (builder.h); then some
+ *               blocks per slice: replies when no job is left, or at once if the client did not
+ *               ask to wait
+ *   wake ...... a job has ended: looks again
  */
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+enum {
+    LOOK_BLOCKS = 2048, /* per slice: about 50 us */
+};
+
+/* How far a request has looked at what its units have. */
+struct progress {
+    uint32_t unit, block; /* those before have no jobs */
+    bool counts;          /* none has: counts codes and codebooks */
+    struct kvs_index_look look;
+};
+
+/* One per request, with the same index. */
+void *kvs_op_index_open(struct kvs_shard *shard)
+{
+    return calloc(kv_pool_size(shard->requests), sizeof(struct progress));
+}
+
+void kvs_op_index_close(void *state)
+{
+    free(state);
+}
+
+static struct progress *progress_of(const struct kvs_request *request)
+{
+    struct progress *all = request->shard->op_state[KV_OP_INDEX];
+
+    return &all[kv_pool_index(request->shard->requests, request)];
+}
 
 static const struct kv_wire_index *index_of(const struct kvs_request *request)
 {
@@ -98,47 +130,104 @@ static void send_reply(struct kvs_request *request, const struct kv_wire_index_r
     kvs_request_reply(request, request->small, sizeof(*indexed), NULL, 0);
 }
 
-static struct kvs_index_look look_at(const struct kvs_request *request, uint32_t i)
+/* Waits for a job.  If the session has none, it is another's, of a session with the same
+ * segments. */
+static void wait_for_job(struct kvs_request *request)
 {
-    struct kvs_index_look look;
+    struct kvs_indexer *indexer = request->shard->indexer;
 
-    kvs_index_get_look(&request->shard->codebooks, kvs_unit_at(request, i),
-                       request->header.token_count, request->serial, &look);
-    return look;
+    if (kvs_indexer_n_jobs(indexer, request->session->index) == 0)
+        kvs_indexer_watch(indexer, request->session->index);
+    kvs_request_wait(request, UINT32_MAX);
 }
 
-/* All units have been divided into jobs: replies, or waits for them.  Jobs end in the order of
- * the units, so units that were ready are not checked again until all are. */
-static void look(struct kvs_request *request)
+/* Looks for a job at up to `most` blocks, from where it found one the last time.  Returns how
+ * many it has looked at; `most` if it has found one and waits for it. */
+static uint32_t find_job(struct kvs_request *request, struct progress *progress, uint32_t most)
 {
-    struct kv_wire_index_result indexed = {0};
     const uint32_t tokens = request->header.token_count;
-    const bool waits = index_of(request)->wait;
+    const uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const uint32_t n = n_blocks - progress->block < most ? n_blocks - progress->block : most;
+    const uint32_t end = progress->block + n;
 
-    while (waits && request->cursor_row < request->header.n_units &&
-           look_at(request, request->cursor_row).n_pending == 0)
-        request->cursor_row++;
-    if (waits && request->cursor_row < request->header.n_units) {
-        kvs_request_wait(request, UINT32_MAX);
-        return;
+    progress->block =
+        kvs_index_find_pending(kvs_unit_at(request, progress->unit), progress->block, end);
+    if (progress->block < end) {
+        wait_for_job(request);
+        return most;
     }
-    for (uint32_t i = 0; i < request->header.n_units; i++) {
-        struct kvs_index_look look = look_at(request, i);
+    if (end == n_blocks) {
+        progress->unit++;
+        progress->block = 0;
+    }
+    return n;
+}
 
-        if (look.n_pending > 0 && waits) {
-            request->cursor_row = i; /* another request has scheduled more */
-            kvs_request_wait(request, UINT32_MAX);
+static void reply_look(struct kvs_request *request, const struct kvs_index_look *look)
+{
+    const struct kv_wire_index_result indexed = {
+        .rows = (uint64_t)request->header.n_units * request->header.token_count,
+        .rows_coded = look->n_coded,
+        .n_found = look->n_old,
+        .n_trained = look->n_new,
+        .n_pending = look->n_pending,
+        .iterations = look->iterations,
+        .train_us = look->train_us,
+    };
+
+    send_reply(request, &indexed);
+}
+
+/* Counts up to `most` blocks. */
+static void count_blocks(struct kvs_request *request, struct progress *progress, uint32_t most)
+{
+    struct kvs_index_look *look = &progress->look;
+    const uint32_t n_units = request->header.n_units;
+
+    while (progress->unit < n_units && most > 0) {
+        const uint32_t before = look->n_blocks;
+        const bool is_done =
+            kvs_index_look_on(&request->shard->codebooks, kvs_unit_at(request, progress->unit),
+                              request->header.token_count, request->serial, most, look);
+
+        if (look->n_pending > 0 && index_of(request)->wait) {
+            /* Another request has scheduled more. */
+            *progress = (struct progress){.unit = progress->unit};
+            wait_for_job(request);
             return;
         }
-        indexed.rows += tokens;
-        indexed.rows_coded += look.n_coded;
-        indexed.n_found += look.n_old;
-        indexed.n_trained += look.n_new;
-        indexed.n_pending += look.n_pending;
-        indexed.iterations += look.iterations;
-        indexed.train_us += look.train_us;
+        if (!is_done)
+            return;
+        const uint32_t n_blocks =
+            (request->header.token_count + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS - before;
+        most -= n_blocks < most ? n_blocks : most;
+        progress->unit++;
     }
-    send_reply(request, &indexed);
+    if (progress->unit == n_units)
+        reply_look(request, look);
+}
+
+/* All units have been divided into jobs: replies, or waits for them, a slice at a time.  Jobs
+ * of a session end in the order of the units, so what was ready is not checked again until all
+ * is.  Returns true if there is more to do. */
+static bool look(struct kvs_request *request)
+{
+    struct progress *progress = progress_of(request);
+    uint32_t n_looked = 0;
+
+    if (!progress->counts && index_of(request)->wait) {
+        while (progress->unit < request->header.n_units && n_looked < LOOK_BLOCKS)
+            n_looked += find_job(request, progress, LOOK_BLOCKS - n_looked);
+        if (request->state != KVS_REQUEST_BEGUN)
+            return false;
+        if (progress->unit < request->header.n_units)
+            return true;
+        progress->unit = 0;
+    }
+    progress->counts = true;
+    if (n_looked < LOOK_BLOCKS)
+        count_blocks(request, progress, LOOK_BLOCKS - n_looked);
+    return request->state == KVS_REQUEST_BEGUN;
 }
 
 void kvs_op_index_wake(struct kvs_request *request)
@@ -149,10 +238,8 @@ void kvs_op_index_wake(struct kvs_request *request)
                          request->header.session_index);
     } else if (!is_ready(request)) {
         kvs_request_wait(request, request->header.token_count);
-    } else if (request->cursor_unit < request->header.n_units) {
+    } else if (request->cursor_unit < request->header.n_units || look(request)) {
         kvs_request_enqueue(request);
-    } else {
-        look(request);
     }
 }
 
@@ -165,10 +252,8 @@ bool kvs_op_index_run(struct kvs_request *request)
         kvs_op_index_wake(request);
         return false;
     }
-    if (request->cursor_unit == request->header.n_units) {
-        look(request);
-        return false;
-    }
+    if (request->cursor_unit == request->header.n_units)
+        return look(request);
     plan = plan_of(request, request->cursor_unit);
     status =
         kvs_index_schedule(request->shard->indexer, kvs_unit_at(request, request->cursor_unit),
@@ -190,5 +275,6 @@ void kvs_op_index_begin(struct kvs_request *request)
         return;
     /* Newer codebooks were made for this request, or while it waited. */
     request->serial = request->shard->codebooks.serial;
+    *progress_of(request) = (struct progress){0};
     kvs_op_index_wake(request);
 }

@@ -36,6 +36,8 @@ bool kvs_op_read_run(struct kvs_request *request);
 void kvs_op_read_wake(struct kvs_request *request);
 
 /* ops/index.c */
+void *kvs_op_index_open(struct kvs_shard *shard);
+void kvs_op_index_close(void *state);
 void kvs_op_index_begin(struct kvs_request *request);
 bool kvs_op_index_run(struct kvs_request *request);
 void kvs_op_index_wake(struct kvs_request *request);

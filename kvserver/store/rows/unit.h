@@ -47,7 +47,8 @@ struct kvs_unit {
     uint8_t row_class;
     uint16_t layer, kv_head;
     uint32_t row_bytes;
-    uint64_t mark; /* of the last request that named it: finds duplicates */
+    uint32_t session; /* its place on this data thread */
+    uint64_t mark;    /* of the last request that named it: finds duplicates */
     const struct kv_writers *const *writers; /* the session's; NULL: writer 0 */
 
     /* Retrieval: queries since the last sample, and the fraction of exact top-k rows that

@@ -249,7 +249,7 @@ static void check_unit_place(const struct kvs_shard_session *session, uint32_t a
     const struct kvs_unit *unit = &session->units[at];
 
     assert(kvs_shard_session_unit(session, unit->layer, unit->kv_head) == unit);
-    assert(unit->writers == &session->writers);
+    assert(unit->writers == &session->writers && unit->session == session->index);
     assert(unit->row_bytes == session->schema->layers[unit->layer].row_bytes);
     assert(unit->reserved <= session->tokens_max);
     assert(unit->reserved == unit->committed || unit->n_transfers > 0);

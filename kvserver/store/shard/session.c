@@ -41,6 +41,7 @@ static kv_status_t units_init(struct kvs_shard *shard,
             kv_status_t status = kvs_unit_init(&session->units[at], &shard->store, layer, head,
                                                schema->layers[layer].row_bytes);
             session->units[at].writers = &session->writers;
+            session->units[at].session = session->index;
             if (status != KV_OK)
                 return status;
             session->n_units = at + 1u; /* units come in this order */

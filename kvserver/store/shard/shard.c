@@ -133,7 +133,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
         !kvs_objects_init(&shard->objects, shard->arena, &shard->store.health, setup->secret,
                           setup->object_version))
         goto err_fini;
-    shard->indexer = kvs_indexer_create(&shard->codebooks, shard->clock);
+    shard->indexer = kvs_indexer_create(&shard->codebooks, shard->clock, setup->n_sessions);
     if (shard->indexer == NULL || !ops_open(shard) || !background_open(shard, setup))
         goto err_fini;
     for (uint32_t i = 0; i < setup->n_sessions; i++)

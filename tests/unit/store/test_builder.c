@@ -56,6 +56,18 @@ static uint32_t cut(const struct kvs_unit *unit, uint32_t tokens, uint32_t chapt
     return stats_of().n_jobs - before;
 }
 
+static struct kvs_index_look look_at(const struct kvs_unit *unit, uint64_t serial)
+{
+    struct kvs_index_look whole = {0}, some = {0};
+
+    assert_true(
+        kvs_index_look_on(&bench.codebooks, unit, unit->committed, serial, UINT32_MAX, &whole));
+    while (!kvs_index_look_on(&bench.codebooks, unit, unit->committed, serial, 3, &some))
+        assert_int_equal(some.n_blocks % 3, 0);
+    assert_memory_equal(&some, &whole, sizeof(some));
+    return whole;
+}
+
 /* Blocks [begin, end) have codes of one codebook, and those around them have not. */
 static void check_chapter(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
@@ -89,18 +101,20 @@ static void chapters(void **state)
 {
     struct kvs_index_look look;
     struct kvs_unit unit;
+    uint32_t session;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS + 50);
     assert_int_equal(cut(&unit, 7 * KV_BLOCK_TOKENS + 127, 8), 0);
     assert_int_equal(cut(&unit, unit.committed, 8), 2); /* four blocks are left */
     assert_int_equal(cut(&unit, unit.committed, 8), 0);
-    kvs_index_get_look(&bench.codebooks, &unit, unit.committed, 0, &look);
+    look = look_at(&unit, 0);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 0);
     finish_jobs();
-    assert_true(kvs_indexer_take_ended(bench.indexer));
-    assert_false(kvs_indexer_take_ended(bench.indexer));
+    assert_true(kvs_indexer_take_ended(bench.indexer, &session));
+    assert_false(kvs_indexer_take_ended(bench.indexer, &session));
+    assert_int_equal(session, 0);
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 8, 16);
     check_bare(&unit, 16, 21);
@@ -113,7 +127,7 @@ static void chapters(void **state)
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 16, 30);
     check_bare(&unit, 30, 31);
-    kvs_index_get_look(&bench.codebooks, &unit, unit.committed, 2, &look);
+    look = look_at(&unit, 2);
     assert_int_equal(look.n_coded, 30 * KV_BLOCK_TOKENS);
     assert_int_equal(look.n_old, 2);
     assert_int_equal(look.n_new, 1);
@@ -189,6 +203,50 @@ static void chapter_ends(void **state)
     kvs_unit_clear(&unit, &bench.heap);
     check_ends(&fork);
     kvs_unit_clear(&fork, &bench.heap);
+    check_empty();
+}
+
+/* One session queues many jobs; another, which comes after it, has one, and a third waits for
+ * any.  The one is next but one, and each session is told of its own jobs alone. */
+static void sessions_take_turns(void **state)
+{
+    enum {
+        N_JOBS = 12
+    };
+    struct kvs_unit many, one;
+    uint32_t session;
+
+    (void)state;
+    unit_make(&bench, &many, 0, D, N_JOBS * 8 * KV_BLOCK_TOKENS);
+    unit_make(&bench, &one, 1, D, 8 * KV_BLOCK_TOKENS);
+    one.session = 1;
+    assert_int_equal(cut(&many, many.committed, 8), N_JOBS);
+    assert_true(kvs_indexer_step(bench.indexer));
+    assert_int_equal(cut(&one, one.committed, 8), 1);
+    assert_int_equal(kvs_indexer_n_jobs(bench.indexer, 0), N_JOBS);
+    assert_int_equal(kvs_indexer_n_jobs(bench.indexer, 1), 1);
+    assert_false(kvs_indexer_take_ended(bench.indexer, &session));
+
+    while (kvs_indexer_n_jobs(bench.indexer, 0) == N_JOBS)
+        assert_true(kvs_indexer_step(bench.indexer));
+    assert_true(kvs_indexer_take_ended(bench.indexer, &session));
+    assert_int_equal(session, 0);
+    assert_false(kvs_indexer_take_ended(bench.indexer, &session));
+    kvs_indexer_watch(bench.indexer, 2);
+    while (kvs_indexer_n_jobs(bench.indexer, 1) > 0)
+        assert_true(kvs_indexer_step(bench.indexer));
+    assert_int_equal(kvs_indexer_n_jobs(bench.indexer, 0), N_JOBS - 1);
+    check_chapter(&one, 0, 8);
+    for (uint32_t told = 0; told != (1 << 1 | 1 << 2); told |= 1 << session)
+        assert_true(kvs_indexer_take_ended(bench.indexer, &session));
+    assert_false(kvs_indexer_take_ended(bench.indexer, &session));
+    kvs_indexer_check(bench.indexer);
+    finish_jobs();
+    assert_true(kvs_indexer_take_ended(bench.indexer, &session));
+    assert_int_equal(session, 0);
+    assert_false(kvs_indexer_take_ended(bench.indexer, &session));
+    kvs_unit_clear(&many, &bench.heap);
+    kvs_unit_clear(&one, &bench.heap);
     check_empty();
 }
 
@@ -383,7 +441,7 @@ static void summaries(void **state)
     assert_int_equal(cut(&unit, unit.committed, 10), 0);
     /* Others take their place. */
     assert_int_equal(cut_rest(&unit, 15 * KV_BLOCK_TOKENS, 10, KV_SUMMARY_64), 2);
-    kvs_index_get_look(&bench.codebooks, &unit, unit.committed, 0, &look);
+    look = look_at(&unit, 0);
     assert_int_equal(look.n_pending, 2);
     assert_int_equal(look.n_coded, 20 * KV_BLOCK_TOKENS);
     finish_jobs();
@@ -675,6 +733,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(chapters, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_inherit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(chapter_ends, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sessions_take_turns, set_up, tear_down),
         cmocka_unit_test_setup_teardown(truncates_drop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(overwritten_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(seeds, set_up, tear_down),
