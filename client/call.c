@@ -62,10 +62,7 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
 
 static bool has_units(const struct kv_session *session, const struct kvc_node *node)
 {
-    for (uint32_t unit = 0; unit < session->schema.n_units; unit++)
-        if (session->client->placement.node_of[session->slots[unit]] == node->index)
-            return true;
-    return false;
+    return kvc_row_position(&session->row, node) < session->schema.n_units;
 }
 
 /* Checks the writers of a session's rows, for struct kv_writers. */
@@ -139,8 +136,9 @@ static const char *looked_fault(const struct kvc_call *call, const Kvpb__Session
     if (reply->tokens > session->tokens_max &&
         (reply->tokens != NO_UNITS || has_units(session, call->node)))
         return "tokens";
-    return reply->generation < session->nodes[call->node->index].generation ? "generation"
-                                                                            : NULL;
+    return reply->generation < kvc_session_on(call->session, call->node)->generation
+               ? "generation"
+               : NULL;
 }
 
 static const char *table_fault(const Kvpb__TableReply *reply)

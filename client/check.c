@@ -3,6 +3,7 @@
 #include "client/buffer.h"
 #include "client/call.h"
 #include "client/connection.h"
+#include "client/control_message.h"
 #include "client/list.h"
 #include "client/node.h"
 #include "client/op.h"
@@ -367,10 +368,10 @@ static void check_session(const struct kv_client *client, const struct kv_sessio
         n_renewing += kvc_call_renews(call);
         if (kvc_call_catches_up(call)) {
             n_catch_ups++;
-            assert(session->nodes[call->node->index].is_catching_up);
+            assert(kvc_session_on(call->session, call->node)->is_catching_up);
         }
     }
-    for (uint32_t i = 0; i < client->n_nodes; i++)
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
         n_catching_up += session->nodes[i].is_catching_up;
     assert(n_renewing == session->n_renewing && n_catch_ups == n_catching_up);
 }

@@ -68,9 +68,8 @@ static void destroy(struct kv_client *client)
         free(client->free_subops);
         client->free_subops = next;
     }
-    for (uint32_t i = 0; client->nodes != NULL && i < client->n_nodes; i++)
-        free(client->nodes[i].address);
     free(client->nodes);
+    free(client->map);
     for (uint32_t i = 0; client->op_pool != NULL && i < kv_pool_size(client->op_pool); i++)
         free(((struct kv_op *)kv_pool_at(client->op_pool, i))->capacity);
     kv_pool_destroy(client->op_pool);
@@ -82,6 +81,39 @@ static void destroy(struct kv_client *client)
 static uint64_t micros(uint32_t ms, uint32_t fallback_ms)
 {
     return (uint64_t)(ms > 0 ? ms : fallback_ms) * 1000;
+}
+
+/* Makes the map of nodes, and the nodes. */
+static kv_status_t make_nodes(struct kv_client *client, const struct kvc_client_setup *setup)
+{
+    struct kv_member *members = calloc(setup->n_nodes, sizeof(*members));
+    kv_status_t status = KV_NO_MEMORY;
+
+    client->nodes = calloc(setup->n_nodes, sizeof(*client->nodes));
+    if (members == NULL || client->nodes == NULL)
+        goto out;
+    for (uint32_t i = 0; i < setup->n_nodes; i++)
+        members[i] = (struct kv_member){.name = setup->nodes[i].name,
+                                        .address = setup->nodes[i].address,
+                                        .weight = setup->nodes[i].weight};
+    status = kv_members_create("nodes", members, setup->n_nodes, &client->map, NULL, 0);
+    if (status != KV_OK)
+        goto out;
+    client->n_nodes = setup->n_nodes;
+    for (uint32_t i = 0; i < setup->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
+
+        node->client = client;
+        node->index = i;
+        node->mode = node->first_mode = setup->nodes[i].mode;
+        node->may_fall_back = setup->nodes[i].may_fall_back;
+        node->address = client->map->members[i].address;
+        node->listed_name = client->map->members[i].name;
+    }
+
+out:
+    free(members);
+    return status;
 }
 
 kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
@@ -122,23 +154,10 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     else
         kv_random_init_secure(&client->random);
     kv_random_fill(&client->random, &client->attempts, sizeof(client->attempts));
-    kv_placement_init(&client->placement, setup->n_nodes);
-
-    client->nodes = calloc(setup->n_nodes, sizeof(*client->nodes));
-    if (client->nodes == NULL)
+    status = make_nodes(client, setup);
+    if (status != KV_OK)
         goto err_destroy;
-    client->n_nodes = setup->n_nodes;
-    for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        struct kvc_node *node = &client->nodes[i];
-
-        node->client = client;
-        node->index = i;
-        node->mode = node->first_mode = setup->nodes[i].mode;
-        node->may_fall_back = setup->nodes[i].may_fall_back;
-        node->address = strdup(setup->nodes[i].address);
-        if (node->address == NULL)
-            goto err_destroy;
-    }
+    status = KV_NO_MEMORY;
     client->op_pool =
         kv_pool_create(setup->ops_max > 0 ? setup->ops_max : OPS_MAX, sizeof(struct kv_op));
     if (client->op_pool == NULL)

@@ -41,18 +41,20 @@ struct kv_clock;
 
 struct kvc_node_setup {
     const char *address;       /* copied */
+    const char *name;          /* copied; NULL: it may call itself anything */
+    uint32_t weight;           /* in the map of nodes; 0: 1 */
     enum kv_channel_mode mode; /* of the data channels */
     bool may_fall_back;        /* use the network if shared memory does not work */
 };
 
 /* Everything that a client depends on.  Zeros select the defaults of kvclient.h. */
 struct kvc_client_setup {
-    const struct kvc_node_setup *nodes;
+    const struct kvc_node_setup *nodes; /* in any order; no two are the same */
     uint32_t n_nodes;
     struct kv_transport *transport; /* borrowed for the client's life */
     kvc_control_open_fn open_control;
     const struct kv_clock *clock; /* borrowed for the client's life */
-    uint64_t seed;                /* of ids, tokens and placement roots; 0: from the system */
+    uint64_t seed;                /* of ids and tokens; 0: from the system */
     const char *name;             /* copied */
     uint32_t tenant;
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least

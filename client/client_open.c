@@ -9,8 +9,7 @@
 #include "client/node.h"
 #include "client/node_connect.h"
 #include "kvserver/base/clock.h"
-#include "kvserver/cluster/node_list.h"
-#include "kvserver/cluster/placement.h"
+#include "kvserver/cluster/members.h"
 #include "kvserver/net/transport.h"
 
 #include <errno.h>
@@ -37,21 +36,26 @@ static kv_status_t open_grpc(struct kv_client *client,
 
 /* Selects the transport and the control transport, and each node's channel mode. */
 static kv_status_t choose_rows(const struct kv_client_options *options,
-                               const char *const *addresses,
+                               const struct kv_members *map,
                                struct kvc_client_setup *setup,
                                struct kvc_node_setup *nodes,
                                char *detail,
                                size_t detail_bytes)
 {
     const char *wanted = options->transport != NULL ? options->transport : "auto";
+    const char *addresses[KV_NODES_MAX];
 
     if (strcmp(wanted, "auto") != 0 && strcmp(wanted, "tcp") != 0 &&
         strcmp(wanted, "shm") != 0) {
         snprintf(detail, detail_bytes, "transport: %s: must be auto, tcp or shm", wanted);
         return KV_INVALID;
     }
-    for (uint32_t i = 0; i < setup->n_nodes; i++) {
-        nodes[i] = (struct kvc_node_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
+    for (uint32_t i = 0; i < map->n_members; i++) {
+        addresses[i] = map->members[i].address;
+        nodes[i] = (struct kvc_node_setup){.address = addresses[i],
+                                           .name = map->members[i].name,
+                                           .weight = map->members[i].weight,
+                                           .mode = KV_CHANNEL_NETWORK};
         if (is_loopback(addresses[i]) != is_loopback(addresses[0])) {
             snprintf(detail, detail_bytes, "nodes: %s: embedded and network nodes in one list",
                      addresses[i]);
@@ -191,7 +195,6 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
                            char *detail,
                            size_t detail_bytes)
 {
-    const char *addresses[KV_NODES_MAX];
     struct kvc_node_setup nodes[KV_NODES_MAX];
     struct kvc_client_setup setup = {
         .nodes = nodes,
@@ -204,26 +207,24 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
     };
     char name[KV_NAME_BYTES_MAX + 1];
     char none[1];
-    char *list = strdup(options->nodes != NULL ? options->nodes : "");
+    struct kv_members *map = NULL;
     struct kv_client *client = NULL;
-    kv_status_t status = KV_NO_MEMORY;
+    kv_status_t status;
 
     if (detail_bytes == 0) {
         detail = none;
         detail_bytes = sizeof(none);
     }
-    snprintf(detail, detail_bytes, "open: out of memory");
-    if (list == NULL)
-        goto out;
-    status = kv_node_list_split("nodes", list, KV_NODES_MAX, addresses, &setup.n_nodes, detail,
-                                detail_bytes);
+    status = kv_members_static.get("nodes", options->nodes != NULL ? options->nodes : "", &map,
+                                   detail, detail_bytes);
     if (status != KV_OK)
-        goto out;
+        return status;
+    setup.n_nodes = map->n_members;
     if (setup.name == NULL) {
         snprintf(name, sizeof(name), "%s %ld", program_invocation_short_name, (long)getpid());
         setup.name = name;
     }
-    status = choose_rows(options, addresses, &setup, nodes, detail, detail_bytes);
+    status = choose_rows(options, map, &setup, nodes, detail, detail_bytes);
     if (status != KV_OK)
         goto out;
     status = kvc_client_create(&setup, &client);
@@ -242,6 +243,6 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
     *ret_client = client;
 
 out:
-    free(list);
+    free(map);
     return status;
 }

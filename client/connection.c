@@ -39,20 +39,8 @@ void kvc_connection_put_end(struct kvc_connection *connection, uint32_t number)
     }
 }
 
-struct kvc_connection *kvc_connection_of_unit(struct kv_client *client, uint32_t slot)
+struct kvc_connection *kvc_connection_of_object(struct kvc_node *node, uint32_t slot)
 {
-    struct kvc_node *node = &client->nodes[client->placement.node_of[slot]];
-
-    if (node->n_connections == 0)
-        return NULL;
-    return &node->connections[kv_placement_unit_thread(slot, client->n_nodes,
-                                                       node->n_connections)];
-}
-
-struct kvc_connection *kvc_connection_of_object(struct kv_client *client, uint32_t slot)
-{
-    struct kvc_node *node = &client->nodes[client->placement.node_of[slot]];
-
     if (node->n_connections == 0)
         return NULL;
     return &node->connections[kv_placement_object_thread(slot, node->n_connections)];
@@ -61,8 +49,15 @@ struct kvc_connection *kvc_connection_of_object(struct kv_client *client, uint32
 struct kvc_connection *
 kvc_session_connection(const struct kv_session *session, uint32_t layer, uint32_t head)
 {
-    return kvc_connection_of_unit(
-        session->client, session->slots[kv_schema_unit(&session->schema, layer, head)]);
+    const uint32_t n_nodes = session->row.n_nodes;
+    const uint32_t unit = kv_schema_unit(&session->schema, layer, head);
+    struct kvc_node *node =
+        kvc_session_node(session, kv_placement_unit_position(unit, n_nodes));
+
+    if (node->n_connections == 0)
+        return NULL;
+    return &node->connections[kv_placement_unit_thread(session->ticket.root, unit, n_nodes,
+                                                       node->n_connections)];
 }
 
 struct kvc_connection *kvc_connection_next(struct kv_client *client,

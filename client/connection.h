@@ -39,12 +39,10 @@ struct kvc_connection {
     uint64_t puts_ended[KV_WIRE_PUTS_MAX / 64]; /* of the puts between, a bit each */
 };
 
-/* Return the connection to the data thread that owns a unit's slot, or an object's.  NULL: its
- * node is not connected; an operation that does not need the node may continue. */
-struct kvc_connection *kvc_connection_of_unit(struct kv_client *client, uint32_t slot);
-struct kvc_connection *kvc_connection_of_object(struct kv_client *client, uint32_t slot);
-
-/* As kvc_connection_of_unit(), for a unit of a session. */
+/* Return the connection to the data thread of the node that owns an object's slot, or a unit of
+ * a session.  NULL: its node is not connected; an operation that does not need the node may
+ * continue. */
+struct kvc_connection *kvc_connection_of_object(struct kvc_node *node, uint32_t slot);
 struct kvc_connection *
 kvc_session_connection(const struct kv_session *session, uint32_t layer, uint32_t head);
 

@@ -6,6 +6,7 @@
 #include "client/node.h"
 #include "client/state.h"
 #include "kvserver/base/token.h"
+#include "kvserver/cluster/placement.h"
 #include "kvserver/net/message.h"
 #include "kvserver/net/transport.h"
 #include "proto/kv_wire.h"
@@ -15,9 +16,9 @@
 
 /* Ids: KVC_CONTROL_ID_BIT, a number per call, the node, a number per attempt. */
 enum {
-    ID_NODE_SHIFT = 16,
-    ID_CALL_SHIFT = 24,
-    ID_ATTEMPT_MASK = 0xffff,
+    ID_NODE_SHIFT = KVC_ID_SLOT_BITS,
+    ID_CALL_SHIFT = KVC_ID_SLOT_BITS + KVC_ID_NODE_BITS,
+    ID_ATTEMPT_MASK = (1 << KVC_ID_SLOT_BITS) - 1,
     RETRY_DOUBLINGS = 8,
     SOON_US = 1000, /* until the next attempt when the transport is full */
 };
@@ -90,7 +91,7 @@ static kv_status_t send(struct message_call *call)
         .op = (uint8_t)call->op,
         .request_id = call->id,
         .tenant = client->tenant,
-        .epoch = client->placement.epoch,
+        .epoch = kv_placement_epoch32(client->map->epoch),
         .deadline_us = left < UINT32_MAX ? (uint32_t)left : UINT32_MAX,
     };
     if (node->state == KVC_NODE_CONNECTED) {

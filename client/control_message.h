@@ -20,6 +20,13 @@ struct kv_client;
 /* Set in the ids of control messages, and in no request's id. */
 #define KVC_CONTROL_ID_BIT (UINT64_C(1) << 63)
 
+/* The low bits of the ids of all messages: the node's index above a slot, which is a request's in
+ * the pool of requests, or counts a call's attempts. */
+enum {
+    KVC_ID_SLOT_BITS = 16,
+    KVC_ID_NODE_BITS = 10,
+};
+
 /* For kvc_client_setup.open_control. */
 kv_status_t kvc_control_message_open(struct kv_client *client,
                                      uint32_t node_index,

@@ -45,8 +45,9 @@ void kvc_op_expire(struct kv_op *op)
     if (op->stage == KVC_STAGE_QUEUED) {
         why = "waiting for another operation of the session";
     } else if (op->stage == KVC_STAGE_PREPARING) {
-        for (uint32_t i = client->n_nodes; i-- > 0;)
-            if (kvc_op_requires(op, i) && client->nodes[i].state != KVC_NODE_CONNECTED)
+        for (uint32_t i = kvc_op_next_required(op, 0); i < client->n_nodes && node == NULL;
+             i = kvc_op_next_required(op, i + 1))
+            if (client->nodes[i].state != KVC_NODE_CONNECTED)
                 node = &client->nodes[i];
         why = node != NULL ? "connecting" : "waiting for a node to catch up";
     } else if (!kvc_list_empty(&op->owner.requests)) {

@@ -23,12 +23,11 @@ void kvc_op_prepare(struct kv_op *op)
     bool is_ready = true;
     char text[160];
 
-    for (uint32_t i = 0; i < client->n_nodes; i++) {
+    for (uint32_t i = kvc_op_next_required(op, 0); i < client->n_nodes;
+         i = kvc_op_next_required(op, i + 1)) {
         struct kvc_node *node = &client->nodes[i];
         kv_status_t status = KV_OK;
 
-        if (!kvc_op_requires(op, i))
-            continue;
         if (node->state != KVC_NODE_CONNECTED || node->failure != KV_OK) {
             kvc_node_connect(node);
             status = KV_IN_PROGRESS;

@@ -36,8 +36,9 @@ struct kvc_node {
     enum kvc_node_state state;
     enum kv_channel_mode mode, first_mode; /* now, and at each new attempt */
     bool may_fall_back;
-    bool is_second_try; /* of the first connection */
-    char *address;
+    bool is_second_try;      /* of the first connection */
+    const char *address;     /* as in the list */
+    const char *listed_name; /* as in the list; "": it may call itself anything */
 
     struct kvc_control *control;
     uint32_t n_calls;    /* with the control transport */

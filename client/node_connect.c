@@ -156,6 +156,25 @@ static const struct kvc_node *twin_of(const struct kvc_node *node,
     return NULL;
 }
 
+/* Checks that the node is the one in the list.  Returns false after saying why it is not. */
+static bool check_identity(struct kvc_node *node, const Kvpb__HelloReply *reply)
+{
+    const struct kvc_node *twin = twin_of(node, reply);
+    char text[240];
+
+    if (twin != NULL)
+        snprintf(text, sizeof(text), "hello: twice in the list: the same node as %.120s",
+                 twin->address);
+    else if (node->listed_name[0] != '\0' && strcmp(node->listed_name, reply->node) != 0)
+        snprintf(text, sizeof(text), "hello: the list calls it %.80s, it calls itself %.80s",
+                 node->listed_name, node->name);
+    else
+        return true;
+    kvc_node_goodbye(node);
+    kvc_node_fail(node, KV_INVALID, text);
+    return false;
+}
+
 /* Reconnects over the network: the node is on this host, but its shared memory is not
  * accessible (another user or container). */
 static void try_network(struct kvc_node *node)
@@ -188,7 +207,6 @@ static void hello_done(struct kvc_call *call,
 {
     const Kvpb__HelloReply *reply = (const Kvpb__HelloReply *)message;
     struct kvc_node *node = call->node;
-    const struct kvc_node *twin;
     char text[200];
     const char *fault;
 
@@ -218,14 +236,8 @@ static void hello_done(struct kvc_call *call,
         return;
     }
     store_hello_reply(node, reply);
-    twin = twin_of(node, reply);
-    if (twin != NULL) {
-        kvc_node_goodbye(node);
-        snprintf(text, sizeof(text), "hello: twice in the list: the same node as %.120s",
-                 twin->address);
-        kvc_node_fail(node, KV_INVALID, text);
+    if (!check_identity(node, reply))
         return;
-    }
     keep_id(node, reply);
     status = make_connections(node, reply);
     if (status == KV_UNREACHABLE && node->mode == KV_CHANNEL_SHARED && node->may_fall_back) {

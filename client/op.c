@@ -104,7 +104,7 @@ static void address(const struct kvc_request *request, struct kv_wire_header *he
     const struct kv_session *session = op->session;
 
     if (session != NULL) {
-        header->session_index = session->nodes[request->node->index].index;
+        header->session_index = kvc_session_on(op->session, request->node)->index;
         header->generation = session->generation;
         header->token = session->ticket.token;
     }
@@ -259,22 +259,37 @@ void kvc_op_require_units(struct kv_op *op,
         uint32_t end = n_heads > 0 ? kv_head_begin + n_heads : schema->layers[layer].n_kv_heads;
 
         for (uint32_t head = kv_head_begin; head < end; head++) {
-            uint32_t slot = session->slots[kv_schema_unit(schema, layer, head)];
+            const uint32_t unit = kv_schema_unit(schema, layer, head);
 
-            kvc_op_require_node(op, op->client->placement.node_of[slot]);
+            kvc_op_require_node(
+                op, session->row.nodes[kv_placement_unit_position(unit, session->row.n_nodes)]);
         }
     }
 }
 
-void kvc_op_require_all_nodes(struct kv_op *op)
+void kvc_op_require_row(struct kv_op *op, const struct kv_placement_row *row)
 {
-    for (uint32_t i = 0; i < op->client->n_nodes; i++)
-        kvc_op_require_node(op, i);
+    for (uint32_t i = 0; i < row->n_nodes; i++)
+        kvc_op_require_node(op, row->nodes[i]);
 }
 
 bool kvc_op_requires(const struct kv_op *op, uint32_t node_index)
 {
     return op->required[node_index / 64] >> node_index % 64 & 1;
+}
+
+uint32_t kvc_op_next_required(const struct kv_op *op, uint32_t node_index)
+{
+    const uint32_t n_nodes = op->client->n_nodes;
+
+    while (node_index < n_nodes) {
+        const uint64_t rest = op->required[node_index / 64] >> node_index % 64;
+
+        if (rest != 0)
+            return node_index + (uint32_t)__builtin_ctzll(rest);
+        node_index += 64 - node_index % 64;
+    }
+    return n_nodes;
 }
 
 void kvc_op_require_no_more(struct kv_op *op, uint32_t node_index)

@@ -178,7 +178,7 @@ void kvc_subop_free(struct kvc_subop *subop);
 bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t position);
 
 void kvc_op_require_node(struct kv_op *op, uint32_t node_index);
-void kvc_op_require_all_nodes(struct kv_op *op);
+void kvc_op_require_row(struct kv_op *op, const struct kv_placement_row *row);
 /* n_kv_heads 0: all of each layer. */
 void kvc_op_require_units(struct kv_op *op,
                           uint32_t layer_begin,
@@ -187,6 +187,8 @@ void kvc_op_require_units(struct kv_op *op,
                           uint32_t n_heads);
 void kvc_op_require_no_more(struct kv_op *op, uint32_t node_index);
 bool kvc_op_requires(const struct kv_op *op, uint32_t node_index);
+/* Returns the first required node from `node_index` on; n_nodes of the client: none. */
+uint32_t kvc_op_next_required(const struct kv_op *op, uint32_t node_index);
 
 /* Returns the operation to PREPARING, with other required nodes. */
 void kvc_op_restart(struct kv_op *op);

@@ -271,7 +271,7 @@ static void send_cancel(struct kvc_request *request)
         .client_index = node->client_index,
         .tenant = client->tenant,
         .client_token = node->client_token,
-        .epoch = client->placement.epoch,
+        .epoch = kv_placement_epoch32(client->map->epoch),
         .deadline_us = node_deadline(client, NULL),
         .offset = request->id,
     };
@@ -336,7 +336,7 @@ static void address_request(struct kvc_request *request)
     header->client_index = node->client_index;
     header->tenant = client->tenant;
     header->client_token = node->client_token;
-    header->epoch = client->placement.epoch;
+    header->epoch = kv_placement_epoch32(client->map->epoch);
     header->put_settled = request->connection->put_settled;
     header->deadline_us = node_deadline(client, request->owner);
     if (request->owner != NULL)

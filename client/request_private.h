@@ -12,10 +12,7 @@
 struct kvc_node;
 struct kvc_request;
 
-/* The bits of a request id: attempt number, node index, slot in the pool of requests. */
 enum {
-    KVC_ID_SLOT_BITS = 16,
-    KVC_ID_NODE_BITS = 8,
     KVC_BACKOFF_MAX_US = 20000,
     KVC_NODE_MARGIN_MAX_US = 50000,
 };

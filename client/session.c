@@ -2,12 +2,15 @@
 
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "client/node.h"
 #include "client/state.h"
 #include "kvserver/base/random.h"
 #include "kvserver/cluster/placement.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *kvc_session_text(const struct kv_id128 *id, char text[KVC_SESSION_TEXT])
 {
@@ -27,11 +30,58 @@ void kvc_session_describe(const struct kv_session *session,
              kvc_session_text(&session->ticket.session_id, id), layer);
 }
 
-struct kv_session *
-kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root)
+/* ---- where it is ------------------------------------------------------------------------- */
+
+void kvc_client_row(const struct kv_client *client,
+                    uint64_t root,
+                    struct kv_placement_row *ret_row)
 {
-    struct kv_session *session =
-        calloc(1, sizeof(*session) + client->n_nodes * sizeof(session->nodes[0]));
+    kv_placement_row(client->map, kv_placement_root_slot(root), ret_row);
+}
+
+struct kvc_node *kvc_row_node(const struct kv_client *client,
+                              const struct kv_placement_row *row,
+                              uint32_t position)
+{
+    assert(position < row->n_nodes);
+    return &client->nodes[row->nodes[position]];
+}
+
+struct kvc_node *kvc_session_node(const struct kv_session *session, uint32_t position)
+{
+    return kvc_row_node(session->client, &session->row, position);
+}
+
+uint32_t kvc_row_position(const struct kv_placement_row *row, const struct kvc_node *node)
+{
+    for (uint32_t i = 0; i < row->n_nodes; i++)
+        if (row->nodes[i] == node->index)
+            return i;
+    return KV_ROW_NODES;
+}
+
+struct kvc_session_node *kvc_session_on(struct kv_session *session, const struct kvc_node *node)
+{
+    const uint32_t position = kvc_row_position(&session->row, node);
+
+    assert(position < KV_ROW_NODES);
+    return &session->nodes[position];
+}
+
+/* ---- the handle -------------------------------------------------------------------------- */
+
+void kvc_ticket_draw(struct kv_client *client, struct kv_ticket *ret_ticket)
+{
+    kv_random_fill(&client->random, &ret_ticket->session_id, sizeof(ret_ticket->session_id));
+    kv_random_fill(&client->random, &ret_ticket->token, sizeof(ret_ticket->token));
+    memcpy(&ret_ticket->root, &ret_ticket->session_id, sizeof(ret_ticket->root));
+}
+
+struct kv_session *kvc_session_make(struct kv_client *client,
+                                    const kv_schema_t *schema,
+                                    const struct kv_ticket *ticket)
+{
+    struct kv_session *session = calloc(1, sizeof(*session));
 
     if (session == NULL)
         return NULL;
@@ -39,16 +89,10 @@ kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t r
     kvc_list_init(&session->ops);
     session->client = client;
     session->schema = *schema;
-    session->root = root;
+    session->ticket = *ticket;
+    kvc_client_row(client, ticket->root, &session->row);
     session->tokens_max = KV_TOKENS_MAX;
     session->renew_us = UINT64_MAX;
-    session->slots = malloc(schema->n_units * sizeof(session->slots[0]));
-    if (session->slots == NULL) {
-        free(session);
-        return NULL;
-    }
-    for (uint32_t unit = 0; unit < schema->n_units; unit++)
-        session->slots[unit] = (uint16_t)kv_placement_unit_slot(root, unit);
     for (uint32_t i = 0; i < schema->n_layers; i++) {
         const struct kv_layer_schema *layer = &schema->layers[i];
 
@@ -64,7 +108,6 @@ void kvc_session_destroy(struct kv_session *session)
 {
     kvc_list_remove(&session->of_client);
     free(session->writers);
-    free(session->slots);
     free(session);
 }
 

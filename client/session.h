@@ -13,10 +13,12 @@
 
 #include "client/include/kvclient.h"
 #include "client/list.h"
+#include "kvserver/cluster/placement.h"
 #include "proto/kv_wire.h"
 
 struct kv_client;
 struct kv_writers;
+struct kvc_node;
 
 enum {
     KVC_LOG_ENTRIES = 16,
@@ -44,7 +46,7 @@ struct kv_session {
     struct kv_ticket ticket;
     struct kv_id128 fingerprint;
     kv_schema_t schema;
-    uint64_t root;
+    struct kv_placement_row row; /* the nodes that it is on */
     uint32_t lease_ms;
     uint32_t tokens_max;
     uint32_t generation;        /* of every node, after it has caught up */
@@ -63,15 +65,37 @@ struct kv_session {
     uint64_t renew_us;
     uint32_t n_renewing;
 
-    uint16_t *slots;                              /* (n_units) placement slot of each unit */
     uint64_t bytes_before[KV_LAYERS_MAX + 1];     /* of one token, in the layers before */
     uint64_t row_bytes_before[KV_LAYERS_MAX + 1]; /* sum of row_bytes of the layers before */
-    struct kvc_session_node nodes[];
+    struct kvc_session_node nodes[KV_ROW_NODES];  /* (row.n_nodes) by position in the row */
 };
 
-/* Creates a handle for a finished schema.  Returns NULL if out of memory. */
-struct kv_session *
-kvc_session_make(struct kv_client *client, const kv_schema_t *schema, uint64_t root);
+/* Creates a handle for a finished schema; the ticket is copied.  Returns NULL if out of memory.
+ */
+struct kv_session *kvc_session_make(struct kv_client *client,
+                                    const kv_schema_t *schema,
+                                    const struct kv_ticket *ticket);
+
+/* Draws a ticket for a new session: an id and a token.  Its root is the id's. */
+void kvc_ticket_draw(struct kv_client *client, struct kv_ticket *ret_ticket);
+
+/* Computes the nodes of a session from its root. */
+void kvc_client_row(const struct kv_client *client,
+                    uint64_t root,
+                    struct kv_placement_row *ret_row);
+
+/* Returns the node at a position of a row, of a session's, and of the unit's session. */
+struct kvc_node *kvc_row_node(const struct kv_client *client,
+                              const struct kv_placement_row *row,
+                              uint32_t position);
+struct kvc_node *kvc_session_node(const struct kv_session *session, uint32_t position);
+
+/* Returns the position of a node in a row; KV_ROW_NODES: it is not in the row. */
+uint32_t kvc_row_position(const struct kv_placement_row *row, const struct kvc_node *node);
+
+/* Returns what the session knows of a node that it is on. */
+struct kvc_session_node *kvc_session_on(struct kv_session *session,
+                                        const struct kvc_node *node);
 
 /* Frees a handle that no operation and no call uses (kv_session_free(), op.c). */
 void kvc_session_destroy(struct kv_session *session);

@@ -42,7 +42,7 @@ void kvc_session_trim(struct kv_session *session)
     uint32_t least = session->generation;
     uint32_t n_done = 0;
 
-    for (uint32_t i = 0; i < session->client->n_nodes; i++)
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
         if (session->nodes[i].generation < least)
             least = session->nodes[i].generation;
     while (n_done < session->n_log && session->log[n_done].generation < least)
@@ -80,7 +80,7 @@ kv_status_t kvc_log_entry_send(struct kv_session *session,
         operation.child_session_id = kvc_binary(&entry->child_id);
         operation.child_token = kvc_binary(&entry->child_token);
     }
-    fork.session_index = truncate.session_index = session->nodes[node->index].index;
+    fork.session_index = truncate.session_index = kvc_session_on(session, node)->index;
     fork.token = truncate.token = kvc_binary(&session->ticket.token);
     fork.operation = truncate.operation = &operation;
     fork.lease_ms = session->lease_ms;
@@ -104,7 +104,7 @@ static void fail_waiting(struct kv_session *session,
 static kv_status_t
 survey(struct kv_session *session, struct kvc_node *node, kvc_call_done_fn done)
 {
-    struct kvc_session_node *session_node = &session->nodes[node->index];
+    struct kvc_session_node *session_node = kvc_session_on(session, node);
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
     kv_status_t status;
 
@@ -118,7 +118,7 @@ survey(struct kv_session *session, struct kvc_node *node, kvc_call_done_fn done)
 /* Whether the node is at another generation than it was known to be. */
 static bool has_moved(const struct kvc_call *call, const Kvpb__SessionReply *reply)
 {
-    struct kvc_session_node *session_node = &call->session->nodes[call->node->index];
+    struct kvc_session_node *session_node = kvc_session_on(call->session, call->node);
 
     if (reply->generation == session_node->generation)
         return false;
@@ -137,7 +137,7 @@ static void surveyed_again(struct kvc_call *call,
 
     if (session == NULL)
         return;
-    session->nodes[call->node->index].is_catching_up = false;
+    kvc_session_on(session, call->node)->is_catching_up = false;
     if (status != KV_OK)
         fail_waiting(session, call->node, status, detail);
     else if (!has_moved(call, (const Kvpb__SessionReply *)message))
@@ -156,7 +156,7 @@ static void caught_up(struct kvc_call *call,
 
     if (session == NULL)
         return;
-    session_node = &session->nodes[call->node->index];
+    session_node = kvc_session_on(session, call->node);
     session_node->is_catching_up = false;
     if (status == KV_OK && reply->generation > session_node->generation) {
         session_node->generation = reply->generation;
@@ -181,7 +181,7 @@ static void surveyed(struct kvc_call *call,
 
     if (session == NULL)
         return;
-    session_node = &session->nodes[call->node->index];
+    session_node = kvc_session_on(session, call->node);
     session_node->is_catching_up = false;
     if (status == KV_OK && has_moved(call, (const Kvpb__SessionReply *)message))
         return;
@@ -208,7 +208,7 @@ kv_status_t kvc_session_ready(struct kv_session *session,
                               char *detail,
                               size_t detail_bytes)
 {
-    struct kvc_session_node *session_node = &session->nodes[node->index];
+    struct kvc_session_node *session_node = kvc_session_on(session, node);
     kv_status_t status;
 
     if (session_node->incarnation != node->incarnation) {

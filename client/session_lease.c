@@ -47,8 +47,8 @@ static void renew(struct kv_session *session)
     session->renew_us = client->loop.now_us + lease_us / 3;
     if (session->n_renewing > 0)
         return;
-    for (uint32_t i = 0; i < client->n_nodes; i++) {
-        struct kvc_node *node = &client->nodes[i];
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
 
         if (node->state != KVC_NODE_CONNECTED) {
             kvc_node_connect(node);

@@ -11,7 +11,7 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "kvserver/base/random.h"
-#include "kvserver/cluster/placement.h"
+#include "kvserver/cluster/members.h"
 #include "proto/kv_types.h"
 
 #include <stdbool.h>
@@ -59,8 +59,8 @@ struct kv_client {
     uint32_t credits;
     uint64_t deadline_us, peer_timeout_us, retry_us;
 
-    struct kv_placement placement;
-    struct kvc_node *nodes;
+    struct kv_members *map;
+    struct kvc_node *nodes; /* (n_nodes) as the map's members */
     uint32_t n_nodes;
     uint32_t n_failed; /* nodes with a recorded failure */
 

@@ -39,7 +39,7 @@ command -v kvserver >/dev/null || {
 }
 
 # Each node has its own ports, folder and memory, and does not know the other.  The store is defined
-# by the list of nodes that clients are given, always in the same order.
+# by the list of nodes that clients are given.
 KVCTL_SERVER=
 for name in one two; do
     kvserver --name "$name" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --threads 1 --memory 256M \
@@ -56,7 +56,7 @@ for name in one two; do
         sleep 0.1
     done
     address=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/$name.ready")
-    KVCTL_SERVER=${KVCTL_SERVER:+$KVCTL_SERVER,}$address
+    KVCTL_SERVER=${KVCTL_SERVER:+$KVCTL_SERVER,}$name=$address
 done
 export KVCTL_SERVER
 

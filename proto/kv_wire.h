@@ -122,7 +122,7 @@ enum {
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
 
-    KV_THREADS_MAX = 64,  /* data threads of a node, and addresses in hello's reply */
+    KV_THREADS_MAX = 128, /* data threads of a node, and addresses in hello's reply */
     KV_CREDITS_MAX = 256, /* requests of one client in flight to one data thread */
 
     /* No request waits longer: a node reduces a later deadline to this. */
@@ -181,7 +181,9 @@ enum kv_op_id {
  *   28  u32  tenant         as in hello
  *   32  u8   token[16]      the session's token; 0 if the op has no session
  *   48  u8   client_token[16]  from hello, in replies too; in a hello: its client_id
- *   64  u32  epoch          of the placement table that the sender used
+ *   64  u32  epoch          of the map of nodes, folded (kv_placement_epoch32()): requests: by
+ *                         which the sender placed what it asks for; replies: by which the
+ *                         session was placed, without a session the request's
  *   68  u32  deadline_us    requests: microseconds from now, at most KV_WIRE_DEADLINE_MAX_US;
  *                         not 0.  replies: microseconds that the node had the request,
  *                         waiting and at work; 0 below version 7

@@ -75,8 +75,9 @@ struct kv_op;
 
 /* How to open a client.  Zeros and NULLs select the defaults, except in `nodes`. */
 struct kv_client_options {
-    /* "HOST:PORT,...", or the result of kvs_node_address() for an embedded node.  All clients
-     * of a store give the same nodes in the same order. */
+    /* "HOST:PORT,NAME=HOST:PORT,...", or the result of kvs_node_address() for an embedded node;
+     * at most 1,024.  All clients of a store give the same nodes, in any order: a node is known
+     * by its NAME (kvserver --name) or, without one, by the text HOST:PORT. */
     const char *nodes;
     const char *transport; /* "auto" (shared memory on the same host, else tcp), "tcp", "shm" */
     /* Network devices for data, "lo,eth0"; NULL: the devices that reach the nodes. */
@@ -102,8 +103,8 @@ struct kv_client_options {
  *
  * Borrows `options` during the call.  Transfers *ret_client (free with kv_client_close()).
  *
- * Fails with KV_INVALID if an option is invalid or a node is in the list twice, with KV_VERSION
- * if a node has another version of the protocol, with KV_UNSUPPORTED if this build has no
+ * Fails with KV_INVALID if an option is invalid, if a node is in the list twice or calls itself
+ * by another name than the list, with KV_VERSION if a node has another version of the protocol, with KV_UNSUPPORTED if this build has no
  * network, and with KV_UNREACHABLE if no node responds.  If all nodes fail in the same way (for
  * example with KV_DRAINING), that is the result.  `detail` (detail_bytes, 0-terminated) then
  * says what failed and names the nodes; on success it is "". */
@@ -223,18 +224,26 @@ KV_API kv_status_t kv_buffer_free(struct kv_buffer *buffer);
 struct kv_ticket {
     struct kv_id128 session_id;
     struct kv_id128 token;
+    /* With the list of nodes, says which of them have the session.  A fork has its parent's. */
+    uint64_t root;
 };
 
 struct kv_session_options {
     uint32_t lease_ms;   /* milliseconds; 0, or more than the nodes' maximum: the maximum */
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
+    /* (n_block_names) of the prompt's full blocks, from the first one on, as
+     * kv_client_block_name() makes them; NULL: unknown.  Sessions with the same first block are
+     * on the same nodes, others anywhere. */
+    const struct kv_id128 *block_names;
+    uint32_t n_block_names;
 };
 
-/* Creates an empty session for a model on all nodes.  Registers the model with the nodes.
- * `options` may be NULL.  kv_op_session() returns the session.
+/* Creates an empty session for a model, on at most eight of the nodes, and registers the model
+ * there.  Which ones follows from the list of nodes and the ticket's root.  `options` may be
+ * NULL.  kv_op_session() returns the session.
  *
- * Fails with KV_INVALID if the model's schema is invalid (kv_schema_finish()), and if a node is
- * down, naming it. */
+ * Fails with KV_INVALID if the model's schema is invalid (kv_schema_finish()), and if one of
+ * these nodes is down, naming it. */
 KV_API kv_status_t kv_open_begin(struct kv_client *client,
                                  const struct kv_model_info *model,
                                  const struct kv_session_options *options,
@@ -272,7 +281,7 @@ KV_API kv_status_t kv_truncate_begin(struct kv_session *session,
                                      uint32_t deadline_ms,
                                      struct kv_op **ret_op);
 
-/* Closes the session and frees its memory on all nodes; waits for its outstanding operations
+/* Closes the session and frees its memory on its nodes; waits for its outstanding operations
  * first.  After that, the only valid call on the handle is kv_session_free(). */
 KV_API kv_status_t kv_close_begin(struct kv_session *session,
                                   uint32_t deadline_ms,

@@ -17,6 +17,7 @@
 
 #include "client/include/kvclient.h"
 #include "kvserver/base/config.h"
+#include "kvserver/cluster/members.h"
 
 #include <stdbool.h>
 
@@ -26,7 +27,6 @@ enum {
     KVCTL_USAGE = 2,   /* wrong usage, or invalid input */
     KVCTL_UNKNOWN = 3, /* exists: its node did not respond */
 
-    KVCTL_NODES_MAX = 64,
     KVCTL_DETAIL_BYTES = 1024,
 };
 
@@ -42,7 +42,7 @@ struct kvctl_options {
 struct kvctl {
     struct kvctl_options options;
     const char *command;
-    const char *nodes[KVCTL_NODES_MAX]; /* of options.server */
+    const char *nodes[KV_NODES_MAX]; /* addresses, of options.server */
     uint32_t n_nodes;
     const char *const *operands;
     int n_operands;

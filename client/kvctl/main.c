@@ -1,10 +1,11 @@
 /* The main program of kvctl: options, the table of commands, exit codes. */
 #include "client/kvctl/kvctl.h"
 
-#include "kvserver/cluster/node_list.h"
+#include "kvserver/cluster/members.h"
 
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FIELD(name) offsetof(struct kvctl_options, name)
@@ -12,8 +13,9 @@
 static const struct kv_option rows[] = {
     {.name = "server",
      .default_text = "127.0.0.1:7400",
-     .help = "HOST:PORT,...: control ports of the nodes; objects are placed by position in the "
-             "list, so always give all nodes in the same order",
+     .help =
+         "control ports of the nodes, HOST:PORT or NAME=HOST:PORT; which node has an object "
+         "follows from the list, so always give all nodes, written the same, in any order",
      .offset = FIELD(server),
      .type = KV_CONFIG_STRING,
      .value = "HOST:PORT,..."},
@@ -109,8 +111,10 @@ static const struct command *find_command(const char *name)
 
 static int run(struct kvctl *ctl, int argc, char **argv)
 {
-    char servers[KV_CONFIG_STRING_BYTES], detail[KVCTL_DETAIL_BYTES];
+    char detail[KVCTL_DETAIL_BYTES];
     const struct command *command;
+    struct kv_members *map = NULL;
+    int result;
 
     if (argc < 2) {
         kvctl_error(ctl, "command: missing: see kvctl --help");
@@ -130,13 +134,17 @@ static int run(struct kvctl *ctl, int argc, char **argv)
                     command->operands[0] != '\0' ? " " : "", command->operands);
         return KVCTL_USAGE;
     }
-    strcpy(servers, ctl->options.server);
-    if (kv_node_list_split("option: --server", servers, KVCTL_NODES_MAX, ctl->nodes,
-                           &ctl->n_nodes, detail, sizeof(detail)) != KV_OK) {
+    if (kv_members_static.get("option: --server", ctl->options.server, &map, detail,
+                              sizeof(detail)) != KV_OK) {
         kvctl_error(ctl, "%s", detail);
         return KVCTL_USAGE;
     }
-    return command->run(ctl);
+    ctl->n_nodes = map->n_members;
+    for (uint32_t i = 0; i < ctl->n_nodes; i++)
+        ctl->nodes[i] = map->members[i].address;
+    result = command->run(ctl);
+    free(map);
+    return result;
 }
 
 int main(int argc, char **argv)

@@ -26,7 +26,7 @@ static void close_done(struct kvc_call *call,
         return;
     /* A session that does not exist is closed; its index may belong to another one. */
     if (status == KV_NOT_FOUND ||
-        kvc_call_op(call)->session->nodes[node->index].incarnation != node->incarnation)
+        kvc_session_on(kvc_call_op(call)->session, node)->incarnation != node->incarnation)
         return;
     kvc_op_record_error(kvc_call_op(call), node, status, detail);
 }
@@ -39,13 +39,13 @@ static void ask_all(struct kv_op *op, kvc_call_done_fn done)
     Kvpb__RenewRequest renew_request = KVPB__RENEW_REQUEST__INIT;
     Kvpb__SessionRequest session_request = KVPB__SESSION_REQUEST__INIT;
 
-    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
-        struct kvc_node *node = &op->client->nodes[i];
+    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
         uint32_t index = session->nodes[i].index;
         const ProtobufCMessage *request = &session_request.base;
         kv_status_t status;
 
-        if (!kvc_op_requires(op, i))
+        if (!kvc_op_requires(op, node->index))
             continue;
         session_request.session_index = close_request.session_index =
             renew_request.session_index = index;
@@ -101,7 +101,7 @@ kv_close_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **
 
     if (status != KV_OK)
         return status;
-    kvc_op_require_all_nodes(op);
+    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }
 
@@ -160,7 +160,7 @@ kv_status_t kv_renew_begin(struct kv_session *session,
     if (status != KV_OK)
         return status;
     op->owner.lease_wanted_ms = lease_ms;
-    kvc_op_require_all_nodes(op);
+    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }
 
@@ -209,6 +209,6 @@ kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op *
     if (status != KV_OK)
         return status;
     op->tokens = session->tokens_max;
-    kvc_op_require_all_nodes(op);
+    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }

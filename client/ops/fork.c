@@ -75,7 +75,7 @@ static void stage_done(struct kvc_call *call,
             drop_child(call, reply);
         return;
     }
-    session_node = &op->session->nodes[node->index];
+    session_node = kvc_session_on(op->session, node);
     if (status == KV_OK && reply->generation != lifecycle_of(op)->entry.generation + 1) {
         status = KV_STALE;
         detail = "another client has changed the session";
@@ -88,7 +88,7 @@ static void stage_done(struct kvc_call *call,
     lifecycle_of(op)->n_acked++;
     session_node->generation = reply->generation;
     if (op->result != NULL) {
-        op->result->nodes[node->index] = (struct kvc_session_node){
+        *kvc_session_on(op->result, node) = (struct kvc_session_node){
             .index = reply->child_index,
             .generation = reply->child_generation,
             .incarnation = node->incarnation,
@@ -105,8 +105,12 @@ static struct kv_session *make_child(struct kv_op *op)
 {
     struct kv_client *client = op->client;
     const struct kv_session *session = op->session;
-    struct kv_session *child = kvc_session_make(client, &session->schema, session->root);
+    struct kv_session *child;
+    struct kv_ticket ticket;
 
+    kvc_ticket_draw(client, &ticket);
+    ticket.root = session->ticket.root; /* its rows are where the parent's are */
+    child = kvc_session_make(client, &session->schema, &ticket);
     if (child == NULL)
         return NULL;
     child->writers = kv_writers_create(session->writers, lifecycle_of(op)->entry.tokens,
@@ -115,8 +119,6 @@ static struct kv_session *make_child(struct kv_op *op)
         kv_session_free(child);
         return NULL;
     }
-    kv_random_fill(&client->random, &child->ticket.session_id, sizeof(struct kv_id128));
-    kv_random_fill(&client->random, &child->ticket.token, sizeof(struct kv_id128));
     child->fingerprint = session->fingerprint;
     child->lease_ms = session->lease_ms;
     child->tokens_max = session->tokens_max;
@@ -181,8 +183,8 @@ static void apply(struct kv_op *op)
     }
     op->phase = 1;
     lifecycle_of(op)->is_logged = true;
-    for (uint32_t i = 0; i < op->client->n_nodes; i++) {
-        struct kvc_node *node = &op->client->nodes[i];
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
         kv_status_t status = kvc_log_entry_send(session, node, &op->owner, entry, stage_done);
 
         if (status != KV_OK) {
@@ -224,8 +226,8 @@ static void start_change(struct kv_op *op)
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
 
     lifecycle_of(op)->least = UINT32_MAX;
-    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
-        struct kvc_node *node = &op->client->nodes[i];
+    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
         kv_status_t status;
 
         request.session_index = session->nodes[i].index;
@@ -264,7 +266,7 @@ static void change_ended(struct kv_op *op)
     if (lifecycle_of(op)->is_logged) {
         struct kvc_log_entry *entry = &session->log[session->n_log - 1];
 
-        if (!is_done && lifecycle_of(op)->n_refused == op->client->n_nodes) {
+        if (!is_done && lifecycle_of(op)->n_refused == session->row.n_nodes) {
             session->n_log--;
         } else {
             session->generation = entry->generation + 1;
@@ -288,9 +290,9 @@ static void change_ended(struct kv_op *op)
             kvc_loop_set_timer(&op->client->loop, child->renew_us);
         }
     } else if (child != NULL) {
-        for (uint32_t i = 0; i < op->client->n_nodes; i++)
+        for (uint32_t i = 0; i < child->row.n_nodes; i++)
             if (child->nodes[i].incarnation != 0)
-                kvc_session_drop(&op->client->nodes[i], child->nodes[i].index,
+                kvc_session_drop(kvc_session_node(child, i), child->nodes[i].index,
                                  &child->ticket.token);
         op->result = NULL;
         kv_session_free(child);
@@ -335,7 +337,7 @@ static kv_status_t begin_change(const struct kvc_op_type *type,
         return status;
     lifecycle_of(op)->entry.type = type->id;
     lifecycle_of(op)->entry.tokens = tokens;
-    kvc_op_require_all_nodes(op);
+    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }
 

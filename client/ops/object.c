@@ -33,7 +33,7 @@ enum {
 
 struct object_state {
     struct kv_id128 hash;
-    uint32_t slot;
+    uint32_t slot, node;
     uint32_t name_bytes;
     const char *name;
     struct kv_buffer *buffer;
@@ -83,12 +83,18 @@ static void set_status(struct kv_op *op, uint32_t item, kv_status_t status)
 
 /* ---- requests ---------------------------------------------------------------------------- */
 
+static struct kvc_connection *object_connection(const struct kv_op *op, size_t item)
+{
+    const struct object_state *state = &objects_of(op)->states[item];
+
+    return kvc_connection_of_object(&op->client->nodes[state->node], state->slot);
+}
+
 static bool
 seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *item)
 {
     for (; *item < objects_of(op)->n_objects; ++*item)
-        if (kvc_connection_of_object(op->client, objects_of(op)->states[*item].slot) ==
-            connection)
+        if (object_connection(op, *item) == connection)
             return true;
     return false;
 }
@@ -219,7 +225,7 @@ static void failed(struct kvc_request *request, kv_status_t status, const char *
 
 static bool lives_on(const struct kv_op *op, uint32_t item, const struct kvc_node *node)
 {
-    return op->client->placement.node_of[objects_of(op)->states[item].slot] == node->index;
+    return objects_of(op)->states[item].node == node->index;
 }
 
 static void
@@ -239,7 +245,7 @@ static void start_node(struct kv_op *op, const struct kvc_node *node)
 
         if (!lives_on(op, i, node))
             continue;
-        connection = kvc_connection_of_object(op->client, objects_of(op)->states[i].slot);
+        connection = object_connection(op, i);
         if (connection->last_op == op)
             continue;
         connection->last_op = op;
@@ -485,13 +491,14 @@ static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects
         state->name = kvc_op_keep(&names, object->name, state->name_bytes + 1);
         state->hash = kv_hash128(state->name, state->name_bytes);
         state->slot = kv_placement_object_slot(&state->hash);
+        state->node = kv_placement_first(op->client->map, state->slot);
         if (uses_buffers(op->type)) {
             state->buffer = object->buffer;
             state->base = object->buffer->base + object->offset;
             state->bytes = object->bytes;
             kvc_buffer_hold(state->buffer);
         }
-        kvc_op_require_node(op, op->client->placement.node_of[state->slot]);
+        kvc_op_require_node(op, state->node);
     }
     *objects_of(op) = (struct objects_part){
         .objects = objects,

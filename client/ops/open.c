@@ -1,4 +1,4 @@
-/* Open: creates a session on every node, or on none. */
+/* Open: creates a session on every node of its row, or on none. */
 #include "client/call.h"
 #include "client/dispatch.h"
 #include "client/include/kvclient.h"
@@ -20,7 +20,7 @@
 
 struct open_part {
     struct kv_model_info *model;
-    bool *opened; /* (n_nodes) */
+    bool opened[KV_ROW_NODES];
 };
 static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -59,7 +59,7 @@ static void open_done(struct kvc_call *call,
     }
     struct kv_session *session = op->result;
 
-    session->nodes[node->index] = (struct kvc_session_node){
+    *kvc_session_on(session, node) = (struct kvc_session_node){
         .index = reply->session_index,
         .generation = reply->generation,
         .incarnation = node->incarnation,
@@ -68,7 +68,7 @@ static void open_done(struct kvc_call *call,
     if (op->phase == 0)
         session->generation = reply->generation;
     op->phase = 1;
-    open_of(op)->opened[node->index] = true;
+    open_of(op)->opened[kvc_row_position(&session->row, node)] = true;
     /* The session's limits are those of the strictest node. */
     if (reply->lease_ms < session->lease_ms)
         session->lease_ms = reply->lease_ms;
@@ -88,7 +88,6 @@ static void model_done(struct kvc_call *call,
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     struct kvc_node *node = call->node;
-    struct kv_client *client = node->client;
     struct kv_op *op = kvc_call_op(call);
     const struct kv_session *session;
 
@@ -106,10 +105,10 @@ static void model_done(struct kvc_call *call,
     request.lease_ms = op->owner.lease_wanted_ms;
     request.tokens_max = op->owner.tokens_max_wanted;
     request.writer = kv_writers_own(session->writers);
-    placement.epoch = client->placement.epoch;
-    placement.n_nodes = client->n_nodes;
-    placement.node_index = node->index;
-    placement.root = session->root;
+    placement.epoch = node->client->map->epoch;
+    placement.n_nodes = session->row.n_nodes;
+    placement.position = kvc_row_position(&session->row, node);
+    placement.root = session->ticket.root;
     request.placement = &placement;
     status = kvc_call_begin(node, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
     if (status != KV_OK)
@@ -138,8 +137,8 @@ static void start_open(struct kv_op *op)
     request.fingerprint = kvc_binary(&model->fingerprint);
     request.n_layers = model->schema.n_layers;
     request.layers = pointers;
-    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
-        struct kvc_node *node = &op->client->nodes[i];
+    for (uint32_t i = 0; op->stage == KVC_STAGE_RUNNING && i < op->result->row.n_nodes; i++) {
+        struct kvc_node *node = kvc_session_node(op->result, i);
         kv_status_t status =
             kvc_call_begin(node, &op->owner, NULL, KV_OP_MODEL, &request.base, model_done);
 
@@ -157,15 +156,14 @@ static void ended_open(struct kv_op *op)
         session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
         kvc_loop_set_timer(&op->client->loop, session->renew_us);
     } else if (session != NULL) {
-        for (uint32_t i = 0; i < op->client->n_nodes; i++)
+        for (uint32_t i = 0; i < session->row.n_nodes; i++)
             if (open_of(op)->opened[i])
-                kvc_session_drop(&op->client->nodes[i], session->nodes[i].index,
+                kvc_session_drop(kvc_session_node(session, i), session->nodes[i].index,
                                  &session->ticket.token);
         op->result = NULL;
         kv_session_free(session);
     }
     free(open_of(op)->model);
-    free(open_of(op)->opened);
 }
 
 static const struct kvc_op_type open_type = {
@@ -184,6 +182,7 @@ kv_status_t kv_open_begin(struct kv_client *client,
 {
     struct kv_model_info *copy;
     struct kv_session *session;
+    struct kv_ticket ticket;
     char text[120] = "";
     kv_status_t status;
     struct kv_op *op;
@@ -201,8 +200,7 @@ kv_status_t kv_open_begin(struct kv_client *client,
      * in what the caller need not. */
     copy = malloc(sizeof(*copy));
     open_of(op)->model = copy;
-    open_of(op)->opened = calloc(client->n_nodes, sizeof(bool));
-    if (copy == NULL || open_of(op)->opened == NULL) {
+    if (copy == NULL) {
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
@@ -212,7 +210,10 @@ kv_status_t kv_open_begin(struct kv_client *client,
         kvc_set_error(&client->loop, status, "open: %s", text);
         goto err;
     }
-    session = kvc_session_make(client, &copy->schema, kv_random_next(&client->random));
+    kvc_ticket_draw(client, &ticket);
+    if (options != NULL && options->block_names != NULL && options->n_block_names > 0)
+        memcpy(&ticket.root, options->block_names[0].bytes, sizeof(ticket.root));
+    session = kvc_session_make(client, &copy->schema, &ticket);
     if (session == NULL) {
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
@@ -223,8 +224,6 @@ kv_status_t kv_open_begin(struct kv_client *client,
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
-    kv_random_fill(&client->random, &session->ticket.session_id, sizeof(struct kv_id128));
-    kv_random_fill(&client->random, &session->ticket.token, sizeof(struct kv_id128));
     session->fingerprint = model->fingerprint;
     session->lease_ms = UINT32_MAX;
     if (options != NULL) {
@@ -234,12 +233,11 @@ kv_status_t kv_open_begin(struct kv_client *client,
             session->tokens_max = options->tokens_max;
     }
     op->result = session;
-    kvc_op_require_all_nodes(op);
+    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 
 err:
     free(open_of(op)->model);
-    free(open_of(op)->opened);
     kvc_op_discard(op);
     return status;
 }

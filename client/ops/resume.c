@@ -1,6 +1,6 @@
 /* Resume: creates a session's handle from its ticket.
  *
- * Every node is asked for its state of the session, and the states must agree.  The node with
+ * Every node of its row is asked for its state of the session, and the states must agree.  The node with
  * the latest generation has the log by which lagging nodes catch up.  Then all nodes are asked
  * for their lengths again; the minimum is the session's length.
  */
@@ -32,7 +32,8 @@ struct kvc_resumed {
 
 struct resume_part {
     struct kv_ticket ticket;
-    struct kvc_resumed *nodes; /* (n_nodes) */
+    struct kv_placement_row row;
+    struct kvc_resumed *nodes; /* (row.n_nodes) by position in the row */
     bool is_stale;             /* changed by another client during the resume */
 };
 static_assert(sizeof(struct resume_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
@@ -141,25 +142,25 @@ static kv_status_t merge(struct kv_op *op,
     *ret_fault = NULL;
     if (placement == NULL || reply->fingerprint.len != 16 || !read_schema(reply, &schema))
         *ret_fault = "malformed reply";
-    else if (placement->n_nodes != client->n_nodes ||
-             placement->epoch != client->placement.epoch)
-        *ret_fault = "the session was opened with a different number of nodes";
-    else if (placement->node_index != node->index)
-        *ret_fault = "the session was opened with the nodes in a different order";
+    else if (placement->epoch != client->map->epoch)
+        *ret_fault = "the session was opened with another list of nodes";
+    else if (placement->root != resume_of(op)->ticket.root)
+        *ret_fault = "the ticket's root is not the session's";
+    else if (placement->n_nodes != resume_of(op)->row.n_nodes ||
+             placement->position != kvc_row_position(&resume_of(op)->row, node))
+        *ret_fault = "the node has another place in the session's row";
     else if (session != NULL &&
-             (session->root != placement->root ||
-              memcmp(session->fingerprint.bytes, reply->fingerprint.data, 16) != 0 ||
+             (memcmp(session->fingerprint.bytes, reply->fingerprint.data, 16) != 0 ||
               memcmp(&session->schema, &schema, sizeof(schema)) != 0))
         *ret_fault = "the nodes disagree on the session";
     if (*ret_fault != NULL)
         return KV_INVALID;
     if (session == NULL) {
-        session = op->result = kvc_session_make(client, &schema, placement->root);
+        session = op->result = kvc_session_make(client, &schema, &resume_of(op)->ticket);
         if (session == NULL) {
             *ret_fault = "out of memory";
             return KV_NO_MEMORY;
         }
-        session->ticket = resume_of(op)->ticket;
         session->lease_ms = UINT32_MAX;
         memcpy(session->fingerprint.bytes, reply->fingerprint.data, 16);
     }
@@ -179,7 +180,7 @@ static void reconcile(struct kv_op *op)
     struct kvc_resumed *nodes = resume_of(op)->nodes;
     uint32_t latest_node = 0, lagging_node = 0;
 
-    for (uint32_t i = 0; i < op->client->n_nodes; i++) {
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
         session->nodes[i] = (struct kvc_session_node){
             .index = nodes[i].index,
             .generation = nodes[i].generation,
@@ -203,8 +204,8 @@ static void reconcile(struct kv_op *op)
         kvc_op_fail(
             op, NULL, NULL, KV_STALE,
             "node %s is at generation %u, node %s at %u, and the log does not reach back",
-            op->client->nodes[lagging_node].address, nodes[lagging_node].generation,
-            op->client->nodes[latest_node].address, nodes[latest_node].generation);
+            kvc_session_node(session, lagging_node)->address, nodes[lagging_node].generation,
+            kvc_session_node(session, latest_node)->address, nodes[latest_node].generation);
         return;
     }
     if (session->n_log == 0)
@@ -223,7 +224,7 @@ static void stale_resume(struct kv_op *op)
     op->phase = 0;
     resume_of(op)->is_stale = false;
     op->tokens = UINT32_MAX;
-    memset(resume_of(op)->nodes, 0, op->client->n_nodes * sizeof(*resume_of(op)->nodes));
+    memset(resume_of(op)->nodes, 0, resume_of(op)->row.n_nodes * sizeof(*resume_of(op)->nodes));
 }
 
 /* The nodes have caught up: a truncate may have made the session shorter. */
@@ -255,14 +256,15 @@ static void ask_lengths(struct kv_op *op)
     const struct kv_session *session = op->result;
 
     request.token = kvc_binary(&session->ticket.token);
-    for (uint32_t i = 0; i < op->client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+    for (uint32_t i = 0; op->stage == KVC_STAGE_RUNNING && i < session->row.n_nodes; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
         kv_status_t status;
 
         request.session_index = session->nodes[i].index;
-        status = kvc_call_begin(&op->client->nodes[i], &op->owner, op->result, KV_OP_SESSION,
-                                &request.base, relength_done);
+        status = kvc_call_begin(node, &op->owner, op->result, KV_OP_SESSION, &request.base,
+                                relength_done);
         if (status != KV_OK)
-            kvc_op_fail(op, &op->client->nodes[i], NULL, status, "cannot send the request");
+            kvc_op_fail(op, node, NULL, status, "cannot send the request");
     }
 }
 
@@ -282,7 +284,8 @@ static void resume_done(struct kvc_call *call,
         kvc_op_fail(op, node, NULL, status, "%s", detail);
         return;
     }
-    struct kvc_resumed *resumed = &resume_of(op)->nodes[node->index];
+    struct kvc_resumed *resumed =
+        &resume_of(op)->nodes[kvc_row_position(&resume_of(op)->row, node)];
 
     status = merge(op, node, reply, &fault);
     if (status == KV_OK && !read_recent(reply, resumed)) {
@@ -304,7 +307,6 @@ static void resume_done(struct kvc_call *call,
 static void start_resume(struct kv_op *op)
 {
     Kvpb__ResumeRequest request = KVPB__RESUME_REQUEST__INIT;
-    struct kv_client *client = op->client;
 
     if (op->phase == 1) {
         ask_lengths(op);
@@ -312,12 +314,14 @@ static void start_resume(struct kv_op *op)
     }
     request.session_id = kvc_binary(&resume_of(op)->ticket.session_id);
     request.token = kvc_binary(&resume_of(op)->ticket.token);
-    for (uint32_t i = 0; i < client->n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
-        kv_status_t status = kvc_call_begin(&client->nodes[i], &op->owner, NULL, KV_OP_RESUME,
-                                            &request.base, resume_done);
+    for (uint32_t i = 0; i < resume_of(op)->row.n_nodes && op->stage == KVC_STAGE_RUNNING;
+         i++) {
+        struct kvc_node *node = kvc_row_node(op->client, &resume_of(op)->row, i);
+        kv_status_t status =
+            kvc_call_begin(node, &op->owner, NULL, KV_OP_RESUME, &request.base, resume_done);
 
         if (status != KV_OK)
-            kvc_op_fail(op, &client->nodes[i], NULL, status, "cannot send resume");
+            kvc_op_fail(op, node, NULL, status, "cannot send resume");
     }
 }
 
@@ -363,18 +367,21 @@ kv_status_t kv_resume_begin(struct kv_client *client,
                             uint32_t deadline_ms,
                             struct kv_op **ret_op)
 {
+    struct kv_placement_row *row;
     struct kv_op *op;
     kv_status_t status = kvc_op_begin(client, &resume_type, NULL, NULL, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
     op->tokens = UINT32_MAX;
+    row = &resume_of(op)->row;
+    kvc_client_row(client, ticket->root, row);
     resume_of(op)->ticket = *ticket;
-    resume_of(op)->nodes = calloc(client->n_nodes, sizeof(*resume_of(op)->nodes));
+    resume_of(op)->nodes = calloc(row->n_nodes, sizeof(*resume_of(op)->nodes));
     if (resume_of(op)->nodes == NULL) {
         kvc_op_discard(op);
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "resume: out of memory");
     }
-    kvc_op_require_all_nodes(op);
+    kvc_op_require_row(op, row);
     return kvc_op_submit(op, ret_op);
 }

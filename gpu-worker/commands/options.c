@@ -224,7 +224,8 @@ static const struct {
     {KVW_COMMAND_ALL,
      {.name = "store",
       .default_text = "embedded",
-      .help = "storage nodes, HOST:PORT, comma-separated; embedded: one node in this process",
+      .help = "storage nodes, HOST:PORT or NAME=HOST:PORT, comma-separated; embedded: one node "
+              "in this process",
       .offset = FIELD(store),
       .type = KV_CONFIG_STRING,
       .value = "embedded|HOST:PORT,..."}},

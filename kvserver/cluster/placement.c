@@ -1,24 +1,103 @@
 #include "kvserver/cluster/placement.h"
-#include "kvserver/base/hash.h"
 
 #include <assert.h>
+#include <stdbool.h>
 #include <string.h>
 
-void kv_placement_init(struct kv_placement *placement, uint32_t n_nodes)
+enum {
+    LOG_BITS = 56, /* of the fraction of a logarithm */
+};
+
+/* Returns -log2(hash / 2^64), rounded, with LOG_BITS bits behind the point: from 0 to 64. */
+static uint64_t minus_log2(uint64_t hash)
 {
-    assert(n_nodes >= 1 && n_nodes <= KV_NODES_MAX);
-    /* 0 means "no placement". */
-    placement->epoch = (uint32_t)kv_mix64(n_nodes) | 1;
-    placement->n_nodes = n_nodes;
-    for (uint32_t slot = 0; slot < KV_PLACEMENT_SLOTS; slot++)
-        placement->node_of[slot] = (uint8_t)(slot % n_nodes);
+    const unsigned zeros = (unsigned)__builtin_clzll(hash | 1);
+    uint64_t x = (hash | 1) << zeros; /* from 1 to 2, with 63 bits behind the point */
+    uint64_t fraction = 0;
+
+    /* Squaring doubles the logarithm: one bit at a time moves in front of the point. */
+    for (unsigned i = 0; i < LOG_BITS; i++) {
+        const unsigned __int128 square = (unsigned __int128)x * x;
+        const bool is_two = square >> 127 != 0;
+
+        x = (uint64_t)(square >> (is_two ? 64 : 63));
+        fraction = fraction << 1 | is_two;
+    }
+    return ((uint64_t)(zeros + 1) << LOG_BITS) - fraction;
 }
 
-uint32_t kv_placement_unit_slot(uint64_t root, uint32_t unit)
+/* A member's claim to a position. */
+struct claim {
+    const struct kv_member *member;
+    uint64_t hash;
+};
+
+/* Whether a claim is better: -log2(hash) / weight is smaller.  Equal weights need no logarithm,
+ * and most others neither. */
+static bool is_better(const struct claim *claim, const struct claim *best)
 {
-    /* Neighbouring units take neighbouring slots, and those are dealt to the nodes in turn: the
-     * heads of one layer spread evenly.  Only the root is mixed. */
-    return (uint32_t)((kv_mix64(root) + unit) % KV_PLACEMENT_SLOTS);
+    const uint64_t weight = claim->member->weight, best_weight = best->member->weight;
+    unsigned __int128 left, right;
+
+    if (weight <= best_weight && claim->hash <= best->hash)
+        return false;
+    if (weight >= best_weight && claim->hash >= best->hash)
+        return true;
+    left = (unsigned __int128)minus_log2(claim->hash) * best_weight;
+    right = (unsigned __int128)minus_log2(best->hash) * weight;
+    return left != right ? left < right : claim->member->id < best->member->id;
+}
+
+static bool has_node(const struct kv_placement_row *row, uint32_t node)
+{
+    for (uint32_t i = 0; i < row->n_nodes; i++)
+        if (row->nodes[i] == node)
+            return true;
+    return false;
+}
+
+/* Returns the member for the position after those that the row has. */
+static uint32_t
+choose(const struct kv_members *map, uint32_t slot, const struct kv_placement_row *row)
+{
+    const uint64_t key = kv_mix64((uint64_t)slot * KV_ROW_NODES + row->n_nodes + 1);
+    struct claim best = {0};
+
+    for (uint32_t i = 0; i < map->n_members; i++) {
+        const struct claim claim = {&map->members[i], kv_mix64(key ^ map->members[i].id)};
+
+        if ((best.member == NULL || is_better(&claim, &best)) && !has_node(row, i))
+            best = claim;
+    }
+    return (uint32_t)(best.member - map->members);
+}
+
+void kv_placement_row(const struct kv_members *map,
+                      uint32_t slot,
+                      struct kv_placement_row *ret_row)
+{
+    const uint32_t n = map->n_members < KV_ROW_NODES ? map->n_members : KV_ROW_NODES;
+
+    assert(slot < KV_PLACEMENT_SLOTS);
+    ret_row->n_nodes = 0;
+    while (ret_row->n_nodes < n) {
+        const uint32_t node = choose(map, slot, ret_row);
+
+        ret_row->nodes[ret_row->n_nodes++] = (uint16_t)node;
+    }
+}
+
+uint32_t kv_placement_first(const struct kv_members *map, uint32_t slot)
+{
+    const struct kv_placement_row none = {0};
+
+    assert(slot < KV_PLACEMENT_SLOTS);
+    return choose(map, slot, &none);
+}
+
+uint32_t kv_placement_root_slot(uint64_t root)
+{
+    return (uint32_t)(kv_mix64(root) % KV_PLACEMENT_SLOTS);
 }
 
 uint32_t kv_placement_object_slot(const struct kv_id128 *name_hash)
@@ -29,10 +108,10 @@ uint32_t kv_placement_object_slot(const struct kv_id128 *name_hash)
     return (uint32_t)(kv_mix64(half[0] ^ kv_mix64(half[1])) % KV_PLACEMENT_SLOTS);
 }
 
-uint32_t kv_placement_unit_thread(uint32_t slot, uint32_t n_nodes, uint32_t n_threads)
+uint32_t
+kv_placement_unit_thread(uint64_t root, uint32_t unit, uint32_t n_nodes, uint32_t n_threads)
 {
-    /* The node is slot % n_nodes, so what is left of the slot deals its own slots in turn. */
-    return slot / n_nodes % n_threads;
+    return (uint32_t)((kv_mix64(root) + unit / n_nodes) % n_threads);
 }
 
 uint32_t kv_placement_object_thread(uint32_t slot, uint32_t n_threads)

@@ -12,7 +12,7 @@ enum {
     MEMORY_PER_THREAD_MIN = 16 << 20
 };
 
-static_assert(KV_THREADS_MAX == 64 && KV_CREDITS_MAX == 256, "limits named in messages below");
+static_assert(KV_THREADS_MAX == 128 && KV_CREDITS_MAX == 256, "limits named in messages below");
 
 static kv_status_t
 reject(char *detail, size_t bytes, const char *what, unsigned long long value)
@@ -25,7 +25,7 @@ static kv_status_t
 config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
 {
     if (config->n_threads == 0 || config->n_threads > KV_THREADS_MAX)
-        return reject(detail, detail_bytes, "threads must be 1 to 64", config->n_threads);
+        return reject(detail, detail_bytes, "threads must be 1 to 128", config->n_threads);
     if (config->memory_bytes / config->n_threads < MEMORY_PER_THREAD_MIN)
         return reject(detail, detail_bytes, "memory must be at least 16M per data thread",
                       config->memory_bytes);

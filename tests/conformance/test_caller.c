@@ -12,6 +12,7 @@
 #include "client/node.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
+#include "kvserver/cluster/placement.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -117,7 +118,7 @@ static uint32_t node_of(const char *name)
 {
     struct kv_id128 hash = kv_hash128(name, strlen(name));
 
-    return side.client->placement.node_of[kv_placement_object_slot(&hash)];
+    return kv_placement_first(side.client->map, kv_placement_object_slot(&hash));
 }
 
 /* Objects of both nodes by turns, the last ones of node 0. */
@@ -705,7 +706,7 @@ static void a_fork_is_cancelled(void **state)
 static void an_address_leads_astray(void **state)
 {
     struct kv_session *session;
-    char *address;
+    const char *address;
     struct kv_op *op;
 
     (void)state;
@@ -722,6 +723,26 @@ static void an_address_leads_astray(void **state)
     kv_op_free(op);
 
     expect_there(session);
+    close_side();
+}
+
+/* The list has names: who calls itself otherwise is refused, and both names are told. */
+static void a_node_has_another_name(void **state)
+{
+    struct kv_op *op;
+
+    (void)state;
+    open_side();
+    side.client->nodes[0].listed_name = "node-0";
+    side.client->nodes[1].listed_name = "other";
+    assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, 0, 0, &op), KV_OK);
+    finish(op, "ping");
+    lose(1);
+    assert_int_equal(kv_ping_begin(side.client, 1, 0, 0, 0, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_INVALID);
+    assert_non_null(
+        strstr(kv_op_detail(op), "the list calls it other, it calls itself node-1"));
+    kv_op_free(op);
     close_side();
 }
 
@@ -761,6 +782,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_address_leads_astray),
         cmocka_unit_test(a_fork_is_cancelled),
         cmocka_unit_test(arguments_are_the_callers_again),
+        cmocka_unit_test(a_node_has_another_name),
         cmocka_unit_test(options_are_the_callers_again),
         /* Last: the node stays gone. */
         cmocka_unit_test(a_node_is_gone),

@@ -237,7 +237,7 @@ start two
 two=$address
 two_process=$node
 alive="$one|$two"
-export KVCTL_SERVER="$one,$two"
+export KVCTL_SERVER="one=$one,two=$two"
 expect 0 status
 has "^node $one\$" out
 has "^node $two\$" out
@@ -294,13 +294,13 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
 done
 object "$here" 0 "$two"
 object "$there" 3 "$two"
-# Where an object lies depends on the list's length and order alone.
-export KVCTL_SERVER="$one,127.0.0.1:1"
+# Where an object lies depends on the names in the list alone.
+export KVCTL_SERVER="two=127.0.0.1:1,one=$one"
 object "$here" 0 127.0.0.1:1
 object "$there" 3 127.0.0.1:1
 
 # A node that is back: what it had is gone, and that is told as such.
-export KVCTL_SERVER="$one,$two"
+export KVCTL_SERVER="one=$one,two=$two"
 start two "${two##*:}"
 two_process=$node
 alive="$one|$two"

@@ -31,6 +31,8 @@
 
 enum {
     N_THREADS = 2,
+    ROOT = 99, /* of the session, and the epoch by which it is placed */
+    EPOCH = 5,
     CREDITS = 16,
     CLIENTS_MAX = 16,
     MESSAGES = 200000,
@@ -188,6 +190,7 @@ static struct kv_wire_header request_of(unsigned op)
         .client_index = world.me.index,
         .client_token = world.me.token,
         .tenant = world.me.tenant,
+        .epoch = EPOCH,
         .deadline_us = 1000000,
     };
 }
@@ -335,8 +338,9 @@ static kv_status_t try_open(const struct kv_id128 *fingerprint)
     request.fingerprint = binary(fingerprint);
     request.tokens_max = TOKENS_MAX;
     request.writer = WRITER;
+    placement.epoch = EPOCH;
     placement.n_nodes = 1;
-    placement.root = 99;
+    placement.root = ROOT;
     request.placement = &placement;
     const kv_status_t status = try_control(KV_OP_OPEN, &request.base);
     reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
@@ -369,8 +373,7 @@ static void close_session(void)
 /* The data thread that has a unit, and one unit that each has. */
 static uint32_t thread_of_unit(uint32_t layer, uint32_t head)
 {
-    return kv_placement_unit_thread(kv_placement_unit_slot(99, layer * N_HEADS + head), 1,
-                                    N_THREADS);
+    return kv_placement_unit_thread(ROOT, layer * N_HEADS + head, 1, N_THREADS);
 }
 
 static uint32_t thread_of_name(const char *name, size_t bytes)
@@ -1352,8 +1355,9 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     for (unsigned i = 0; i < MANY_LAYERS; i++)
         layers[i] = &layer;
     placement.n_nodes = (uint32_t)usual_or_boundary(number, 1);
-    placement.node_index = (uint32_t)usual_or_boundary(number, 0);
-    placement.root = 99;
+    placement.position = (uint32_t)usual_or_boundary(number, 0);
+    placement.epoch = usual_or_boundary(number, EPOCH);
+    placement.root = ROOT;
     lifecycle.op_id = kv_random_next(random);
     lifecycle.kind = op;
     lifecycle.generation = world.node->control.sessions[world.session_index].generation;

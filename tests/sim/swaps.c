@@ -1,6 +1,7 @@
 #include "tests/sim/swaps.h"
 
 #include "client/client.h"
+#include "client/node.h"
 #include "client/session.h"
 #include "tests/sim/node_look.h"
 #include "tests/sim/truth.h"
@@ -244,6 +245,11 @@ check(struct trio *trio, const struct swap *swap, unsigned i, bool is_swapped, b
     trio->swaps->n_rows += n_bad;
 }
 
+static uint32_t index_on(struct kv_session *session, unsigned node)
+{
+    return kvc_session_on(session, &session->client->nodes[node])->index;
+}
+
 /* Chooses any block; its segments change places.  false: they are on two threads, or one. */
 static bool exchange(struct trio *trio, struct swap *swap)
 {
@@ -255,7 +261,7 @@ static bool exchange(struct trio *trio, struct swap *swap)
     swap->which[0] = (unsigned)kv_random_below(random, N_SESSIONS);
     swap->which[1] = (swap->which[0] + 1) % N_SESSIONS;
     for (unsigned i = 0; i < 2; i++)
-        place->sessions[i] = trio->sessions[swap->which[i]]->nodes[swap->node].index;
+        place->sessions[i] = index_on(trio->sessions[swap->which[i]], swap->node);
     place->layer = (uint32_t)kv_random_below(random, schema->n_layers);
     place->head = (uint32_t)kv_random_below(random, schema->layers[place->layer].n_kv_heads);
     place->block = (uint32_t)kv_random_below(random, TOKENS / KV_BLOCK_TOKENS + 1);

@@ -25,7 +25,7 @@ enum {
 struct swaps {
     struct kv_client *client;
     const struct kv_model_info *model;
-    struct kvs_node **nodes;
+    struct kvs_node **nodes; /* (n_nodes) in the client's order */
     unsigned n_nodes;
     struct kv_random *random;
     void (*turn)(void *world); /* moves everybody on */

@@ -11,6 +11,7 @@
 #include "kvserver/base/hash.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"
+#include "tests/sim/members_sim.h"
 #include "tests/sim/node_look.h"
 #include "tests/sim/own_clock.h"
 #include "tests/sim/question.h"
@@ -189,6 +190,7 @@ struct world {
     struct sim_net *net;
     struct node nodes[WORLD_NODES_MAX];
     unsigned n_nodes;
+    unsigned weights;        /* of the nodes: members_sim.h */
     uint64_t n_drains;       /* begun so far */
     uint64_t drain_heard_us; /* until then, nodes are heard that drained and stopped */
     struct client clients[N_CLIENTS];
@@ -423,22 +425,22 @@ static bool may_hear_of_drain(const struct world *world)
 
 /* The address of a node is where it is now. */
 static kv_status_t open_control(struct kv_client *client,
-                                uint32_t place,
+                                uint32_t index,
                                 const char *address,
                                 struct kvc_control **ret_control)
 {
     const struct client *own = (const struct client *)(const void *)client->loop.clock;
 
-    (void)address;
-    return kvc_control_message_open(client, place, own->world->nodes[place].address,
-                                    ret_control);
+    return kvc_control_message_open(
+        client, index, own->world->nodes[members_sim_place(address)].address, ret_control);
 }
 
 static void client_begin(struct world *world, unsigned number)
 {
     struct client *client = &world->clients[number];
     struct kvc_node_setup nodes[WORLD_NODES_MAX];
-    char name[16];
+    char name[16], text[32], detail[256];
+    struct kv_members *map = NULL;
     struct kvc_client_setup setup = {
         .nodes = nodes,
         .n_nodes = world->n_nodes,
@@ -457,15 +459,23 @@ static void client_begin(struct world *world, unsigned number)
     client->world = world;
     clock_begin(world, &client->clock);
     snprintf(name, sizeof(name), "client%u", number);
+    /* The same weights for all, each in its own order. */
+    snprintf(text, sizeof(text), "%u %llu", world->n_nodes,
+             (unsigned long long)(below(world, 1000) * 16 + world->weights));
+    if (members_sim.get("nodes", text, &map, detail, sizeof(detail)) != KV_OK)
+        abort();
     for (unsigned i = 0; i < world->n_nodes; i++)
         nodes[i] = (struct kvc_node_setup){
-            .address = "sim",
+            .address = map->members[i].address,
+            .name = map->members[i].name,
+            .weight = map->members[i].weight,
             .mode = one_in(world, 2) ? KV_CHANNEL_NETWORK : KV_CHANNEL_SHARED,
         };
     client->transport = sim_net_transport(world->net, WORLD_NODES_MAX + number);
     setup.transport = client->transport;
     if (kvc_client_create(&setup, &client->client) != KV_OK)
         abort();
+    free(map);
     client->n_begun = client->n_ended = 0;
     for (unsigned i = 0; i < SLOTS_MAX; i++) {
         struct slot *slot = &client->slots[i];
@@ -653,12 +663,19 @@ static void handle_add(struct client *client, struct kv_session *session, struct
     truth->n_handles++;
 }
 
+/* The place of a client's node. */
+static unsigned place_of(const struct kv_client *client, uint32_t node_index)
+{
+    return members_sim_place(client->nodes[node_index].address);
+}
+
 static void truth_place(struct truth *truth, const struct kv_session *session)
 {
     kv_session_ticket(session, &truth->ticket);
     for (uint32_t unit = 0; unit < session->schema.n_units; unit++)
-        truth->node_of_unit[unit] =
-            (uint8_t)session->client->placement.node_of[session->slots[unit]];
+        truth->node_of_unit[unit] = (uint8_t)place_of(
+            session->client,
+            session->row.nodes[kv_placement_unit_position(unit, session->row.n_nodes)]);
 }
 
 /* ---- beginning --------------------------------------------------------------------------- */
@@ -2171,7 +2188,7 @@ static void check_swaps(struct world *world)
 
     outlast_lost_transfers(world);
     for (unsigned i = 0; i < world->n_nodes; i++)
-        nodes[i] = world->nodes[i].node;
+        nodes[i] = world->nodes[place_of(client->client, i)].node;
     why = swaps_fault(&swaps);
     world->n_contents += SWAPS_CONTENTS;
     client->n_begun += swaps.n_begun;
@@ -2300,6 +2317,7 @@ void world_run(const struct world_options *options, struct world_result *ret_res
         has(world, WORLD_LITTLE_MEMORY) && one_in(world, 2) ? NODE_BYTES_LITTLE : NODE_BYTES;
     world->n_nodes =
         options->n_nodes > 0 ? options->n_nodes : 1 + (unsigned)below(world, WORLD_NODES_MAX);
+    world->weights = one_in(world, 2) ? 0 : (unsigned)below(world, 16);
     make_models(world);
     set_faults(world);
     world->failing = rate(world, WORLD_FAILING_ALLOCATIONS, one_in(world, 3) ? 100000 : 5000);

@@ -17,6 +17,11 @@ enum {
     LOOK_AGAIN_US = 2000,
 };
 
+static void node_name(uint32_t i, char ret_name[16])
+{
+    snprintf(ret_name, 16, "node-%u", i);
+}
+
 void cluster_start(struct cluster *cluster, uint32_t i)
 {
     const struct cluster_setup *setup = &cluster->setup;
@@ -37,7 +42,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
     };
 
     assert_null(cluster->nodes[i]);
-    snprintf(name, sizeof(name), "node-%u", i);
+    node_name(i, name);
     if (kvs_node_create(&node, &cluster->nodes[i], detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
     assert_int_equal(kvs_node_start(cluster->nodes[i], true), KV_OK);
@@ -89,6 +94,7 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
                                   const struct cluster_client *setup)
 {
     static char addresses[CLUSTER_NODES_MAX][2 * KV_WIRE_ADDRESS_MAX + 32];
+    char names[CLUSTER_NODES_MAX][16];
     struct kvc_node_setup remotes[CLUSTER_NODES_MAX];
     struct kvc_client_setup client_setup = {
         .nodes = remotes,
@@ -108,8 +114,10 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
 
         assert_non_null(address);
         snprintf(addresses[i], sizeof(addresses[i]), "loopback%s", address);
-        remotes[i] =
-            (struct kvc_node_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
+        node_name(i, names[i]);
+        remotes[setup != NULL && setup->is_reversed ? cluster->n_nodes - 1 - i : i] =
+            (struct kvc_node_setup){
+                .address = addresses[i], .name = names[i], .mode = KV_CHANNEL_NETWORK};
     }
     if (setup != NULL) {
         if (setup->transport != NULL)

@@ -13,7 +13,7 @@
 #include "kvserver/store/node.h"
 
 enum {
-    CLUSTER_NODES_MAX = 4,
+    CLUSTER_NODES_MAX = 12,
 };
 
 struct cluster_setup {
@@ -49,6 +49,7 @@ struct cluster_client {
     uint32_t deadline_ms, peer_timeout_ms, retry_ms;
     uint32_t credits, tenant;
     uint32_t wire_version_max;
+    bool is_reversed; /* the list of nodes */
 };
 
 /* `setup` may be NULL. */

@@ -142,7 +142,8 @@ static void check_sessions(const struct kvs_control *control)
         assert(session->index == i);
         assert(kv_map_get(control->session_of_id, &session->id) == session);
         assert(n_calls_of_session(control, session) == (session->busy ? 1u : 0u));
-        assert(session->node_index < session->n_nodes);
+        assert(session->position < session->n_nodes && session->n_nodes <= KV_ROW_NODES);
+        assert(session->epoch != 0);
         assert(session->tokens_max > 0 && session->shared_tokens <= session->tokens_max);
         check_log(session);
         check_writers(session->writers);

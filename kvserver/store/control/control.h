@@ -84,8 +84,8 @@ struct kvs_session {
     uint64_t due_us;               /* its lease cannot have ended before */
     uint32_t due_at;               /* its place in control->due */
     struct kvs_session *next_free; /* while it is not in use */
-    uint64_t root;
-    uint32_t epoch, n_nodes, node_index;
+    uint64_t root, epoch;          /* its placement, as the client that opened it says */
+    uint32_t n_nodes, position;
     struct kv_writers *writers; /* data threads read it, until they have carried out the command
                                  * that replaces it */
     uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by

@@ -164,7 +164,7 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     child->root = session->root;
     child->epoch = session->epoch;
     child->n_nodes = session->n_nodes;
-    child->node_index = session->node_index;
+    child->position = session->position;
     session->busy = true;
     call->child = child;
     call->log_entry.child_index = child->index;

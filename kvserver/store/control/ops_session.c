@@ -144,7 +144,7 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
     facts.info = session->model->info;
     placement.epoch = session->epoch;
     placement.n_nodes = session->n_nodes;
-    placement.node_index = session->node_index;
+    placement.position = session->position;
     placement.root = session->root;
     reply.outcome = &outcome;
     reply.session_index = session->index;
@@ -217,11 +217,17 @@ struct kvs_command kvs_session_command(enum kvs_command_kind kind,
         .root = session->root,
         .epoch = session->epoch,
         .n_nodes = session->n_nodes,
-        .node_index = session->node_index,
+        .position = session->position,
         .tokens_max = session->tokens_max,
         .schema = &session->model->info.schema,
         .writers = session->writers,
     };
+}
+
+static bool is_placement(const Kvpb__Placement *placement)
+{
+    return placement != NULL && placement->epoch != 0 && placement->n_nodes > 0 &&
+           placement->n_nodes <= KV_ROW_NODES && placement->position < placement->n_nodes;
 }
 
 static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest *request)
@@ -232,10 +238,8 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     kv_status_t status;
 
     if (!kvs_pb_get_id(&request->session_id, &id) || !kvs_pb_get_id(&request->token, &token) ||
-        !kvs_pb_get_id(&request->fingerprint, &fingerprint) || placement == NULL ||
-        placement->n_nodes == 0 || placement->n_nodes > KV_NODES_MAX ||
-        placement->node_index >= placement->n_nodes || request->tokens_max > KV_TOKENS_MAX ||
-        request->writer == 0) {
+        !kvs_pb_get_id(&request->fingerprint, &fingerprint) || !is_placement(placement) ||
+        request->tokens_max > KV_TOKENS_MAX || request->writer == 0) {
         kvs_control_refuse(call, KV_INVALID,
                            "open: invalid id, placement, tokens_max (%u) or writer (%llx)",
                            request->tokens_max, (unsigned long long)request->writer);
@@ -283,7 +287,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     session->root = placement->root;
     session->epoch = placement->epoch;
     session->n_nodes = placement->n_nodes;
-    session->node_index = placement->node_index;
+    session->position = placement->position;
     call->session = session;
     struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
     kvs_control_broadcast(call, &command, open_done);

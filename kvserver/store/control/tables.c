@@ -162,7 +162,7 @@ static void table_sessions(struct kvs_control *control, struct builder *table)
 {
     uint64_t now_us = kv_clock_now(control->config.clock);
 
-    columns(table, "session id model generation tenant lease_left_ms nodes node_index");
+    columns(table, "session id model generation tenant lease_left_ms nodes position");
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {
         const struct kvs_session *session = &control->sessions[i];
         if (!session->used)
@@ -175,7 +175,7 @@ static void table_sessions(struct kvs_control *control, struct builder *table)
         number(table, to, session->tenant);
         number(table, to, (double)(kvs_session_lease_left_us(control, session, now_us) / 1000));
         number(table, to, session->n_nodes);
-        number(table, to, session->node_index);
+        number(table, to, session->position);
     }
 }
 

@@ -37,8 +37,9 @@ struct kvs_command {
     uint32_t generation;
     uint32_t tokens;
 
-    uint64_t root; /* session_open */
-    uint32_t epoch, n_nodes, node_index, tokens_max;
+    uint64_t root, epoch; /* session_open: its placement */
+    uint32_t n_nodes, position;
+    uint32_t tokens_max;
     const kv_schema_t *schema;
     const struct kv_writers *writers; /* session_open, _fork: of the new session; _truncate:
                                        * those that remain */

@@ -5,6 +5,7 @@
 
 #include "kvserver/base/log.h"
 #include "kvserver/base/token.h"
+#include "kvserver/cluster/placement.h"
 #include "kvserver/net/message.h"
 #include "kvserver/store/shard/op.h"
 
@@ -97,9 +98,10 @@ static bool enter_session(struct kvs_request *request)
     } else if (session->changing) {
         kvs_request_fail(request, KV_BUSY, "%s: session %u is being truncated", name,
                          header->session_index);
-    } else if (session->epoch != header->epoch) {
+    } else if (kv_placement_epoch32(session->epoch) != header->epoch) {
+        request->reply.epoch = kv_placement_epoch32(session->epoch);
         kvs_request_fail(request, KV_MOVED, "%s: placement epoch %u is not the session's %u",
-                         name, header->epoch, session->epoch);
+                         name, header->epoch, request->reply.epoch);
     } else {
         atomic_store_explicit(&session->used_us, shard->now_us, memory_order_relaxed);
         request->session = session;

@@ -61,6 +61,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->cursor_bytes = 0;
     request->serial = 0;
     memset(&request->reply, 0, sizeof(request->reply));
+    request->reply.epoch = header->epoch; /* the session's, once it is known */
 
     request->client_next = client->requests;
     request->client_link = &client->requests;
@@ -299,7 +300,6 @@ static void address_reply(struct kv_wire_header *reply,
     reply->generation = header->generation;
     reply->tenant = header->tenant;
     reply->client_token = header->client_token;
-    reply->epoch = header->epoch;
 }
 
 /* Returns how long the request has been here, in microseconds. */
@@ -399,7 +399,7 @@ void kvs_shard_client_note(struct kvs_shard *shard,
     va_start(args, format);
     vsnprintf(note->text, sizeof(note->text), format, args);
     va_end(args);
-    note->header = (struct kv_wire_header){0};
+    note->header = (struct kv_wire_header){.epoch = header->epoch};
     address_reply(&note->header, header, status);
     if (header->kind == KV_WIRE_BATCH)
         note->header.n_units = header->n_units; /* it is for all of them */

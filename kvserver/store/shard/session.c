@@ -55,15 +55,10 @@ kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
                                    const struct kvs_command *command)
 {
     const kv_schema_t *schema = command->schema;
-    struct kv_placement *placement = malloc(sizeof(*placement));
     kv_status_t status = KV_NO_MEMORY;
     uint32_t n_units = 0;
 
     assert(!session->used && session->units == NULL && session->n_units == 0);
-    if (placement == NULL)
-        return KV_NO_MEMORY;
-    kv_placement_init(placement, command->n_nodes);
-
     session->unit_of_class =
         kvs_arena_class_rounded(shard->arena, schema->n_units * sizeof(*session->unit_of));
     if (session->unit_of_class < 0)
@@ -74,10 +69,11 @@ kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
     /* The placement decides which of the model's units are here: unit_of leads from a unit's
      * number in the schema to its place in `units`, which has only those. */
     for (uint32_t i = 0; i < schema->n_units; i++) {
-        uint32_t slot = kv_placement_unit_slot(command->root, i);
-        bool here =
-            placement->node_of[slot] == command->node_index &&
-            kv_placement_unit_thread(slot, command->n_nodes, shard->n_threads) == shard->index;
+        const bool here =
+            kv_placement_unit_position(i, command->n_nodes) == command->position &&
+            kv_placement_unit_thread(command->root, i, command->n_nodes, shard->n_threads) ==
+                shard->index;
+
         session->unit_of[i] = here ? (uint16_t)n_units++ : UINT16_MAX;
     }
     if (n_units > 0) {
@@ -104,12 +100,10 @@ kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
     session->writers = command->writers;
     session->serial++; /* requests of the previous session in this place may not have ended
                         * yet */
-    free(placement);
     return KV_OK;
 
 err_free:
     kvs_shard_session_free(shard, session);
-    free(placement);
     return status;
 }
 

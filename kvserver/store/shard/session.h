@@ -17,8 +17,7 @@ struct kvs_shard_session {
     struct kv_id128 token;
     uint32_t tenant;
     const kv_schema_t *schema; /* owned by the control thread; valid while the session lives */
-    uint64_t root;
-    uint32_t epoch;
+    uint64_t root, epoch;      /* its placement */
     uint32_t tokens_max;
     struct kvs_unit *units; /* (n_units) on this thread */
     uint16_t *unit_of;      /* (schema->n_units) index into `units`; UINT16_MAX: not here */

@@ -343,7 +343,13 @@ static void open_session(const struct kv_wire_header *request)
     reply.fingerprint = (ProtobufCBinaryData){.data = (uint8_t *)id, .len = sizeof(id)};
     tell_grant(&reply);
     placement.n_nodes = 1;
-    placement.epoch = f.client->placement.epoch;
+    placement.epoch = f.client->map->epoch;
+    if (f.session != NULL) {
+        struct kv_ticket ticket;
+
+        kv_session_ticket(f.session, &ticket);
+        placement.root = ticket.root;
+    }
     reply.placement = &placement;
     layer.kind = KV_LAYER_KV;
     layer.dtype = KV_FP16;

@@ -307,6 +307,7 @@ static void open_session(void)
         _exit(3);
     session->busy = false;
     session->n_nodes = 1;
+    session->epoch = 1;
     session->tokens_max = 1000;
     session->writers = kv_writers_create(NULL, 0, 1);
 }

@@ -1,0 +1,307 @@
+/* test_placement.c - where sessions are, in a store of more nodes than a session has: on eight
+ * nodes and on no other, wherever the client has them in its list.  A node that is down hurts
+ * those that are on it, and nobody else.
+ *
+ * Twelve embedded nodes over the loopback and the real client library.
+ */
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+
+#include "client/node.h"
+#include "client/session.h"
+#include "kvserver/base/hash.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_NODES = 12,
+    N_THREADS = 2,
+    MEMORY_BYTES = 32 << 20,
+    BUFFER_BYTES = 2 << 20,
+    N_LAYERS = 3,
+    N_HEADS = 7,
+    N_TOKENS = 200,
+    N_MORE = 40,
+    N_FORKED = 150,
+    DIM = 16,
+    SESSIONS = 24,
+};
+
+static struct cluster cluster;
+static struct kv_client *client, *other; /* `other` has the list in another order */
+static struct kv_buffer *buffer, *others_buffer;
+
+static int open_store(void **state)
+{
+    const struct cluster_setup setup = {
+        .row = &kv_transport_loopback,
+        .n_nodes = N_NODES,
+        .n_threads = N_THREADS,
+        .memory_bytes = MEMORY_BYTES,
+    };
+    const struct cluster_client reversed = {.is_reversed = true};
+
+    (void)state;
+    if (!cluster_open(&cluster, &setup))
+        return -1;
+    client = cluster_connect(&cluster, NULL);
+    other = cluster_connect(&cluster, &reversed);
+    assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
+    assert_int_equal(kv_buffer_alloc(other, BUFFER_BYTES, &others_buffer), KV_OK);
+    return 0;
+}
+
+static int close_store(void **state)
+{
+    (void)state;
+    kv_client_close(client);
+    kv_client_close(other);
+    cluster_close(&cluster);
+    return 0;
+}
+
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+static struct kv_session *take_session(struct kv_op *op)
+{
+    struct kv_session *session;
+
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s", kv_op_detail(op));
+    session = kv_op_session(op);
+    kv_op_free(op);
+    assert_non_null(session);
+    return session;
+}
+
+static struct kv_op *begin_open(const struct kv_session_options *options)
+{
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS, N_HEADS};
+    struct kv_model_info model;
+    struct kv_op *op;
+
+    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    assert_int_equal(kv_open_begin(client, &model, options, 0, &op), KV_OK);
+    return op;
+}
+
+static struct kv_session *open_session(void)
+{
+    return take_session(begin_open(NULL));
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+static struct kv_session *resume(struct kv_client *by, const struct kv_ticket *ticket)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_resume_begin(by, ticket, 0, &op), KV_OK);
+    return take_session(op);
+}
+
+static struct kv_rows all_heads(uint32_t begin, uint32_t n_tokens)
+{
+    return (struct kv_rows){.n_layers = N_LAYERS, .token_begin = begin, .n_tokens = n_tokens};
+}
+
+static void append(struct kv_session *session, uint32_t begin, uint32_t n_tokens)
+{
+    const struct kv_rows rows = all_heads(begin, n_tokens);
+    const struct kv_rows_io io = {.buffer = buffer};
+    struct kv_op *op;
+
+    test_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, 1);
+    assert_int_equal(kv_append_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "append");
+}
+
+static void expect_rows(struct kv_session *session, struct kv_buffer *into, uint32_t n_tokens)
+{
+    const struct kv_rows rows = all_heads(0, n_tokens);
+    const struct kv_rows_io io = {.buffer = into};
+    struct kv_op *op;
+
+    memset(kv_buffer_data(into), 0, BUFFER_BYTES);
+    assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "read");
+    assert_true(test_is_box(kv_buffer_data(into), kv_session_schema(session), &rows, 1));
+}
+
+static void expect_length(struct kv_session *session, uint32_t n_tokens)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("length: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), n_tokens);
+    kv_op_free(op);
+}
+
+/* Whether a node of the cluster is among those of the session, as `client` numbers them. */
+static bool is_on(const struct kv_session *session, uint32_t node)
+{
+    return kvc_row_position(&session->row, &client->nodes[node]) < KV_ROW_NODES;
+}
+
+/* ---- tests ------------------------------------------------------------------------------- */
+
+static void on_eight_nodes_and_no_other(void **state)
+{
+    struct kv_session *session = open_session();
+    uint32_t n_on = 0;
+
+    (void)state;
+    append(session, 0, N_TOKENS);
+    expect_rows(session, buffer, N_TOKENS);
+    for (uint32_t node = 0; node < N_NODES; node++) {
+        assert_true(cluster_number(client, node, "status", "sessions") == is_on(session, node));
+        n_on += is_on(session, node);
+    }
+    assert_int_equal(n_on, KV_ROW_NODES);
+    close_session(session);
+    assert_true(cluster_becomes(client, "status", "sessions", 0));
+}
+
+/* The first block's name places a session; without one it is anywhere. */
+static void where_the_first_block_says(void **state)
+{
+    struct kv_id128 names[2] = {{{1, 2, 3}}, {{4}}};
+    struct kv_session_options options = {.block_names = names, .n_block_names = 2};
+    struct kv_session *first = take_session(begin_open(&options)), *same, *another, *unnamed;
+    uint32_t n_other = 0;
+
+    (void)state;
+    names[1].bytes[0] = 5;
+    same = take_session(begin_open(&options));
+    assert_memory_equal(&first->row, &same->row, sizeof(first->row));
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        names[0].bytes[0] = (uint8_t)(10 + i);
+        another = take_session(begin_open(&options));
+        unnamed = open_session();
+        n_other += memcmp(&first->row, &another->row, sizeof(first->row)) != 0;
+        n_other += memcmp(&another->row, &unnamed->row, sizeof(first->row)) != 0;
+        close_session(another);
+        close_session(unnamed);
+    }
+    assert_int_equal(n_other, 2 * SESSIONS);
+    close_session(first);
+    close_session(same);
+}
+
+/* The order of the list means nothing. */
+static void by_another_list(void **state)
+{
+    struct kv_session *session = open_session(), *there;
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    (void)state;
+    append(session, 0, N_TOKENS);
+    kv_session_ticket(session, &ticket);
+    there = resume(other, &ticket);
+    for (uint32_t i = 0; i < KV_ROW_NODES; i++)
+        assert_string_equal(kvc_session_node(session, i)->address,
+                            kvc_session_node(there, i)->address);
+    expect_rows(there, others_buffer, N_TOKENS);
+    expect_length(there, N_TOKENS);
+    kv_session_free(there);
+
+    /* A root that is not the session's leads elsewhere, and to nobody else's data. */
+    ticket.root++;
+    assert_int_equal(kv_resume_begin(other, &ticket, 0, &op), KV_OK);
+    assert_true(kv_wait(op) == KV_NOT_FOUND || kv_op_status(op) == KV_INVALID);
+    kv_op_free(op);
+    close_session(session);
+}
+
+/* All that may be done with a session, and with its fork. */
+static void use(struct kv_session *session)
+{
+    struct kv_session *child, *there;
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    append(session, N_TOKENS, N_MORE);
+    expect_rows(session, buffer, N_TOKENS + N_MORE);
+    assert_int_equal(kv_fork_begin(session, N_FORKED, 0, &op), KV_OK);
+    child = take_session(op);
+    assert_memory_equal(&session->row, &child->row, sizeof(child->row));
+    expect_rows(child, buffer, N_FORKED);
+    assert_int_equal(kv_truncate_begin(session, N_TOKENS, 0, &op), KV_OK);
+    finish(op, "truncate");
+    expect_length(session, N_TOKENS);
+    assert_int_equal(kv_renew_begin(session, 0, 0, &op), KV_OK);
+    finish(op, "renew");
+    kv_session_ticket(child, &ticket);
+    there = resume(other, &ticket);
+    expect_rows(there, others_buffer, N_FORKED);
+    kv_session_free(there);
+    close_session(child);
+}
+
+/* A dead node outside of a session's row is not noticed; inside of it, it is named. */
+static void a_dead_node(void **state)
+{
+    struct kv_session *session = open_session(), *opened;
+    uint32_t dead = 0, n_opened = 0, n_failed = 0;
+    char begin[2 * KV_WIRE_ADDRESS_MAX + 64];
+    struct kv_op *op;
+
+    (void)state;
+    append(session, 0, N_TOKENS);
+    while (is_on(session, dead))
+        dead++;
+    cluster_end(&cluster, dead);
+    use(session);
+    close_session(session);
+
+    snprintf(begin, sizeof(begin), "node %s: open: ", client->nodes[dead].address);
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        op = begin_open(NULL);
+        if (kv_wait(op) != KV_OK) {
+            assert_memory_equal(kv_op_detail(op), begin, strlen(begin));
+            kv_op_free(op);
+            n_failed++;
+            continue;
+        }
+        opened = take_session(op);
+        assert_false(is_on(opened, dead));
+        close_session(opened);
+        n_opened++;
+    }
+    print_message("%u sessions were opened, %u were not\n", n_opened, n_failed);
+    assert_true(n_opened > 0 && n_failed > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(on_eight_nodes_and_no_other),
+        cmocka_unit_test(where_the_first_block_says), cmocka_unit_test(by_another_list),
+        cmocka_unit_test(a_dead_node), /* the last: the node stays dead */
+    };
+
+    return cmocka_run_group_tests(tests, open_store, close_store);
+}
