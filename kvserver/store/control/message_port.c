@@ -1,6 +1,7 @@
 /* message_port.c - the control transport without gRPC: a port of the control thread that
  * receives control requests as messages and sends the replies. */
 #include "kvserver/base/log.h"
+#include "kvserver/base/token.h"
 #include "kvserver/net/message.h"
 #include "kvserver/store/control/control.h"
 #include "proto/kvstore.pb-c.h"
@@ -106,6 +107,22 @@ static kv_status_t connect_hello(struct kvs_control *control,
     return status;
 }
 
+/* Whether the same message came before and is being answered: the network may double it.  To
+ * the second one the node could only say KV_BUSY, before the first has its answer, and a client
+ * that hears this asks again: doubled each time, it would never be told anything else. */
+static bool is_doubled(const struct kvs_control *control, const struct kv_wire_header *header)
+{
+    for (const struct kvs_control_call *call = control->calls; call != NULL;
+         call = call->list_next) {
+        const struct message_reply *reply = call->arg;
+
+        if (call->reply == message_reply && reply->request.request_id == header->request_id &&
+            kv_token_equal(&reply->request.client_token, &header->client_token))
+            return true;
+    }
+    return false;
+}
+
 static void on_message(
     void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
 {
@@ -119,6 +136,8 @@ static void on_message(
         KV_LOG_EVERY(KV_LOG_WARN, "message dropped: control port: %s", why);
         return;
     }
+    if (is_doubled(control, &header))
+        return;
     /* Control requests have no bulk data: anything after the body is unchecked and ignored. */
     body_bytes = header.body_bytes;
     struct message_reply *reply = calloc(1, sizeof(*reply));
