@@ -43,6 +43,7 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
                                size_t detail_bytes)
 {
     const char *wanted = options->transport != NULL ? options->transport : "auto";
+    const char *const first = map->members[0].address; /* a list has one at least */
     const char *addresses[KV_NODES_MAX];
 
     if (strcmp(wanted, "auto") != 0 && strcmp(wanted, "tcp") != 0 &&
@@ -56,13 +57,13 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
                                            .name = map->members[i].name,
                                            .weight = map->members[i].weight,
                                            .mode = KV_CHANNEL_NETWORK};
-        if (is_loopback(addresses[i]) != is_loopback(addresses[0])) {
+        if (is_loopback(addresses[i]) != is_loopback(first)) {
             snprintf(detail, detail_bytes, "nodes: %s: embedded and network nodes in one list",
                      addresses[i]);
             return KV_INVALID;
         }
     }
-    if (is_loopback(addresses[0])) {
+    if (is_loopback(first)) {
         const struct kv_transport_config config = {0};
 
         setup->open_control = kvc_control_message_open;
@@ -89,8 +90,7 @@ static kv_status_t choose_rows(const struct kv_client_options *options,
     setup->open_control = open_grpc;
     return kv_transport_ucx.open(&config, &setup->transport, detail, detail_bytes);
 #else
-    snprintf(detail, detail_bytes, "nodes: %s: this build has no network support",
-             addresses[0]);
+    snprintf(detail, detail_bytes, "nodes: %s: this build has no network support", first);
     return KV_UNSUPPORTED;
 #endif
 }
