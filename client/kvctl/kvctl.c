@@ -22,14 +22,32 @@ void kvctl_error(const struct kvctl *ctl, const char *format, ...)
     fputc('\n', stderr);
 }
 
+/* Returns the entry of the list that has this address, with the name that the node must call
+ * itself; `nodes` itself if there is none, or it has no name. */
+static const char *
+entry_of(const struct kvctl *ctl, const char *nodes, char *text, size_t text_bytes)
+{
+    for (uint32_t i = 0; i < ctl->map->n_members; i++) {
+        const struct kv_member *member = &ctl->map->members[i];
+
+        if (strcmp(member->address, nodes) != 0 || member->name == NULL ||
+            member->name[0] == '\0')
+            continue;
+        snprintf(text, text_bytes, "%s=%s", member->name, member->address);
+        return text;
+    }
+    return nodes;
+}
+
 kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                const char *nodes,
                                struct kv_client **ret_client,
                                char *detail,
                                size_t detail_bytes)
 {
+    char entry[KV_CONFIG_STRING_BYTES];
     const struct kv_client_options options = {
-        .nodes = nodes,
+        .nodes = entry_of(ctl, nodes, entry, sizeof(entry)),
         .transport = ctl->options.transport,
         .deadline_ms = (uint32_t)ctl->options.deadline_ms,
     };
@@ -38,7 +56,7 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
     detail[0] = '\0';
     status = kv_client_open(&options, ret_client, detail, detail_bytes);
     if (status != KV_OK && detail[0] == '\0')
-        snprintf(detail, detail_bytes, "node %s: %s", options.nodes, kv_status_name(status));
+        snprintf(detail, detail_bytes, "node %s: %s", nodes, kv_status_name(status));
     return status;
 }
 

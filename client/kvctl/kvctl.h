@@ -42,7 +42,8 @@ struct kvctl_options {
 struct kvctl {
     struct kvctl_options options;
     const char *command;
-    const char *nodes[KV_NODES_MAX]; /* addresses, of options.server */
+    const struct kv_members *map;    /* of options.server */
+    const char *nodes[KV_NODES_MAX]; /* its addresses */
     uint32_t n_nodes;
     const char *const *operands;
     int n_operands;

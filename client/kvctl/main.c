@@ -139,6 +139,7 @@ static int run(struct kvctl *ctl, int argc, char **argv)
         kvctl_error(ctl, "%s", detail);
         return KVCTL_USAGE;
     }
+    ctl->map = map;
     ctl->n_nodes = map->n_members;
     for (uint32_t i = 0; i < ctl->n_nodes; i++)
         ctl->nodes[i] = map->members[i].address;

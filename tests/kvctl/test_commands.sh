@@ -232,6 +232,14 @@ is_json
 expect 0 ops --json
 has '"op": "fetch", "plane": "data", "count": 160, "errors": 0' out
 
+# A node that calls itself otherwise than the list is refused, whatever is asked of it.
+expect 0 status --server "one=$one"
+for command in status ping drain; do
+    expect 1 $command --server "uno=$one"
+    has 'the list calls it uno, it calls itself one' err
+done
+expect 0 status --server "one=$one"
+
 # Two nodes: one list; the dead one is named, the other still answers.
 start two
 two=$address
