@@ -85,20 +85,31 @@ kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op)
     return KV_OK;
 }
 
-kv_status_t kvc_op_hold(struct kv_session *first, const struct kv_session *session)
+kv_status_t kvc_batch_begin(struct kv_client *client,
+                            void *entries,
+                            size_t n_entries,
+                            uint32_t deadline_ms,
+                            kvc_begin_entry_fn begin)
 {
-    struct kv_client *client = first->client;
+    kv_status_t first = KV_OK;
 
     client->loop.is_held = true;
+    for (size_t i = 0; i < n_entries; i++) {
+        kv_status_t status = begin(client, entries, i, deadline_ms);
+
+        if (first == KV_OK)
+            first = status;
+    }
+    client->loop.is_held = false;
+    kvc_client_dispatch(client);
+    return first;
+}
+
+kv_status_t kvc_batch_takes(struct kv_client *client, const struct kv_session *session)
+{
     return session->client == client
                ? KV_OK
                : kvc_set_error(&client->loop, KV_INVALID, "batch: a session of another client");
-}
-
-void kvc_op_release_held(struct kv_client *client)
-{
-    client->loop.is_held = false;
-    kvc_client_dispatch(client);
 }
 
 /* ---- connections send -------------------------------------------------------------------- */

@@ -8,6 +8,9 @@
 
 #include "proto/kv_status.h"
 
+#include <stddef.h>
+#include <stdint.h>
+
 struct kv_client;
 struct kv_op;
 struct kv_session;
@@ -16,11 +19,22 @@ struct kv_session;
  * result. */
 kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op);
 
-/* Between the two, operations that are begun are not sent, so that what goes to one data thread
- * can leave together.  kvc_op_hold() is called before each begin, and fails with KV_INVALID for
- * a session of another client than the first. */
-kv_status_t kvc_op_hold(struct kv_session *first, const struct kv_session *session);
-void kvc_op_release_held(struct kv_client *client);
+/* Begins entry `i` of a batch, and stores in it what came of that; returns the same. */
+typedef kv_status_t (*kvc_begin_entry_fn)(struct kv_client *client,
+                                          void *entries,
+                                          size_t i,
+                                          uint32_t deadline_ms);
+
+/* Begins all entries before anything is sent, so that what goes to one data thread can leave
+ * together.  Returns the first failure; the other entries are begun all the same. */
+kv_status_t kvc_batch_begin(struct kv_client *client,
+                            void *entries,
+                            size_t n_entries,
+                            uint32_t deadline_ms,
+                            kvc_begin_entry_fn begin);
+
+/* Returns KV_INVALID, with a message, for a session of another client. */
+kv_status_t kvc_batch_takes(struct kv_client *client, const struct kv_session *session);
 
 /* Starts the operation if its nodes are ready. */
 void kvc_op_prepare(struct kv_op *op);

@@ -386,9 +386,9 @@ struct kv_append_entry {
 };
 
 /* Begins one append for each entry, of sessions of one client: the decode step of a batch of
- * sequences.  What goes to one data thread travels in as few messages
- * as it fits, and nothing is allocated for an entry; each is an operation of its own, with its
- * own outcome.
+ * sequences.  What goes to one data thread travels in as few messages as it fits.  Each entry
+ * is an operation of its own, with its own outcome, and uses the memory of earlier ones: once
+ * there have been as many, nothing is allocated.
  *
  * Returns the first failure of a begin; the other entries are begun all the same. */
 KV_API kv_status_t kv_append_begin_batch(struct kv_append_entry *entries,

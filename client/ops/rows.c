@@ -673,25 +673,26 @@ kv_status_t kv_append_begin(struct kv_session *session,
     return begin_rows(&append_type, session, rows, io, deadline_ms, ret_op);
 }
 
+static kv_status_t
+begin_append_entry(struct kv_client *client, void *entries, size_t i, uint32_t deadline_ms)
+{
+    struct kv_append_entry *entry = (struct kv_append_entry *)entries + i;
+
+    entry->op = NULL;
+    entry->status = kvc_batch_takes(client, entry->session);
+    if (entry->status == KV_OK)
+        entry->status =
+            kv_append_begin(entry->session, entry->rows, entry->io, deadline_ms, &entry->op);
+    return entry->status;
+}
+
 kv_status_t
 kv_append_begin_batch(struct kv_append_entry *entries, size_t n_entries, uint32_t deadline_ms)
 {
-    kv_status_t status = KV_OK;
-
-    for (size_t i = 0; i < n_entries; i++) {
-        struct kv_append_entry *entry = &entries[i];
-
-        entry->op = NULL;
-        entry->status = kvc_op_hold(entries[0].session, entry->session);
-        if (entry->status == KV_OK)
-            entry->status = kv_append_begin(entry->session, entry->rows, entry->io, deadline_ms,
-                                            &entry->op);
-        if (status == KV_OK)
-            status = entry->status;
-    }
-    if (n_entries > 0)
-        kvc_op_release_held(entries[0].session->client);
-    return status;
+    if (n_entries == 0)
+        return KV_OK;
+    return kvc_batch_begin(entries[0].session->client, entries, n_entries, deadline_ms,
+                           begin_append_entry);
 }
 
 kv_status_t kv_read_begin(struct kv_session *session,
