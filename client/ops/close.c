@@ -1,4 +1,4 @@
-/* Close, renew and length: operations that send the same request to all nodes of a session. */
+/* Close and renew: operations that send the same request to all nodes of a session. */
 #include "client/call.h"
 #include "client/dispatch.h"
 #include "client/include/kvclient.h"
@@ -31,32 +31,26 @@ static void close_done(struct kvc_call *call,
     kvc_op_record_error(kvc_call_op(call), node, status, detail);
 }
 
-/* Sends the same request to every required node: close, renew or session. */
+/* Sends the same request to every required node: close or renew. */
 static void ask_all(struct kv_op *op, kvc_call_done_fn done)
 {
     struct kv_session *session = op->session;
     Kvpb__CloseRequest close_request = KVPB__CLOSE_REQUEST__INIT;
     Kvpb__RenewRequest renew_request = KVPB__RENEW_REQUEST__INIT;
-    Kvpb__SessionRequest session_request = KVPB__SESSION_REQUEST__INIT;
 
     for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
         struct kvc_node *node = kvc_session_node(session, i);
         uint32_t index = session->nodes[i].index;
-        const ProtobufCMessage *request = &session_request.base;
         kv_status_t status;
 
         if (!kvc_op_requires(op, node->index))
             continue;
-        session_request.session_index = close_request.session_index =
-            renew_request.session_index = index;
-        session_request.token = close_request.token = renew_request.token =
-            kvc_binary(&session->ticket.token);
+        close_request.session_index = renew_request.session_index = index;
+        close_request.token = renew_request.token = kvc_binary(&session->ticket.token);
         renew_request.lease_ms = op->owner.lease_wanted_ms;
-        if (op->type->id == KV_OP_CLOSE)
-            request = &close_request.base;
-        else if (op->type->id == KV_OP_RENEW)
-            request = &renew_request.base;
-        status = kvc_call_begin(node, &op->owner, session, op->type->id, request, done);
+        status = kvc_call_begin(
+            node, &op->owner, session, op->type->id,
+            op->type->id == KV_OP_CLOSE ? &close_request.base : &renew_request.base, done);
         if (status != KV_OK)
             kvc_op_record_error(op, node, status, "cannot send the request");
     }
@@ -160,55 +154,6 @@ kv_status_t kv_renew_begin(struct kv_session *session,
     if (status != KV_OK)
         return status;
     op->owner.lease_wanted_ms = lease_ms;
-    kvc_op_require_row(op, &session->row);
-    return kvc_op_submit(op, ret_op);
-}
-
-/* ---- length ------------------------------------------------------------------------------ */
-
-static void length_done(struct kvc_call *call,
-                        kv_status_t status,
-                        const ProtobufCMessage *message,
-                        const char *detail)
-{
-    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
-    struct kv_op *op = kvc_call_op(call);
-
-    if (op == NULL)
-        return;
-    if (status != KV_OK)
-        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
-    else if (reply->generation != op->session->generation)
-        kvc_op_fail(op, call->node, NULL, KV_STALE,
-                    "node is at generation %u, session at %u: resume the session",
-                    reply->generation, op->session->generation);
-    else if (reply->tokens < op->tokens)
-        op->tokens = reply->tokens;
-}
-
-static void start_length(struct kv_op *op)
-{
-    ask_all(op, length_done);
-}
-
-static const struct kvc_op_type length_type = {
-    .name = "length",
-    .id = KV_OP_SESSION,
-    .needs_current = true,
-    .start = start_length,
-    .describe = kvc_session_describe_op,
-};
-
-kv_status_t
-kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
-{
-    struct kv_op *op;
-    kv_status_t status =
-        kvc_op_begin(session->client, &length_type, session, NULL, deadline_ms, &op);
-
-    if (status != KV_OK)
-        return status;
-    op->tokens = session->tokens_max;
     kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }

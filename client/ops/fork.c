@@ -11,6 +11,7 @@
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
+#include "client/ops/length.h"
 #include "client/session.h"
 #include "client/session_catchup.h"
 #include "client/session_lease.h"
@@ -199,44 +200,18 @@ static void lengths_done(struct kvc_call *call,
                          const ProtobufCMessage *message,
                          const char *detail)
 {
-    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
     struct kv_op *op = kvc_call_op(call);
 
-    if (op == NULL)
-        return;
-    if (status != KV_OK) {
-        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
-        return;
-    }
-    if (reply->generation != op->session->generation) {
-        kvc_op_fail(op, call->node, NULL, KV_STALE,
-                    "node is at generation %u, session at %u: resume the session",
-                    reply->generation, op->session->generation);
-        return;
-    }
-    if (reply->tokens < lifecycle_of(op)->least)
-        lifecycle_of(op)->least = reply->tokens;
-    if (op->owner.n_calls == 0)
+    if (op != NULL &&
+        kvc_take_length(call, status, message, detail, &lifecycle_of(op)->least) &&
+        op->owner.n_calls == 0)
         apply(op);
 }
 
 static void start_change(struct kv_op *op)
 {
-    struct kv_session *session = op->session;
-    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
-
     lifecycle_of(op)->least = UINT32_MAX;
-    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
-        struct kvc_node *node = kvc_session_node(session, i);
-        kv_status_t status;
-
-        request.session_index = session->nodes[i].index;
-        request.token = kvc_binary(&session->ticket.token);
-        status = kvc_call_begin(node, &op->owner, session, KV_OP_SESSION, &request.base,
-                                lengths_done);
-        if (status != KV_OK)
-            kvc_op_fail(op, node, NULL, status, "cannot send the request");
-    }
+    kvc_ask_lengths(op, op->session, lengths_done);
 }
 
 /* The operation was done, or may have been on some node. */

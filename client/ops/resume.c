@@ -10,6 +10,7 @@
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
+#include "client/ops/length.h"
 #include "client/session.h"
 #include "client/session_catchup.h"
 #include "client/session_private.h"
@@ -250,24 +251,6 @@ static void relength_done(struct kvc_call *call,
     }
 }
 
-static void ask_lengths(struct kv_op *op)
-{
-    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
-    const struct kv_session *session = op->result;
-
-    request.token = kvc_binary(&session->ticket.token);
-    for (uint32_t i = 0; op->stage == KVC_STAGE_RUNNING && i < session->row.n_nodes; i++) {
-        struct kvc_node *node = kvc_session_node(session, i);
-        kv_status_t status;
-
-        request.session_index = session->nodes[i].index;
-        status = kvc_call_begin(node, &op->owner, op->result, KV_OP_SESSION, &request.base,
-                                relength_done);
-        if (status != KV_OK)
-            kvc_op_fail(op, node, NULL, status, "cannot send the request");
-    }
-}
-
 static void resume_done(struct kvc_call *call,
                         kv_status_t status,
                         const ProtobufCMessage *message,
@@ -309,7 +292,7 @@ static void start_resume(struct kv_op *op)
     Kvpb__ResumeRequest request = KVPB__RESUME_REQUEST__INIT;
 
     if (op->phase == 1) {
-        ask_lengths(op);
+        kvc_ask_lengths(op, op->result, relength_done);
         return;
     }
     request.session_id = kvc_binary(&resume_of(op)->ticket.session_id);

@@ -1,0 +1,92 @@
+#include "client/ops/length.h"
+
+#include "client/dispatch.h"
+#include "client/include/kvclient.h"
+#include "client/node.h"
+#include "client/op.h"
+#include "client/session.h"
+#include "client/session_private.h"
+#include "proto/kv_wire.h"
+#include "proto/kvstore.pb-c.h"
+
+void kvc_ask_lengths(struct kv_op *op, struct kv_session *session, kvc_call_done_fn done)
+{
+    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
+
+    request.token = kvc_binary(&session->ticket.token);
+    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
+        kv_status_t status;
+
+        request.session_index = session->nodes[i].index;
+        status = kvc_call_begin(node, &op->owner, session, KV_OP_SESSION, &request.base, done);
+        if (status != KV_OK)
+            kvc_op_fail(op, node, NULL, status, "cannot send the request");
+    }
+}
+
+bool kvc_take_length(const struct kvc_call *call,
+                     kv_status_t status,
+                     const ProtobufCMessage *message,
+                     const char *detail,
+                     uint32_t *least)
+{
+    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
+    struct kv_op *op = kvc_call_op(call);
+
+    if (op == NULL)
+        return false;
+    if (status != KV_OK) {
+        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
+        return false;
+    }
+    if (reply->generation != op->session->generation) {
+        kvc_op_fail(op, call->node, NULL, KV_STALE,
+                    "node is at generation %u, session at %u: resume the session",
+                    reply->generation, op->session->generation);
+        return false;
+    }
+    if (reply->tokens < *least)
+        *least = reply->tokens;
+    return true;
+}
+
+/* ---- the operation ----------------------------------------------------------------------- */
+
+static void length_done(struct kvc_call *call,
+                        kv_status_t status,
+                        const ProtobufCMessage *message,
+                        const char *detail)
+{
+    struct kv_op *op = kvc_call_op(call);
+
+    if (op != NULL)
+        kvc_take_length(call, status, message, detail, &op->tokens);
+}
+
+static void start_length(struct kv_op *op)
+{
+    kvc_ask_lengths(op, op->session, length_done);
+}
+
+static const struct kvc_op_type length_type = {
+    .name = "length",
+    .id = KV_OP_SESSION,
+    .needs_current = true,
+    .start = start_length,
+    .describe = kvc_session_describe_op,
+};
+
+kv_status_t
+kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
+{
+    struct kv_op *op;
+    kv_status_t status =
+        kvc_op_begin(session->client, &length_type, session, NULL, deadline_ms, &op);
+
+    if (status != KV_OK)
+        return status;
+    op->tokens = session->tokens_max;
+    kvc_op_require_row(op, &session->row);
+    return kvc_op_submit(op, ret_op);
+}
