@@ -427,30 +427,21 @@ static void describe(const struct kv_op *op,
 }
 
 /* The four operations differ only in what they make of a reply. */
-#define OBJECT_TYPE(NAME, ID, ...)                                                      \
+#define OBJECT_TYPE(NAME, ID, LAND, REPLY, FINISH)                                      \
     {                                                                                   \
         .name = NAME, .id = ID, .start_node = start_node, .lost = lost, .build = build, \
-        .failed = failed, .ended = ended, .describe = describe, __VA_ARGS__             \
+        .requests = {.land = LAND, .reply = REPLY, .finish = FINISH}, .failed = failed, \
+        .ended = ended, .describe = describe,                                           \
     }
 
 static const struct kvc_op_type types[] = {
-    [KV_OBJECT_PUT] = OBJECT_TYPE("object_put",
-                                  KV_OP_OBJECT_PUT,
-                                  .requests.reply = reply_other,
-                                  .requests.finish = finish_other),
-    [KV_OBJECT_GET] = OBJECT_TYPE("object_get",
-                                  KV_OP_OBJECT_GET,
-                                  .requests.land = land,
-                                  .requests.reply = reply_get,
-                                  .requests.finish = finish_get),
-    [KV_OBJECT_EXISTS] = OBJECT_TYPE("object_exists",
-                                     KV_OP_OBJECT_EXISTS,
-                                     .requests.reply = reply_other,
-                                     .requests.finish = finish_other),
-    [KV_OBJECT_DELETE] = OBJECT_TYPE("object_delete",
-                                     KV_OP_OBJECT_DELETE,
-                                     .requests.reply = reply_other,
-                                     .requests.finish = finish_delete),
+    [KV_OBJECT_PUT] =
+        OBJECT_TYPE("object_put", KV_OP_OBJECT_PUT, NULL, reply_other, finish_other),
+    [KV_OBJECT_GET] = OBJECT_TYPE("object_get", KV_OP_OBJECT_GET, land, reply_get, finish_get),
+    [KV_OBJECT_EXISTS] =
+        OBJECT_TYPE("object_exists", KV_OP_OBJECT_EXISTS, NULL, reply_other, finish_other),
+    [KV_OBJECT_DELETE] =
+        OBJECT_TYPE("object_delete", KV_OP_OBJECT_DELETE, NULL, reply_other, finish_delete),
 };
 
 #undef OBJECT_TYPE

@@ -619,29 +619,18 @@ static kv_status_t begin_rows(const struct kvc_op_type *type,
     return kvc_op_submit(op, ret_op);
 }
 
-static const struct kvc_op_type put_type = {
-    .name = "put",
-    .id = KV_OP_PUT,
-    .needs_current = true,
-    .requests.awaits = awaits_rows,
-    .start = start_rows,
-    .build = build_rows,
-    .requests.reply = reply_put,
-    .ended = ended_put,
-    .describe = kvc_rows_describe,
-};
+/* The client does the same for a put and an append. */
+#define WRITE_TYPE(NAME, ID)                                                          \
+    {                                                                                 \
+        .name = NAME, .id = ID, .needs_current = true, .start = start_rows,           \
+        .build = build_rows, .requests = {.awaits = awaits_rows, .reply = reply_put}, \
+        .ended = ended_put, .describe = kvc_rows_describe,                            \
+    }
 
-static const struct kvc_op_type append_type = {
-    .name = "append",
-    .id = KV_OP_APPEND,
-    .needs_current = true,
-    .requests.awaits = awaits_rows,
-    .start = start_rows,
-    .build = build_rows,
-    .requests.reply = reply_put,
-    .ended = ended_put,
-    .describe = kvc_rows_describe,
-};
+static const struct kvc_op_type put_type = WRITE_TYPE("put", KV_OP_PUT);
+static const struct kvc_op_type append_type = WRITE_TYPE("append", KV_OP_APPEND);
+
+#undef WRITE_TYPE
 
 static const struct kvc_op_type read_type = {
     .name = "read",
