@@ -273,6 +273,19 @@ void kvc_op_require_row(struct kv_op *op, const struct kv_placement_row *row)
         kvc_op_require_node(op, row->nodes[i]);
 }
 
+kv_status_t kvc_op_begin_on_row(struct kv_session *session,
+                                const struct kvc_op_type *type,
+                                uint32_t deadline_ms,
+                                struct kv_op **ret_op)
+{
+    kv_status_t status =
+        kvc_op_begin(session->client, type, session, NULL, deadline_ms, ret_op);
+
+    if (status == KV_OK)
+        kvc_op_require_row(*ret_op, &session->row);
+    return status;
+}
+
 bool kvc_op_requires(const struct kv_op *op, uint32_t node_index)
 {
     return op->required[node_index / 64] >> node_index % 64 & 1;

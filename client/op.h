@@ -144,6 +144,12 @@ kv_status_t kvc_op_begin(struct kv_client *client,
                          uint32_t deadline_ms,
                          struct kv_op **ret_op);
 
+/* Creates an operation that needs all nodes of its session. */
+kv_status_t kvc_op_begin_on_row(struct kv_session *session,
+                                const struct kvc_op_type *type,
+                                uint32_t deadline_ms,
+                                struct kv_op **ret_op);
+
 /* Returns memory for the arguments that begin copies, valid until the operation is freed; NULL
  * if out of memory.  An operation calls it at most once. */
 void *kvc_op_capacity(struct kv_op *op, size_t bytes);

@@ -33,6 +33,13 @@ static void background_done(struct kvc_call *call,
     }
 }
 
+void kvc_session_leased(struct kv_session *session)
+{
+    /* A third of the lease leaves time for two renewals to be lost. */
+    session->renew_us = session->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
+    kvc_loop_set_timer(&session->client->loop, session->renew_us);
+}
+
 bool kvc_call_renews(const struct kvc_call *call)
 {
     return call->done == background_done;
@@ -102,4 +109,13 @@ void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id1
     if (node->client->loop.is_closing)
         return;
     (void)kvc_call_begin(node, NULL, NULL, KV_OP_CLOSE, &request.base, ignore_reply);
+}
+
+void kvc_session_abandon(struct kv_session *session)
+{
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
+        if (session->nodes[i].incarnation != 0)
+            kvc_session_drop(kvc_session_node(session, i), session->nodes[i].index,
+                             &session->ticket.token);
+    kv_session_free(session);
 }

@@ -3,12 +3,11 @@
 #include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
-#include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
+#include "client/session_lease.h"
 #include "client/session_private.h"
-#include "client/state.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
@@ -90,12 +89,10 @@ kv_status_t
 kv_close_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
 {
     struct kv_op *op;
-    kv_status_t status =
-        kvc_op_begin(session->client, &close_type, session, NULL, deadline_ms, &op);
+    kv_status_t status = kvc_op_begin_on_row(session, &close_type, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
-    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }
 
@@ -129,8 +126,7 @@ static void ended_renew(struct kv_op *op)
 
     if (op->status == KV_OK && op->lease_ms > 0) {
         session->lease_ms = op->lease_ms;
-        session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
-        kvc_loop_set_timer(&op->client->loop, session->renew_us);
+        kvc_session_leased(session);
     }
 }
 
@@ -148,12 +144,10 @@ kv_status_t kv_renew_begin(struct kv_session *session,
                            struct kv_op **ret_op)
 {
     struct kv_op *op;
-    kv_status_t status =
-        kvc_op_begin(session->client, &renew_type, session, NULL, deadline_ms, &op);
+    kv_status_t status = kvc_op_begin_on_row(session, &renew_type, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
     op->owner.lease_wanted_ms = lease_ms;
-    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }

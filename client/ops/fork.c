@@ -260,17 +260,11 @@ static void change_ended(struct kv_op *op)
     lifecycle_of(op)->writers = NULL;
     if (is_done) {
         op->tokens = lifecycle_of(op)->entry.tokens;
-        if (child != NULL) {
-            child->renew_us = op->client->loop.now_us + (uint64_t)child->lease_ms * 1000 / 3;
-            kvc_loop_set_timer(&op->client->loop, child->renew_us);
-        }
+        if (child != NULL)
+            kvc_session_leased(child);
     } else if (child != NULL) {
-        for (uint32_t i = 0; i < child->row.n_nodes; i++)
-            if (child->nodes[i].incarnation != 0)
-                kvc_session_drop(kvc_session_node(child, i), child->nodes[i].index,
-                                 &child->ticket.token);
         op->result = NULL;
-        kv_session_free(child);
+        kvc_session_abandon(child);
     }
 }
 
@@ -307,12 +301,11 @@ static kv_status_t begin_change(const struct kvc_op_type *type,
         return kvc_set_error(&session->client->loop, KV_INVALID,
                              "%s: token %u: session limit %u", type->name, tokens,
                              session->tokens_max);
-    status = kvc_op_begin(session->client, type, session, NULL, deadline_ms, &op);
+    status = kvc_op_begin_on_row(session, type, deadline_ms, &op);
     if (status != KV_OK)
         return status;
     lifecycle_of(op)->entry.type = type->id;
     lifecycle_of(op)->entry.tokens = tokens;
-    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }
 

@@ -81,12 +81,10 @@ kv_status_t
 kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
 {
     struct kv_op *op;
-    kv_status_t status =
-        kvc_op_begin(session->client, &length_type, session, NULL, deadline_ms, &op);
+    kv_status_t status = kvc_op_begin_on_row(session, &length_type, deadline_ms, &op);
 
     if (status != KV_OK)
         return status;
     op->tokens = session->tokens_max;
-    kvc_op_require_row(op, &session->row);
     return kvc_op_submit(op, ret_op);
 }

@@ -20,7 +20,6 @@
 
 struct open_part {
     struct kv_model_info *model;
-    bool opened[KV_ROW_NODES];
 };
 static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -68,7 +67,6 @@ static void open_done(struct kvc_call *call,
     if (op->phase == 0)
         session->generation = reply->generation;
     op->phase = 1;
-    open_of(op)->opened[kvc_row_position(&session->row, node)] = true;
     /* The session's limits are those of the strictest node. */
     if (reply->lease_ms < session->lease_ms)
         session->lease_ms = reply->lease_ms;
@@ -152,16 +150,10 @@ static void ended_open(struct kv_op *op)
     struct kv_session *session = op->result;
 
     if (op->status == KV_OK) {
-        /* A third of the lease leaves time for two renewals to be lost. */
-        session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
-        kvc_loop_set_timer(&op->client->loop, session->renew_us);
+        kvc_session_leased(session);
     } else if (session != NULL) {
-        for (uint32_t i = 0; i < session->row.n_nodes; i++)
-            if (open_of(op)->opened[i])
-                kvc_session_drop(kvc_session_node(session, i), session->nodes[i].index,
-                                 &session->ticket.token);
         op->result = NULL;
-        kv_session_free(session);
+        kvc_session_abandon(session);
     }
     free(open_of(op)->model);
 }

@@ -13,6 +13,7 @@
 #include "client/ops/length.h"
 #include "client/session.h"
 #include "client/session_catchup.h"
+#include "client/session_lease.h"
 #include "client/session_private.h"
 #include "client/state.h"
 #include "kvserver/base/writers.h"
@@ -313,8 +314,7 @@ static void ended_resume(struct kv_op *op)
     struct kv_session *session = op->result;
 
     if (op->status == KV_OK) {
-        session->renew_us = op->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
-        kvc_loop_set_timer(&op->client->loop, session->renew_us);
+        kvc_session_leased(session);
     } else {
         op->result = NULL;
         kv_session_free(session);
