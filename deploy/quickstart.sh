@@ -1,11 +1,13 @@
 #!/bin/sh
-# quickstart.sh [--tokens N]: from a fresh Debian 12 to a language model that answers questions
-# about a long text while its KV cache lies in a storage node.
+# quickstart.sh [--tokens N]: from a fresh Debian 12 to a language model that
+# answers questions about a long text while its KV cache is in a storage node.
 #
-# Installs missing packages, builds into build/, fetches a small model (94 MiB), starts a node on
-# free ports with a temporary folder, asks ten questions about the GPL-3 with full attention and
-# with attention to a tenth of the rows, selected by the node, and stops the node.
-#   --tokens N   tokens of the text (default: 2000); the model's context has space for 7000
+# Installs missing packages, builds into build/, fetches a small model (94 MiB),
+# starts a node on free ports with a temporary folder, asks ten questions about
+# the GPL-3 with full attention and with attention to a tenth of the rows,
+# selected by the node, and stops the node.
+#   --tokens N   tokens of the text (default: 2000); the model's context has
+#                space for 7000
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=$top/build
@@ -20,7 +22,7 @@ usage() {
 while [ $# -gt 0 ]; do
     case $1 in
     --help)
-        sed -n '2,8s/^# \{0,1\}//p' "$0"
+        sed -n '2,10s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
     --tokens)

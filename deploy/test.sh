@@ -1,10 +1,13 @@
 #!/bin/sh
-# test.sh [--quick] [--jobs N]: builds and tests everything, in several configurations.
-#   warnings   everything, with warnings as errors, and fuzzing             build-test/
-#   address    everything, with address and undefined-behavior sanitizers   build-asan/
-#   thread     threads, with the thread sanitizer; without UCX and gRPC     build-tsan/
+# test.sh [--quick] [--jobs N]: builds and tests everything, in several
+# configurations.
+#   warnings   everything, with warnings as errors, and fuzzing    build-test/
+#   address    everything, with address and undefined-behavior
+#              sanitizers                                          build-asan/
+#   thread     threads, with the thread sanitizer; without UCX
+#              and gRPC                                            build-tsan/
 #   format     clang-format
-# --quick skips the sanitizers.  The last line is the total: `N passed, N failed`.
+# --quick skips the sanitizers. The last line is the total: `N passed, N failed`.
 set -eu
 top=$(cd "$(dirname "$0")/.." && pwd)
 jobs=$(nproc)
@@ -23,7 +26,7 @@ while [ $# -gt 0 ]; do
         ;;
     --jobs=*) jobs=${1#--jobs=} ;;
     --help)
-        sed -n '2,7s/^# //p' "$0"
+        sed -n '2,10s/^# //p' "$0"
         exit 0
         ;;
     *)
