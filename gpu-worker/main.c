@@ -105,17 +105,10 @@ static int run(struct kvw_context *worker, const struct command *command, int ar
     worker->command = command->name;
     worker->options = &values;
     kv_config_defaults(rows, &values);
-    if (command->bit == KVW_COMMAND_GENERATE && !kvw_take_prompt(&values, &argc, argv)) {
-        kvw_error(worker, "option: needs a value: --prompt");
-        return KVW_USAGE;
-    }
     if (kvw_read_options(rows, &values, &argc, argv, detail, sizeof(detail)) != KV_OK) {
         kvw_error(worker, "%s", detail);
         return KVW_USAGE;
     }
-    /* A prompt file has precedence over a prompt from the environment. */
-    if (values.prompt_text == NULL && values.prompt[0] != '\0' && values.prompt_file[0] == '\0')
-        values.prompt_text = values.prompt;
     if (argc > 1) {
         kvw_error(worker, "option: unexpected: %s", argv[1]);
         return KVW_USAGE;

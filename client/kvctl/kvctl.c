@@ -1,10 +1,12 @@
 /* What the commands share: opening clients, reporting failures, a clock. */
+#define _GNU_SOURCE /* asprintf() */
 #include "client/kvctl/kvctl.h"
 
 #include "kvserver/base/json.h"
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -23,20 +25,21 @@ void kvctl_error(const struct kvctl *ctl, const char *format, ...)
 }
 
 /* Returns the entry of the list that has this address, with the name that the node must call
- * itself; `nodes` itself if there is none, or it has no name. */
-static const char *
-entry_of(const struct kvctl *ctl, const char *nodes, char *text, size_t text_bytes)
+ * itself; a copy of `nodes` if there is none, or it has no name.  Free with free().  Returns
+ * NULL if out of memory. */
+static char *entry_of(const struct kvctl *ctl, const char *nodes)
 {
+    char *entry;
+
     for (uint32_t i = 0; i < ctl->map->n_members; i++) {
         const struct kv_member *member = &ctl->map->members[i];
 
         if (strcmp(member->address, nodes) != 0 || member->name == NULL ||
             member->name[0] == '\0')
             continue;
-        snprintf(text, text_bytes, "%s=%s", member->name, member->address);
-        return text;
+        return asprintf(&entry, "%s=%s", member->name, member->address) < 0 ? NULL : entry;
     }
-    return nodes;
+    return strdup(nodes);
 }
 
 kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
@@ -45,16 +48,18 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
                                char *detail,
                                size_t detail_bytes)
 {
-    char entry[KV_CONFIG_STRING_BYTES];
+    char *entry = entry_of(ctl, nodes);
     const struct kv_client_options options = {
-        .nodes = entry_of(ctl, nodes, entry, sizeof(entry)),
+        .nodes = entry,
         .transport = ctl->options.transport,
         .deadline_ms = (uint32_t)ctl->options.deadline_ms,
     };
     kv_status_t status;
 
     detail[0] = '\0';
-    status = kv_client_open(&options, ret_client, detail, detail_bytes);
+    status = entry != NULL ? kv_client_open(&options, ret_client, detail, detail_bytes)
+                           : KV_NO_MEMORY;
+    free(entry);
     if (status != KV_OK && detail[0] == '\0')
         snprintf(detail, detail_bytes, "node %s: %s", nodes, kv_status_name(status));
     return status;

@@ -31,7 +31,7 @@ enum {
 };
 
 struct kvctl_options {
-    char server[KV_CONFIG_STRING_BYTES];
+    const char *server; /* the argument or environment variable itself */
     char transport[KV_CONFIG_STRING_BYTES];
     uint64_t deadline_ms;
     bool json;

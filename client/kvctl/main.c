@@ -17,7 +17,7 @@ static const struct kv_option rows[] = {
          "control ports of the nodes, HOST:PORT or NAME=HOST:PORT; which node has an object "
          "follows from the list, so always give all nodes, written the same, in any order",
      .offset = FIELD(server),
-     .type = KV_CONFIG_STRING,
+     .type = KV_CONFIG_TEXT,
      .value = "HOST:PORT,..."},
     {.name = "transport",
      .default_text = "auto",

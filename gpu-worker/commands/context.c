@@ -280,7 +280,8 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
 
     status = kv_client_open(&client_options, &worker->client, detail, sizeof(detail));
     if (status != KV_OK) {
-        kvw_error(worker, "store: %s: %s%s", options->store,
+        kvw_error(worker, "store: %.200s%s: %s%s", options->store,
+                  strlen(options->store) > 200 ? "..." : "",
                   detail[0] != '\0' ? detail : kv_status_name(status), next_step(status));
         return exit_status(status);
     }
@@ -437,15 +438,15 @@ int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *r
 {
     const struct kvw_options *options = worker->options;
 
-    if ((options->prompt_text != NULL) == (options->prompt_file[0] != '\0')) {
+    if ((options->prompt != NULL) == (options->prompt_file[0] != '\0')) {
         kvw_error(worker, "option: --prompt, --prompt-file: exactly one is required%s",
-                  options->prompt_text != NULL ? ": both given" : "");
+                  options->prompt != NULL ? ": both given" : "");
         return KVW_USAGE;
     }
-    if (options->prompt_text == NULL)
+    if (options->prompt == NULL)
         return kvw_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
-    *ret_bytes = strlen(options->prompt_text);
-    *ret_text = strdup(options->prompt_text);
+    *ret_bytes = strlen(options->prompt);
+    *ret_text = strdup(options->prompt);
     return *ret_text != NULL ? KVW_DONE : KVW_FAILED;
 }
 

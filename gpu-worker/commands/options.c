@@ -24,7 +24,7 @@ static const struct {
      {.name = "prompt",
       .help = "prompt text",
       .offset = FIELD(prompt),
-      .type = KV_CONFIG_STRING}},
+      .type = KV_CONFIG_TEXT}},
     {KVW_COMMAND_GENERATE | KVW_COMMAND_LOGITS,
      {.name = "prompt-file",
       .help = "file with the prompt; -: standard input",
@@ -227,7 +227,7 @@ static const struct {
       .help = "storage nodes, HOST:PORT or NAME=HOST:PORT, comma-separated; embedded: one node "
               "in this process",
       .offset = FIELD(store),
-      .type = KV_CONFIG_STRING,
+      .type = KV_CONFIG_TEXT,
       .value = "embedded|HOST:PORT,..."}},
     {KVW_COMMAND_ALL,
      {.name = "memory",
@@ -329,9 +329,11 @@ kv_status_t kvw_read_options(const struct kv_option *rows,
     };
     union kvw_method_value before[KVW_METHOD_OPTIONS_MAX];
     kv_status_t status = kv_config_environment(rows, to, "KVWORKER", detail, detail_bytes);
+    const char *prompt = to->prompt;
 
     if (status != KV_OK)
         return status;
+    to->prompt = NULL;
     memcpy(before, to->method, sizeof(before));
     for (unsigned i = 0; i < KVW_METHOD_OPTIONS_MAX; i++)
         to->method[i].text[0] = NOT_GIVEN;
@@ -341,25 +343,8 @@ kv_status_t kvw_read_options(const struct kv_option *rows,
         if (!to->is_given[i])
             to->method[i] = before[i];
     }
+    /* A prompt file has precedence over a prompt from the environment. */
+    if (to->prompt == NULL && to->prompt_file[0] == '\0' && prompt != NULL && prompt[0] != '\0')
+        to->prompt = prompt;
     return status;
-}
-
-/* A prompt may be longer than a string of the table, so --prompt is removed from argv first. */
-bool kvw_take_prompt(struct kvw_options *to, int *argc, char **argv)
-{
-    int kept = 1;
-
-    for (int i = 1; i < *argc; i++) {
-        if (strncmp(argv[i], "--prompt=", strlen("--prompt=")) == 0)
-            to->prompt_text = argv[i] + strlen("--prompt=");
-        else if (strcmp(argv[i], "--prompt") == 0) {
-            if (++i == *argc)
-                return false;
-            to->prompt_text = argv[i];
-        } else
-            argv[kept++] = argv[i];
-    }
-    argv[kept] = NULL;
-    *argc = kept;
-    return true;
 }

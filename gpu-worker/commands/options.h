@@ -1,6 +1,7 @@
 /* options.h - the options of a kvworker command, from command line and environment.
  *
- * Strings are stored as given; the code that uses one validates it.
+ * Strings are stored as given; the code that uses one validates it.  Pointers point to the
+ * arguments or the environment.
  */
 #ifndef KV_GPU_WORKER_COMMANDS_OPTIONS_H
 #define KV_GPU_WORKER_COMMANDS_OPTIONS_H
@@ -19,7 +20,7 @@ union kvw_method_value {
 
 struct kvw_options {
     char model[KV_CONFIG_STRING_BYTES];
-    char store[KV_CONFIG_STRING_BYTES];
+    const char *store;
     char attention[KV_CONFIG_STRING_BYTES];
     union kvw_method_value method[KVW_METHOD_OPTIONS_MAX];
     bool is_given[KVW_METHOD_OPTIONS_MAX]; /* `method` is from the command line */
@@ -30,7 +31,7 @@ struct kvw_options {
     uint64_t memory;  /* of an embedded store */
     bool json;
 
-    char prompt[KV_CONFIG_STRING_BYTES];
+    const char *prompt; /* NULL: not given */
     char prompt_file[KV_CONFIG_STRING_BYTES];
     bool raw;
     uint64_t max_tokens;
@@ -53,7 +54,6 @@ struct kvw_options {
     bool csv;
 
     bool help;
-    const char *prompt_text; /* --prompt as given, of any length; NULL: not given */
 };
 
 #endif

@@ -25,15 +25,13 @@ enum kvw_command_set {
 /* The rows of a command, for kv_config_*(), ended by one without a name. */
 void kvw_option_rows(enum kvw_command_set command, struct kv_option rows[KVW_OPTIONS_MAX + 1]);
 
-/* Reads the environment, then the command line, as kv_config_arguments() does. */
+/* Reads the environment, then the command line, as kv_config_arguments() does.  A prompt from
+ * the environment is ignored if there is a prompt file. */
 kv_status_t kvw_read_options(const struct kv_option *rows,
                              struct kvw_options *to,
                              int *argc,
                              char **argv,
                              char *detail,
                              size_t detail_bytes);
-
-/* Removes every --prompt from argv; the last one counts.  false: it has no value. */
-bool kvw_take_prompt(struct kvw_options *to, int *argc, char **argv);
 
 #endif

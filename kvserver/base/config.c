@@ -228,6 +228,9 @@ static kv_status_t set(const struct kv_option *option,
         return set_number(option, field, text, where, detail, detail_bytes);
     case KV_CONFIG_FLAG:
         return set_flag(field, text, where, detail, detail_bytes);
+    case KV_CONFIG_TEXT:
+        *(const char **)field = text;
+        return KV_OK;
     }
     return KV_INVALID;
 }
@@ -258,6 +261,9 @@ void kv_config_defaults(const struct kv_option *rows, void *options)
             break;
         case KV_CONFIG_FLAG:
             *(bool *)field = false;
+            break;
+        case KV_CONFIG_TEXT:
+            *(const char **)(void *)field = NULL;
             break;
         }
         if (rows->default_text != NULL && rows->default_text[0] != '\0')
@@ -375,6 +381,9 @@ static kv_status_t set_line(const struct kv_option *rows,
     if (option == NULL)
         return refuse(detail, detail_bytes, "%s: unknown option: %.*s", place,
                       name_bytes < 60 ? (int)name_bytes : 60, name);
+    if (option->type == KV_CONFIG_TEXT) /* the line is not kept */
+        return refuse(detail, detail_bytes, "%s: not an option of files: %s", place,
+                      option->name);
     value = parse_value(value + 1);
     if (value == NULL)
         return refuse(detail, detail_bytes, "%s: quotes do not match: %s", place, option->name);
@@ -479,6 +488,7 @@ static const char *value_word(const struct kv_option *option)
         return option->value;
     switch (option->type) {
     case KV_CONFIG_STRING:
+    case KV_CONFIG_TEXT:
         return option->choices != NULL ? option->choices : "TEXT";
     case KV_CONFIG_SIZE:
         return "SIZE";
@@ -582,6 +592,7 @@ static bool is_settable(const struct kv_option *option, const void *field)
         number = *(const uint64_t *)field;
         return number >= option->min && (option->max == 0 || number <= option->max);
     case KV_CONFIG_FLAG:
+    case KV_CONFIG_TEXT:
         break;
     }
     return true;
@@ -592,7 +603,7 @@ void kv_config_print(const struct kv_option *rows, const void *options, FILE *ou
     for (; rows->name != NULL; rows++) {
         const void *field = (const char *)options + rows->offset;
 
-        if (rows->help == NULL)
+        if (rows->help == NULL || rows->type == KV_CONFIG_TEXT)
             continue;
         fputs("# ", out);
         wrap(out, rows->help, 2, "# ", 2);
@@ -609,6 +620,8 @@ void kv_config_print(const struct kv_option *rows, const void *options, FILE *ou
             break;
         case KV_CONFIG_FLAG:
             fputs(*(const bool *)field ? "yes" : "no", out);
+            break;
+        case KV_CONFIG_TEXT:
             break;
         }
         fputs("\n\n", out);

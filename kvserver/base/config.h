@@ -4,7 +4,8 @@
  * options struct, and a type.  Precedence: command line, environment (PREFIX_NAME, upper case,
  * - becomes _), configuration file (`name = value`, # begins a comment), default.
  *
- * Threads: startup only.  Memory: strings are copied into arrays of the options struct.
+ * Threads: startup only.  Memory: strings are copied into arrays of the options struct; texts
+ * of any length are not copied.
  */
 #ifndef KV_KVSERVER_BASE_CONFIG_H
 #define KV_KVSERVER_BASE_CONFIG_H
@@ -25,6 +26,8 @@ enum kv_config_type {
     KV_CONFIG_SIZE,   /* uint64_t: bytes; K, M, G, T, P, E are binary; "1.5G" */
     KV_CONFIG_UINT,   /* uint64_t */
     KV_CONFIG_FLAG,   /* bool: present or not; in a file yes or no */
+    KV_CONFIG_TEXT,   /* const char *: the argument, environment variable or default itself, of
+                       * any length; NULL: not given.  No file has it. */
 };
 
 struct kv_option {

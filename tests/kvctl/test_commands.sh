@@ -101,6 +101,14 @@ for command in status doctor ping "get x"; do
     expect 2 $command --server 127.0.0.1:1,127.0.0.1:2,127.0.0.1:1
     has 'option: --server: twice in the list: 127.0.0.1:1$' err
 done
+# A list may have 1,024 nodes with names.
+many=$(seq 1 1024 | sed 's/.*/storage-node-number-&=127.0.0.1:&/' | paste -s -d ,)
+expect 2 status --server "$many,storage-node-number-1025=127.0.0.1:1025"
+has 'option: --server: too many nodes: limit 1024$' err
+expect 2 status --server "${many%:1024}:1023"
+has 'option: --server: twice in the list: 127.0.0.1:1023$' err
+expect 3 exists x --server "$many"
+has '^kvctl: exists: node 127.0.0.1:1: open: ' err
 expect 2 status extra
 expect 2 put
 expect 2 put a b c

@@ -329,6 +329,29 @@ static void test_embedded_name(void **state)
     assert_non_null(strstr(result.output, "\"nodes\": [{\"node\": \"embedded\", "));
 }
 
+/* --store takes a list of 1,024 nodes with names. */
+static void test_many_nodes(void **state)
+{
+    enum {
+        MANY = 1024,
+        ENTRY_BYTES = 64,
+    };
+    static char list[(MANY + 1) * ENTRY_BYTES];
+    size_t bytes = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < MANY; i++)
+        bytes += (size_t)sprintf(list + bytes, "%sstorage-node-number-%u=127.0.0.1:%u",
+                                 i > 0 ? "," : "", i, i == MANY - 1 ? 1 : i + 1);
+    run("generate", 2, "--raw", "--prompt", "a", "--store", list, NULL);
+    if (strstr(result.errors, ": nodes: twice in the list: 127.0.0.1:1") == NULL)
+        fail_msg("%s", result.errors);
+    sprintf(list + bytes, ",storage-node-number-1024=127.0.0.1:2000");
+    run("generate", 2, "--raw", "--prompt", "a", "--store", list, NULL);
+    assert_non_null(strstr(result.errors, ": nodes: too many nodes: limit 1024"));
+    assert_true(strlen(result.errors) < 400); /* not the whole list */
+}
+
 static void test_refused(void **state)
 {
     char spoiled[PROCESS_PATH_BYTES];
@@ -359,7 +382,8 @@ static int work(int argc, char **argv)
         cmocka_unit_test(test_perplexity),    cmocka_unit_test(test_costs),
         cmocka_unit_test(test_needles),       cmocka_unit_test(test_formats),
         cmocka_unit_test(test_old_names),     cmocka_unit_test(test_unused),
-        cmocka_unit_test(test_embedded_name), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_embedded_name), cmocka_unit_test(test_many_nodes),
+        cmocka_unit_test(test_refused),
     };
 
     (void)argc;

@@ -20,6 +20,7 @@ struct options {
     uint64_t threads;
     uint64_t seed;
     bool verbose;
+    const char *nodes;
     char guard[16];
 };
 
@@ -60,6 +61,11 @@ static const struct kv_option rows[] = {
      .max = 64},
     {.name = "seed", .help = "of the generator", .offset = AT(seed), .type = KV_CONFIG_UINT},
     {.name = "verbose", .help = "say more", .offset = AT(verbose), .type = KV_CONFIG_FLAG},
+    {.name = "nodes",
+     .default_text = "a:1",
+     .offset = AT(nodes),
+     .type = KV_CONFIG_TEXT,
+     .help = "list of any length"},
     {.name = NULL},
 };
 
@@ -225,6 +231,29 @@ static void long_strings(void **state)
     assert_string_equal(tiny, "opt");
     argc = 1;
     assert_int_equal(kv_config_arguments(rows, &options, &argc, argv, NULL, 0), KV_INVALID);
+}
+
+/* Texts are neither copied nor bounded, and have no place in a file. */
+static void long_texts(void **state)
+{
+    static char text[1 << 20];
+    char *argv[] = {"program", "--nodes", text, NULL};
+    int argc = 3;
+
+    (void)state;
+    assert_string_equal(options.nodes, "a:1");
+    memset(text, 'x', sizeof(text) - 1);
+    assert_int_equal(arguments(&argc, argv), KV_OK);
+    assert_ptr_equal(options.nodes, text);
+    assert_int_equal(one("--nodes"), KV_INVALID);
+    assert_string_equal(detail, "option: needs a value: --nodes");
+    setenv("KVTEST_NODES", "b:1\tc:1", 1);
+    assert_int_equal(kv_config_environment(rows, &options, "KVTEST", detail, sizeof(detail)),
+                     KV_OK);
+    assert_string_equal(options.nodes, "b:1\tc:1");
+    unsetenv("KVTEST_NODES");
+    assert_int_equal(file_text("nodes = a:1\n"), KV_INVALID);
+    assert_string_equal(detail, "config: FILE:1: not an option of files: nodes");
 }
 
 static void files(void **state)
@@ -590,7 +619,7 @@ int main(void)
         TEST(files),        TEST(long_strings),     TEST(errors_of_files),
         TEST(environment),  TEST(parse_size),       TEST(format_size),
         TEST(help),         TEST(print_reads_back), TEST(print_unset),
-        TEST(random_input),
+        TEST(random_input), TEST(long_texts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
