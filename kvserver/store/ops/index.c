@@ -47,14 +47,6 @@ static const struct kv_wire_index *index_of(const struct kvs_request *request)
     return (const struct kv_wire_index *)(const void *)request->body;
 }
 
-static bool is_ready(const struct kvs_request *request)
-{
-    for (uint32_t i = 0; i < request->header.n_units; i++)
-        if (kvs_unit_at(request, i)->committed < request->header.token_count)
-            return false;
-    return true;
-}
-
 static struct kvs_index_plan plan_of(const struct kvs_request *request, uint32_t unit)
 {
     const struct kv_wire_index *index = index_of(request);
@@ -232,15 +224,12 @@ static bool look(struct kvs_request *request)
 
 void kvs_op_index_wake(struct kvs_request *request)
 {
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "index: session %u changed while the request was waiting",
-                         request->header.session_index);
-    } else if (!is_ready(request)) {
+    if (!kvs_request_check_current(request))
+        return;
+    if (kvs_units_committed(request) < request->header.token_count)
         kvs_request_wait(request, request->header.token_count);
-    } else if (request->cursor_unit < request->header.n_units || look(request)) {
+    else if (request->cursor_unit < request->header.n_units || look(request))
         kvs_request_enqueue(request);
-    }
 }
 
 bool kvs_op_index_run(struct kvs_request *request)

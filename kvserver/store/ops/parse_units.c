@@ -17,6 +17,30 @@ bool kvs_fail_units(struct kvs_request *request)
     return false;
 }
 
+bool kvs_fail_bad_row(struct kvs_request *request, uint32_t i, uint32_t token)
+{
+    const struct kv_wire_unit *unit = &kvs_units(request)[i];
+
+    kvs_request_fail(
+        request, KV_CORRUPT,
+        "%s: layer %u head %u token %u: the row is corrupt in memory: put it again",
+        request->type->name, unit->layer, unit->kv_head, token);
+    return false;
+}
+
+uint32_t kvs_units_committed(const struct kvs_request *request)
+{
+    uint32_t committed = UINT32_MAX;
+
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
+
+        if (unit->committed < committed)
+            committed = unit->committed;
+    }
+    return committed;
+}
+
 bool kvs_check_unit_is_known(struct kvs_request *request, uint32_t i)
 {
     const struct kv_wire_unit *unit = &kvs_units(request)[i];

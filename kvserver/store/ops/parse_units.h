@@ -47,6 +47,9 @@ static inline const struct kv_layer_schema *kvs_unit_layer(const struct kvs_requ
     return &request->session->schema->layers[kvs_units(request)[i].layer];
 }
 
+/* Returns how many tokens are committed in all units, which must be on this data thread. */
+uint32_t kvs_units_committed(const struct kvs_request *request);
+
 /* Returns the size of the body up to the end of the list. */
 static inline size_t kvs_units_bytes(const struct kvs_request *request)
 {
@@ -63,6 +66,9 @@ static inline bool kvs_units_are_there(const struct kvs_request *request)
 /* Fails the request because its list of units is missing or does not match the body.  Returns
  * false. */
 bool kvs_fail_units(struct kvs_request *request);
+
+/* Fails the request because a row of unit i is known to be bad.  Returns false. */
+bool kvs_fail_bad_row(struct kvs_request *request, uint32_t i, uint32_t token);
 
 /* Check unit i, and fail the request if the check fails: is it in the schema, is it on this
  * data thread, is it named once (see kvs_begin_units()), has it no ids.  All but the first need

@@ -45,27 +45,38 @@ find_put_position(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
     return begin < unit->committed && unit->reserved == unit->committed ? OVERLAPS : NOT_YET;
 }
 
-static void reply_put(struct kvs_request *request)
+static void set_reply(struct kvs_request *request, uint32_t committed)
 {
     const struct kv_wire_header *header = &request->header;
-    uint32_t committed = UINT32_MAX;
 
-    for (uint32_t i = 0; i < header->n_units; i++) {
-        const struct kvs_unit *unit = kvs_unit_at(request, i);
-        if (unit->committed < committed)
-            committed = unit->committed;
-    }
     request->reply.layer = kvs_units(request)[0].layer;
     request->reply.snapshot = committed;
     request->reply.n_rows = header->n_units * header->token_count;
-    kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
-static void count_rows_in(struct kvs_request *request, uint64_t rows, uint64_t bytes)
+/* The rows are committed: replies, and wakes what waits for at most `woken` tokens. */
+static void
+finish_put(struct kvs_request *request, uint64_t n_new, uint64_t new_bytes, uint32_t woken)
 {
-    kvs_count(&request->shard->stats.rows_in, rows);
-    kvs_count(&request->shard->stats.rows_in_bytes, bytes);
-    kvs_count(&request->client->rows_in, rows);
+    struct kvs_shard_session *session = request->session;
+    struct kvs_shard *shard = request->shard;
+
+    kvs_count(&shard->stats.rows_in, n_new);
+    kvs_count(&shard->stats.rows_in_bytes, new_bytes);
+    kvs_count(&request->client->rows_in, n_new);
+    set_reply(request, kvs_units_committed(request));
+    kvs_request_reply(request, NULL, 0, NULL, 0);
+    kvs_shard_session_wake(shard, session, woken);
+}
+
+/* Returns false. */
+static bool
+fail_checksum(struct kvs_request *request, const struct kvs_unit *unit, uint32_t token)
+{
+    kvs_count(&request->shard->stats.corrupt_rows, 1);
+    kvs_request_fail(request, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
+                     request->type->name, unit->layer, unit->kv_head, token);
+    return false;
 }
 
 /* ---- rows that are committed already ----------------------------------------------------- */
@@ -268,11 +279,7 @@ static bool verify_put(struct kvs_request *request, const uint8_t *rows)
         return true;
     while (computed[i] == crcs[i])
         i++;
-    kvs_count(&request->shard->stats.corrupt_rows, 1);
-    kvs_request_fail(request, KV_CORRUPT, "%s: layer %u head %u token %u: wrong checksum",
-                     request->type->name, kvs_unit_at(request, i / count)->layer,
-                     kvs_unit_at(request, i / count)->kv_head, begin + i % count);
-    return false;
+    return fail_checksum(request, kvs_unit_at(request, i / count), begin + i % count);
 }
 
 /* Stores rows from a buffer: the body or a staging buffer. */
@@ -323,12 +330,8 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
     }
     const bool was_coming = request->coming;
     set_coming(request, false);
-    count_rows_in(request, n_rows, bytes);
-    struct kvs_shard_session *session = request->session;
-    struct kvs_shard *shard = request->shard;
-    reply_put(request);
     /* Puts after a gap relied on this one. */
-    kvs_shard_session_wake(shard, session, was_coming ? UINT32_MAX : end);
+    finish_put(request, n_rows, bytes, was_coming ? UINT32_MAX : end);
 }
 
 /* ---- rows received in place -------------------------------------------------------------- */
@@ -436,11 +439,7 @@ static void put_commit(struct kvs_request *request)
         bytes += (uint64_t)header->token_count * unit->row_bytes;
     }
     request->transfer = false;
-    count_rows_in(request, (uint64_t)header->n_units * header->token_count, bytes);
-    struct kvs_shard_session *session = request->session;
-    struct kvs_shard *shard = request->shard;
-    reply_put(request);
-    kvs_shard_session_wake(shard, session, end);
+    finish_put(request, (uint64_t)header->n_units * header->token_count, bytes, end);
 }
 
 /* ---- the operation ----------------------------------------------------------------------- */
@@ -498,9 +497,7 @@ static void discard_rows(struct kvs_request *request)
         set_coming(request, false);
         queue_waiting_puts(request);
     }
-    request->reply.layer = kvs_units(request)[0].layer;
-    request->reply.snapshot = header->token_begin + header->token_count;
-    request->reply.n_rows = header->n_units * header->token_count;
+    set_reply(request, header->token_begin + header->token_count);
     request->small[0] = '\0';
     kvs_request_release_staging(request);
     kvs_request_await_bulk(request, true);
@@ -572,12 +569,8 @@ void kvs_op_put_received(struct kvs_request *request)
     const struct kv_wire_header *header = &request->header;
     const uint32_t *crcs = kvs_numbers(request);
 
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "%s: session %u changed while the request was waiting",
-                         request->type->name, header->session_index);
+    if (!kvs_request_check_current(request))
         return;
-    }
     if (request->staging != NULL) {
         put_copy(request, request->staging);
         return;
@@ -593,10 +586,7 @@ void kvs_op_put_received(struct kvs_request *request)
                                                     kvs_unit_row(unit, token), crcs);
 
             if (bad < step) {
-                kvs_count(&request->shard->stats.corrupt_rows, 1);
-                kvs_request_fail(request, KV_CORRUPT,
-                                 "%s: layer %u head %u token %u: wrong checksum",
-                                 request->type->name, unit->layer, unit->kv_head, token + bad);
+                fail_checksum(request, unit, token + bad);
                 return;
             }
             kvs_unit_write_crcs(unit, token, step, crcs);
@@ -607,11 +597,9 @@ void kvs_op_put_received(struct kvs_request *request)
 
 void kvs_op_put_wake(struct kvs_request *request)
 {
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "%s: session %u changed while the request was waiting",
-                         request->type->name, request->header.session_index);
-    } else if (request->transfer) {
+    if (!kvs_request_check_current(request))
+        return;
+    if (request->transfer) {
         put_commit(request);
     } else if (request->header.bulk_bytes == 0) {
         put_copy(request, request->body +

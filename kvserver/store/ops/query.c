@@ -173,19 +173,12 @@ void kvs_op_query_wake(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
 
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "query: session %u changed while the request was waiting",
-                         header->session_index);
+    if (!kvs_request_check_current(request))
         return;
-    }
-    for (uint32_t i = 0; i < header->n_units; i++) {
-        if (kvs_unit_at(request, i)->committed < header->snapshot) {
-            kvs_request_wait(request, header->snapshot);
-            return;
-        }
-    }
-    kvs_request_enqueue(request);
+    if (kvs_units_committed(request) < header->snapshot)
+        kvs_request_wait(request, header->snapshot);
+    else
+        kvs_request_enqueue(request);
 }
 
 void kvs_op_query_begin(struct kvs_request *request)
@@ -367,24 +360,10 @@ static void begin(struct kvs_request *request, struct kvs_query_place *place)
     kvs_query_pipeline_begin(place->pipeline, &input);
 }
 
-static void fail_bad(struct kvs_request *request, const struct kvs_query_pipeline *pipeline)
-{
-    const struct kv_wire_unit *unit = &kvs_units(request)[pipeline->unit];
-
-    kvs_request_fail(
-        request, KV_CORRUPT,
-        "query: layer %u head %u token %u: the row is corrupt in memory: put it again",
-        unit->layer, unit->kv_head, pipeline->bad);
-}
-
 bool kvs_op_query_run(struct kvs_request *request)
 {
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "query: session %u changed while the request was waiting",
-                         request->header.session_index);
+    if (!kvs_request_check_current(request))
         return false;
-    }
     if (kvs_query_of(request)->answer == KV_ANSWER_ROWS && request->staging == NULL &&
         !kvs_request_acquire_staging(request))
         return false;
@@ -400,7 +379,7 @@ bool kvs_op_query_run(struct kvs_request *request)
         begin(request, place);
     struct kvs_query_pipeline *pipeline = place->pipeline;
     if (!kvs_query_pipeline_slice(pipeline)) {
-        fail_bad(request, pipeline);
+        kvs_fail_bad_row(request, pipeline->unit, pipeline->bad);
         return false;
     }
     if (!kvs_query_pipeline_is_done(pipeline))

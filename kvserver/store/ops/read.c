@@ -98,11 +98,7 @@ static bool rows_are_good(struct kvs_request *request)
         }
         if (bad == UINT32_MAX)
             continue;
-        kvs_request_fail(
-            request, KV_CORRUPT,
-            "%s: layer %u head %u token %u: the row is corrupt in memory: put it again",
-            request->type->name, unit->layer, unit->kv_head, bad);
-        return false;
+        return kvs_fail_bad_row(request, i, bad);
     }
     return true;
 }
@@ -157,12 +153,8 @@ static void read_ready(struct kvs_request *request)
 
 bool kvs_op_read_run(struct kvs_request *request)
 {
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "%s: session %u changed while the request was waiting",
-                         request->type->name, request->header.session_index);
+    if (!kvs_request_check_current(request))
         return false;
-    }
     if (request->staging == NULL && !kvs_request_acquire_staging(request))
         return false;
     if (request->cursor_unit == 0 && request->cursor_row == 0) {
@@ -181,25 +173,17 @@ bool kvs_op_read_run(struct kvs_request *request)
 void kvs_op_read_wake(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
-    uint32_t least = UINT32_MAX;
+    uint32_t committed;
 
-    if (kvs_request_stale(request)) {
-        kvs_request_fail(request, KV_STALE,
-                         "%s: session %u changed while the request was waiting",
-                         request->type->name, header->session_index);
+    if (!kvs_request_check_current(request))
         return;
-    }
-    for (uint32_t i = 0; i < header->n_units; i++) {
-        const struct kvs_unit *unit = kvs_unit_at(request, i);
-        if (unit->committed < least)
-            least = unit->committed;
-    }
-    if (least < header->snapshot) {
+    committed = kvs_units_committed(request);
+    if (committed < header->snapshot) {
         kvs_request_wait(request, header->snapshot);
         return;
     }
     request->reply.layer = kvs_units(request)[0].layer;
-    request->reply.snapshot = least;
+    request->reply.snapshot = committed;
     read_ready(request);
 }
 

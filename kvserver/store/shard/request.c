@@ -217,6 +217,15 @@ bool kvs_request_stale(const struct kvs_request *request)
            request->session->generation != request->header.generation;
 }
 
+bool kvs_request_check_current(struct kvs_request *request)
+{
+    if (!kvs_request_stale(request))
+        return true;
+    kvs_request_fail(request, KV_STALE, "%s: session %u changed while the request was waiting",
+                     request->type->name, request->header.session_index);
+    return false;
+}
+
 /* Returns whether the client has more buffers among those that wait for rows than it may, or
  * none of these is left. */
 static bool too_many_wait(const struct kvs_request *request)

@@ -110,6 +110,8 @@ kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes
 /* Returns true if the session has been closed, or has another generation, since the request
  * began. */
 bool kvs_request_stale(const struct kvs_request *request);
+/* Returns whether it is not stale.  Fails the request if it is. */
+bool kvs_request_check_current(struct kvs_request *request);
 
 /* Sets state WAITING until `needs` tokens are there.  Fails the request if too many requests
  * with large bodies are waiting. */
