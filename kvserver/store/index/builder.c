@@ -1,10 +1,12 @@
 #include "kvserver/store/index/builder_private.h"
 
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/job_queue.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,9 +25,7 @@ enum job_state {
 };
 
 struct job {
-    struct job *next, **link;         /* of its session, in order of arrival */
-    struct job *all_next, **all_link; /* of all sessions */
-    uint32_t session;
+    struct kvs_queued_job queued;
     enum job_state state;
     struct kvs_index_plan plan;
     struct kvs_segment **segments; /* pinned; the list is from the arena */
@@ -51,29 +51,26 @@ struct job {
     bool replaces;    /* it replaces broken codebooks, whose codes its segments still have */
 };
 
-/* The jobs that were queued for one session. */
-struct session_jobs {
-    struct job *first, **end;
-    uint32_t n;
-    struct session_jobs *next, **link; /* sessions that have jobs */
-    bool is_told;                      /* in the list of sessions of which a job has ended */
-    bool watches;                      /* in the list of those that are told of any job */
-    struct session_jobs *told_next, *watch_next;
-};
-
 struct kvs_indexer {
     struct kvs_codebooks *books;
     const struct kv_clock *clock;
     struct kv_pool *jobs;
-    struct session_jobs *sessions; /* (n_sessions) by number */
-    uint32_t n_sessions;
-    struct session_jobs *turn, **turn_end; /* whose first job is at work; then who is next */
-    struct session_jobs *told, *watching;
-    struct job *all, **all_end;
-    struct job *looked; /* checked next for being wanted; NULL: the first of all */
+    struct kvs_job_queue *queue;
     struct kvs_indexer_stats stats;
-    struct kvs_summariser summariser; /* of the first job, in JOB_SUMMARIES */
+    struct kvs_summariser summariser; /* of the job at work, in JOB_SUMMARIES */
 };
+
+static_assert(offsetof(struct job, queued) == 0, "NULL, too, can be cast");
+
+static struct job *job_of(struct kvs_queued_job *queued)
+{
+    return (struct job *)queued;
+}
+
+static struct job *job_at_work(const struct kvs_indexer *indexer)
+{
+    return job_of(kvs_job_queue_at_work(indexer->queue));
+}
 
 struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
                                        const struct kv_clock *clock,
@@ -85,17 +82,12 @@ struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
         return NULL;
     indexer->books = books;
     indexer->clock = clock;
-    indexer->all_end = &indexer->all;
-    indexer->turn_end = &indexer->turn;
-    indexer->n_sessions = n_sessions;
-    indexer->sessions = calloc(n_sessions, sizeof(*indexer->sessions));
+    indexer->queue = kvs_job_queue_create(n_sessions);
     indexer->jobs = kv_pool_create(KVS_INDEX_JOBS_MAX, sizeof(struct job));
-    if (indexer->jobs == NULL || indexer->sessions == NULL) {
+    if (indexer->jobs == NULL || indexer->queue == NULL) {
         kvs_indexer_destroy(indexer);
         return NULL;
     }
-    for (uint32_t i = 0; i < n_sessions; i++)
-        indexer->sessions[i].end = &indexer->sessions[i].first;
     return indexer;
 }
 
@@ -112,90 +104,6 @@ static struct kvs_codebook *book_of(const struct kvs_indexer *indexer, const str
 static const struct kvs_scorer_ops *scorer_of(const struct job *job)
 {
     return kvs_scorer_at(job->plan.scorer);
-}
-
-/* ---- turns ------------------------------------------------------------------------------- */
-
-/* Sessions that have jobs take turns, a job each, so that a session with a few jobs does not
- * wait for all of one that has thousands. */
-
-static struct job *job_at_work(const struct kvs_indexer *indexer)
-{
-    return indexer->turn != NULL ? indexer->turn->first : NULL;
-}
-
-static void turn_append(struct kvs_indexer *indexer, struct session_jobs *session)
-{
-    session->next = NULL;
-    session->link = indexer->turn_end;
-    *indexer->turn_end = session;
-    indexer->turn_end = &session->next;
-}
-
-static void turn_remove(struct kvs_indexer *indexer, struct session_jobs *session)
-{
-    *session->link = session->next;
-    if (session->next != NULL)
-        session->next->link = session->link;
-    else
-        indexer->turn_end = session->link;
-}
-
-static void tell(struct kvs_indexer *indexer, struct session_jobs *session)
-{
-    if (session->is_told)
-        return;
-    session->is_told = true;
-    session->told_next = indexer->told;
-    indexer->told = session;
-}
-
-static void job_link(struct kvs_indexer *indexer, struct job *job)
-{
-    struct session_jobs *session = &indexer->sessions[job->session];
-
-    job->link = session->end;
-    *session->end = job;
-    session->end = &job->next;
-    if (session->n++ == 0)
-        turn_append(indexer, session);
-    job->all_link = indexer->all_end;
-    *indexer->all_end = job;
-    indexer->all_end = &job->all_next;
-    indexer->stats.n_jobs++;
-}
-
-/* Takes the job from its session, which is told, as are those that watch.  If it was at work,
- * the next session has its turn. */
-static void job_unlink(struct kvs_indexer *indexer, struct job *job)
-{
-    struct session_jobs *session = &indexer->sessions[job->session];
-    const bool was_first = session->first == job;
-
-    *job->link = job->next;
-    if (job->next != NULL)
-        job->next->link = job->link;
-    else
-        session->end = job->link;
-    *job->all_link = job->all_next;
-    if (job->all_next != NULL)
-        job->all_next->all_link = job->all_link;
-    else
-        indexer->all_end = job->all_link;
-    if (indexer->looked == job)
-        indexer->looked = job->all_next;
-    if (--session->n == 0) {
-        turn_remove(indexer, session);
-    } else if (was_first && indexer->turn == session) {
-        turn_remove(indexer, session);
-        turn_append(indexer, session);
-    }
-    tell(indexer, session);
-    for (; indexer->watching != NULL; indexer->watching = indexer->watching->watch_next) {
-        indexer->watching->watches = false;
-        tell(indexer, indexer->watching);
-    }
-    indexer->stats.n_jobs--;
 }
 
 /* ---- jobs -------------------------------------------------------------------------------- */
@@ -217,7 +125,7 @@ static void job_end(struct kvs_indexer *indexer, struct job *job)
     if (job->replaces && job->state == JOB_ENCODE)
         give_up_replacing(indexer, job);
 
-    job_unlink(indexer, job);
+    kvs_job_queue_remove(indexer->queue, &job->queued);
     if (job->state == JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
     job->segments[0]->begins_job = false;
@@ -240,10 +148,11 @@ void kvs_indexer_destroy(struct kvs_indexer *indexer)
 {
     if (indexer == NULL)
         return;
-    while (indexer->all != NULL)
-        job_end(indexer, indexer->all);
+    if (indexer->queue != NULL)
+        while (kvs_job_queue_first(indexer->queue) != NULL)
+            job_end(indexer, job_of(kvs_job_queue_first(indexer->queue)));
     kv_pool_destroy(indexer->jobs);
-    free(indexer->sessions);
+    kvs_job_queue_destroy(indexer->queue);
     free(indexer);
 }
 
@@ -264,14 +173,14 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         writers != NULL ? kv_writers_slice_bytes(writers, first, row_end) : 0;
     int class_id = kvs_arena_class_rounded(arena, list_bytes + runs_bytes);
 
-    assert(unit->session < indexer->n_sessions);
     if (class_id < 0)
         return KV_NO_MEMORY;
     for (uint32_t i = 0; i < n_segments; i++)
         if (unit->segments[block_begin + i]->pins == UINT16_MAX)
             return KV_BUSY;
     /* Whatever one session queues, others may queue as much. */
-    if (indexer->sessions[unit->session].n >= KVS_INDEX_JOBS_MAX - kv_pool_used(indexer->jobs))
+    if (kvs_job_queue_n_of(indexer->queue, unit->session) >=
+        KVS_INDEX_JOBS_MAX - kv_pool_used(indexer->jobs))
         return KV_BUSY;
     struct job *job = kv_pool_get(indexer->jobs);
     if (job == NULL)
@@ -282,7 +191,6 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         return KV_NO_MEMORY;
     }
     *job = (struct job){
-        .session = unit->session,
         .plan = *plan,
         .segments = segments,
         .segments_class = class_id,
@@ -312,7 +220,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         kvs_codebook_ref(indexer->books, job->codebook);
         job->wants_lists = kvs_codebook_can_mend_cells(book_of(indexer, job), n_rows);
     }
-    job_link(indexer, job);
+    kvs_job_queue_append(indexer->queue, &job->queued, unit->session);
     return KV_OK;
 }
 
@@ -608,7 +516,7 @@ static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job,
     return KV_OK;
 }
 
-/* ---- the queue of jobs ------------------------------------------------------------------- */
+/* ---- steps ------------------------------------------------------------------------------- */
 
 /* Returns whether a unit still refers to enough of the first segments for codes or
  * summaries. */
@@ -631,11 +539,10 @@ static void drop(struct kvs_indexer *indexer, struct job *job)
 static void drop_unwanted(struct kvs_indexer *indexer)
 {
     for (unsigned i = 0; i < JOBS_PER_LOOK; i++) {
-        struct job *job = indexer->looked != NULL ? indexer->looked : indexer->all;
+        struct job *job = job_of(kvs_job_queue_look(indexer->queue));
 
         if (job == NULL)
             return;
-        indexer->looked = job->all_next;
         if (!is_wanted(job))
             drop(indexer, job);
     }
@@ -704,43 +611,34 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
 
 bool kvs_indexer_take_ended(struct kvs_indexer *indexer, uint32_t *ret_session)
 {
-    struct session_jobs *session = indexer->told;
-
-    if (session == NULL)
-        return false;
-    indexer->told = session->told_next;
-    session->is_told = false;
-    *ret_session = (uint32_t)(session - indexer->sessions);
-    return true;
+    return kvs_job_queue_take_told(indexer->queue, ret_session);
 }
 
 uint32_t kvs_indexer_n_jobs(const struct kvs_indexer *indexer, uint32_t session)
 {
-    return indexer->sessions[session].n;
+    return kvs_job_queue_n_of(indexer->queue, session);
 }
 
 void kvs_indexer_watch(struct kvs_indexer *indexer, uint32_t session)
 {
-    struct session_jobs *watcher = &indexer->sessions[session];
-
-    if (watcher->watches)
-        return;
-    watcher->watches = true;
-    watcher->watch_next = indexer->watching;
-    indexer->watching = watcher;
+    kvs_job_queue_watch(indexer->queue, session);
 }
 
 void kvs_indexer_get_stats(const struct kvs_indexer *indexer,
                            struct kvs_indexer_stats *ret_stats)
 {
     *ret_stats = indexer->stats;
+    ret_stats->n_jobs = kvs_job_queue_n_all(indexer->queue);
 }
 
 void kvs_indexer_visit(const struct kvs_indexer *indexer,
                        void (*visit)(void *arg, const struct kvs_index_job_look *look),
                        void *arg)
 {
-    for (const struct job *job = indexer->all; job != NULL; job = job->all_next) {
+    struct kvs_queued_job *queued = kvs_job_queue_first(indexer->queue);
+
+    for (; queued != NULL; queued = queued->all_next) {
+        const struct job *job = job_of(queued);
         const struct kvs_index_job_look look = {
             .segments = job->segments,
             .n_segments = job->n_segments,
@@ -774,51 +672,12 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
     assert(job == job_at_work(indexer) || job->state == JOB_QUEUED);
 }
 
-/* Returns how many jobs the session has. */
-static uint32_t check_jobs_of(const struct kvs_indexer *indexer,
-                              const struct session_jobs *session)
-{
-    struct job *const *link = &session->first;
-    uint32_t n = 0;
-
-    for (; *link != NULL; link = &(*link)->next) {
-        assert((*link)->link == link);
-        assert(&indexer->sessions[(*link)->session] == session);
-        n++;
-        assert(n <= session->n); /* no ring */
-    }
-    assert(session->end == link && n == session->n);
-    return n;
-}
-
-static uint32_t check_turns(const struct kvs_indexer *indexer)
-{
-    struct session_jobs *const *link = &indexer->turn;
-    uint32_t n_jobs = 0;
-
-    for (; *link != NULL; link = &(*link)->next) {
-        assert((*link)->link == link && (*link)->n > 0);
-        n_jobs += check_jobs_of(indexer, *link);
-        assert(n_jobs <= indexer->stats.n_jobs); /* no ring */
-    }
-    assert(indexer->turn_end == link);
-    return n_jobs;
-}
-
 void kvs_indexer_check(const struct kvs_indexer *indexer)
 {
-    struct job *const *link = &indexer->all;
-    bool looked = indexer->looked == NULL;
-    uint32_t n = 0;
+    struct kvs_queued_job *queued = kvs_job_queue_first(indexer->queue);
 
-    for (; *link != NULL; link = &(*link)->all_next) {
-        assert((*link)->all_link == link);
-        check_job(indexer, *link);
-        n++;
-        looked = looked || indexer->looked == *link;
-        assert(n <= indexer->stats.n_jobs); /* no ring */
-    }
-    assert(indexer->all_end == link && looked);
-    assert(n == indexer->stats.n_jobs && n == kv_pool_used(indexer->jobs));
-    assert(check_turns(indexer) == n);
+    kvs_job_queue_check(indexer->queue);
+    assert(kvs_job_queue_n_all(indexer->queue) == kv_pool_used(indexer->jobs));
+    for (; queued != NULL; queued = queued->all_next)
+        check_job(indexer, job_of(queued));
 }

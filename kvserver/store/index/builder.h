@@ -1,5 +1,5 @@
 /* builder.h - index jobs: build codebooks, codes, cells and summaries in the background, one
- * job per chapter of a unit.  Sessions that have jobs take turns, a job each.  What is learnt of
+ * job per chapter of a unit.  Sessions that have jobs take turns (job_queue.h).  What is learnt of
  * keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
  *   kvs_index_schedule() -> QUEUED -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
@@ -18,11 +18,8 @@
  * fails, so nothing is made from bad rows.
  *
  * Invariants, which kvs_indexer_check() asserts between two steps:
- *   (1) The jobs in the list of all are those in use in the pool, and as many as are
- *       counted; each is in the list of its session, too, and each session with jobs has a
- *       turn.
- *   (2) Only the first job of the first session is at work: the others are queued and hold
- *       nothing but their segments.
+ *   (1) The jobs in the queue (job_queue.h) are those in use in the pool.
+ *   (2) Only the job whose turn it is is at work: the others hold nothing but their segments.
  *   (3) A job has all of its segments pinned, says in the first that it begins there, and in
  *       each that it gives it codes, if it does.
  *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.

@@ -1,7 +1,7 @@
 /* builder_private.h - what the two halves of builder.h share.
  *
  *   schedule.c   which jobs a unit needs, and the state of its index
- *   builder.c    the queue of jobs, and their work in slices
+ *   builder.c    jobs, and their work in slices
  *
  * Threads: the data thread.
  */
