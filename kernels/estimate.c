@@ -158,7 +158,7 @@ static float without_nan(float s)
 
 static void add_query(const struct kv_summary_shape *shape,
                       const void *group,
-                      const struct kv_estimate_question *question,
+                      const struct kv_estimate_input *input,
                       size_t index,
                       float *max,
                       float *sum,
@@ -169,17 +169,17 @@ static void add_query(const struct kv_summary_shape *shape,
     const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
     const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
     const int8_t *values = kv_summary_at(group, kv_summary_at_values(shape));
-    const float *query = question->queries + index * d_k;
-    const uint16_t *counts = question->counts + index * question->counts_stride;
+    const float *query = input->queries + index * d_k;
+    const uint16_t *counts = input->counts + index * input->counts_stride;
     const float *scores =
-        question->n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
+        input->n_scored > 0 ? input->scores + index * input->scores_stride : NULL;
     float weights[KV_SUMMARIES_MAX], lanes[KV_SUM_LANES] = {0};
     float variance_correction, most = *max, shrink;
     struct kv_summary_head head;
 
     memcpy(&head, group, sizeof(head));
-    variance_correction = DAMPING * (question->squares[index] *
-                                     (question->scale * question->scale) * head.variance);
+    variance_correction =
+        DAMPING * (input->squares[index] * (input->scale * input->scale) * head.variance);
     variance_correction = variance_correction < 1 ? variance_correction : 1;
     for (size_t c = 0; c < n_summaries; c++) {
         float product[KV_SUM_LANES] = {0};
@@ -189,11 +189,11 @@ static void add_query(const struct kv_summary_shape *shape,
                 fmaf(query[i], keys[c * kv_summary_up(d_k) + i], product[i % KV_SUM_LANES]);
         weights[c] = counts[c] == 0 ? -INFINITY
                                     : without_nan(fmaf(kv_sum_lanes(product) * key_scales[c],
-                                                       question->scale, variance_correction));
+                                                       input->scale, variance_correction));
         most = weights[c] > most ? weights[c] : most;
     }
-    for (size_t row = 0; row < question->n_scored; row++) {
-        const float s = without_nan(scores[row] * question->scale);
+    for (size_t row = 0; row < input->n_scored; row++) {
+        const float s = without_nan(scores[row] * input->scale);
 
         most = s > most ? s : most;
     }
@@ -202,9 +202,8 @@ static void add_query(const struct kv_summary_shape *shape,
     memset(lanes, 0, sizeof(lanes));
     for (size_t c = 0; c < n_summaries; c++)
         weights[c] = counts[c] * kv_exp(weights[c] - most);
-    for (size_t row = 0; row < question->n_scored; row++)
-        weights[question->numbers[row]] +=
-            kv_exp(without_nan(scores[row] * question->scale) - most);
+    for (size_t row = 0; row < input->n_scored; row++)
+        weights[input->numbers[row]] += kv_exp(without_nan(scores[row] * input->scale) - most);
     for (size_t c = 0; c < n_summaries; c++)
         lanes[c % KV_SUM_LANES] += weights[c];
     shrink = kv_exp(*max - most);
@@ -221,13 +220,13 @@ static void add_query(const struct kv_summary_shape *shape,
 
 static void scalar_add(const struct kv_summary_shape *shape,
                        const void *group,
-                       const struct kv_estimate_question *question,
+                       const struct kv_estimate_input *input,
                        float *state)
 {
-    float *sums = state + question->n_queries, *outputs = sums + question->n_queries;
+    float *sums = state + input->n_queries, *outputs = sums + input->n_queries;
 
-    for (size_t query = 0; query < question->n_queries; query++)
-        add_query(shape, group, question, query, state + query, sums + query,
+    for (size_t query = 0; query < input->n_queries; query++)
+        add_query(shape, group, input, query, state + query, sums + query,
                   outputs + query * shape->d_v);
 }
 
@@ -263,8 +262,8 @@ const struct kv_estimate_kernels *kv_estimate_kernels_at(unsigned i)
 
 void kv_estimate_add(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_estimate_question *question,
+                     const struct kv_estimate_input *input,
                      float *state)
 {
-    best->add(shape, group, question, state);
+    best->add(shape, group, input, state);
 }

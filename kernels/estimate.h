@@ -76,7 +76,7 @@ size_t kv_estimate_count(const struct kv_summary_shape *shape,
                          uint8_t *ret_numbers);
 
 /* The input of an estimate from one group. */
-struct kv_estimate_question {
+struct kv_estimate_input {
     const float *queries; /* (n_queries, d_k) */
     const float *squares; /* (n_queries) their |q|^2: kv_estimate_squares() */
     size_t n_queries;
@@ -103,10 +103,10 @@ static inline size_t kv_estimate_floats(const struct kv_summary_shape *shape, si
 /* Initializes a state of kv_estimate_floats() floats: no rows. */
 void kv_estimate_begin(const struct kv_summary_shape *shape, size_t n_queries, float *state);
 
-/* Adds the rows of one group that the question counts. */
+/* Adds the rows of one group that the input counts. */
 void kv_estimate_add(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_estimate_question *question,
+                     const struct kv_estimate_input *input,
                      float *state);
 
 /* Computes the result over all groups added; the state does not change.
@@ -126,7 +126,7 @@ struct kv_estimate_kernels {
     /* kv_estimate_add() */
     void (*add)(const struct kv_summary_shape *shape,
                 const void *group,
-                const struct kv_estimate_question *question,
+                const struct kv_estimate_input *input,
                 float *state);
 };
 

@@ -2,7 +2,6 @@
 #include "kernels/dispatch.h"
 #include "kernels/select.h"
 
-#include <assert.h>
 #include <string.h>
 
 static const struct kv_pq_prefilter_kernels *best;
@@ -14,15 +13,16 @@ static int always(void)
 
 /* ---- the reference ----------------------------------------------------------------------- */
 
-/* Divides rows by their sums; `bound` is the k-th largest sum. */
-static size_t part(const uint16_t *sums16,
-                   const uint8_t *sums8,
-                   size_t n,
-                   uint32_t bound,
-                   uint32_t margin,
-                   uint32_t *ret_accepted,
-                   size_t *ret_n_accepted,
-                   uint32_t *ret_undecided)
+/* Divides rows by their sums, which are in one of the two arrays; `bound` is the k-th largest
+ * sum. */
+static size_t divide(const uint16_t *sums16,
+                     const uint8_t *sums8,
+                     size_t n,
+                     uint32_t bound,
+                     uint32_t margin,
+                     uint32_t *ret_accepted,
+                     size_t *ret_n_accepted,
+                     uint32_t *ret_undecided)
 {
     size_t n_accepted = 0, n_undecided = 0;
 
@@ -38,56 +38,62 @@ static size_t part(const uint16_t *sums16,
     return n_undecided;
 }
 
-static size_t scalar_sieve8(const uint8_t *sums,
-                            size_t n,
-                            size_t k,
-                            uint32_t margin,
-                            uint32_t *ret_accepted,
-                            size_t *ret_n_accepted,
-                            uint32_t *ret_undecided)
+/* Returns the bin that holds the k-th largest of the values counted in bins (256); *k becomes
+ * its place in that bin. */
+static uint32_t find_bin(const size_t *bins, size_t *k)
+{
+    uint32_t bin = UINT8_MAX;
+
+    for (; bins[bin] < *k; bin--)
+        *k -= bins[bin];
+    return bin;
+}
+
+static size_t scalar_prefilter8(const uint8_t *sums,
+                                size_t n,
+                                size_t k,
+                                uint32_t margin,
+                                uint32_t *ret_accepted,
+                                size_t *ret_n_accepted,
+                                uint32_t *ret_undecided)
 {
     size_t bins[UINT8_MAX + 1] = {0};
-    uint32_t bound = UINT8_MAX;
 
     for (size_t i = 0; i < n; i++)
         bins[sums[i]]++;
-    for (; bins[bound] < k; bound--)
-        k -= bins[bound];
-    return part(NULL, sums, n, bound, margin, ret_accepted, ret_n_accepted, ret_undecided);
+    return divide(NULL, sums, n, find_bin(bins, &k), margin, ret_accepted, ret_n_accepted,
+                  ret_undecided);
 }
 
 /* A radix select in two passes: the high bytes, then the low bytes of sums with that high
  * byte. */
-static size_t scalar_sieve16(const uint16_t *sums,
-                             size_t n,
-                             size_t k,
-                             uint32_t margin,
-                             uint32_t *ret_accepted,
-                             size_t *ret_n_accepted,
-                             uint32_t *ret_undecided)
+static size_t scalar_prefilter16(const uint16_t *sums,
+                                 size_t n,
+                                 size_t k,
+                                 uint32_t margin,
+                                 uint32_t *ret_accepted,
+                                 size_t *ret_n_accepted,
+                                 uint32_t *ret_undecided)
 {
     size_t bins[UINT8_MAX + 1] = {0};
-    uint32_t high = UINT8_MAX, low = UINT8_MAX;
+    uint32_t high;
 
     for (size_t i = 0; i < n; i++)
         bins[sums[i] >> 8]++;
-    for (; bins[high] < k; high--)
-        k -= bins[high];
+    high = find_bin(bins, &k);
     memset(bins, 0, sizeof(bins));
     for (size_t i = 0; i < n; i++)
         if (sums[i] >> 8 == high)
             bins[sums[i] & UINT8_MAX]++;
-    for (; bins[low] < k; low--)
-        k -= bins[low];
-    return part(sums, NULL, n, high << 8 | low, margin, ret_accepted, ret_n_accepted,
-                ret_undecided);
+    return divide(sums, NULL, n, high << 8 | find_bin(bins, &k), margin, ret_accepted,
+                  ret_n_accepted, ret_undecided);
 }
 
 static const struct kv_pq_prefilter_kernels scalar = {
     .name = "scalar",
     .supported = always,
-    .sieve8 = scalar_sieve8,
-    .sieve16 = scalar_sieve16,
+    .prefilter8 = scalar_prefilter8,
+    .prefilter16 = scalar_prefilter16,
 };
 
 /* Slowest first; the last one that this CPU supports is used. */
@@ -112,30 +118,6 @@ const struct kv_pq_prefilter_kernels *kv_pq_prefilter_kernels_at(unsigned i)
         if (tiers[tier]->supported() && i-- == 0)
             return tiers[tier];
     return NULL;
-}
-
-size_t kv_sieve8(const uint8_t *sums,
-                 size_t n,
-                 size_t k,
-                 uint32_t margin,
-                 uint32_t *ret_accepted,
-                 size_t *ret_n_accepted,
-                 uint32_t *ret_undecided)
-{
-    assert(k >= 1 && k <= n); /* else the search for the bound runs out of its bins */
-    return best->sieve8(sums, n, k, margin, ret_accepted, ret_n_accepted, ret_undecided);
-}
-
-size_t kv_sieve16(const uint16_t *sums,
-                  size_t n,
-                  size_t k,
-                  uint32_t margin,
-                  uint32_t *ret_accepted,
-                  size_t *ret_n_accepted,
-                  uint32_t *ret_undecided)
-{
-    assert(k >= 1 && k <= n);
-    return best->sieve16(sums, n, k, margin, ret_accepted, ret_n_accepted, ret_undecided);
 }
 
 /* ---- all of it --------------------------------------------------------------------------- */
@@ -198,21 +180,21 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
     void *sums = exact;
     struct kv_pq_table_rounding rounding;
     size_t n_accepted = 0, n_undecided = 0, n_exact = n;
-    bool is_sieved = true;
+    bool is_prefiltered = true;
 
     k = k < n ? k : n;
     if (k == 0) {
         n_exact = 0;
-        is_sieved = false;
+        is_prefiltered = false;
     } else if (shape->m <= NARROW_SUBSPACES &&
                kv_pq_table_round8(shape, table, (uint8_t *)rounded, &rounding)) {
         kv_tiles_scan8(shape, (const uint8_t *)rounded, 1, tiles, n_tiles, sums, 0);
         n_exact = n_undecided =
-            kv_sieve8(sums, n, k, rounding.margin, ret_rows, &n_accepted, undecided);
+            best->prefilter8(sums, n, k, rounding.margin, ret_rows, &n_accepted, undecided);
     } else if (kv_pq_table_round16(shape, table, rounded, &rounding)) {
         kv_tiles_scan16(shape, rounded, 1, tiles, n_tiles, sums, 0);
         n_exact = n_undecided =
-            kv_sieve16(sums, n, k, rounding.margin, ret_rows, &n_accepted, undecided);
+            best->prefilter16(sums, n, k, rounding.margin, ret_rows, &n_accepted, undecided);
     } else {
         for (size_t tile = 0; tile < n_tiles; tile++)
             kv_tile_score(shape, table, 1, tiles[tile], 0,
@@ -220,11 +202,11 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
                                                              : KV_PQ_TILE,
                           scores + tile * KV_PQ_TILE, 0);
         kv_topk_select(scores, n, k, ret_rows, exact);
-        is_sieved = false;
+        is_prefiltered = false;
     }
     if (ret_n_exact != NULL)
         *ret_n_exact = n_exact;
-    if (!is_sieved)
+    if (!is_prefiltered)
         return k;
     kv_tiles_score_rows(shape, table, tiles, undecided, n_undecided, scores);
     merge(ret_rows, n_accepted, undecided, selected,

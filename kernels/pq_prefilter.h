@@ -17,26 +17,6 @@
 
 #include "kernels/pq_tiles.h"
 
-/* Divide rows 0 ... n - 1 by their rounded sums (n), n < 2^32, for the best k, 1 <= k <= n.
- * Rows are returned in ascending order.  Return the number of undecided rows.
- *   margin         of the table's rounding (struct kv_pq_table_rounding)
- *   ret_accepted   (k + 8), of which *ret_n_accepted are set; vectors may overwrite the others
- *   ret_undecided  (n + 8) */
-size_t kv_sieve8(const uint8_t *sums,
-                 size_t n,
-                 size_t k,
-                 uint32_t margin,
-                 uint32_t *ret_accepted,
-                 size_t *ret_n_accepted,
-                 uint32_t *ret_undecided);
-size_t kv_sieve16(const uint16_t *sums,
-                  size_t n,
-                  size_t k,
-                  uint32_t margin,
-                  uint32_t *ret_accepted,
-                  size_t *ret_n_accepted,
-                  uint32_t *ret_undecided);
-
 /* Selects the min(k, n) best of the first n rows of tiles for one query, ascending.  If
  * rounding cannot separate the rows, all are scored exactly.  Returns the number of rows
  * selected.
@@ -54,25 +34,30 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
                     uint32_t *ret_rows,
                     size_t *ret_n_exact);
 
-/* One implementation of the family; functions as above.  The last one in the list that this CPU
- * supports is used. */
+/* One implementation of the family.  The last one in the list that this CPU supports is used.
+ *
+ * Its functions divide rows 0 ... n - 1 by their rounded sums (n), n < 2^32, for the best k,
+ * 1 <= k <= n.  They return rows in ascending order, and the number of undecided rows.
+ *   margin         of the table's rounding (struct kv_pq_table_rounding)
+ *   ret_accepted   (k + 8), of which *ret_n_accepted are set; vectors may overwrite the others
+ *   ret_undecided  (n + 8) */
 struct kv_pq_prefilter_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    size_t (*sieve8)(const uint8_t *sums,
-                     size_t n,
-                     size_t k,
-                     uint32_t margin,
-                     uint32_t *ret_accepted,
-                     size_t *ret_n_accepted,
-                     uint32_t *ret_undecided);
-    size_t (*sieve16)(const uint16_t *sums,
-                      size_t n,
-                      size_t k,
-                      uint32_t margin,
-                      uint32_t *ret_accepted,
-                      size_t *ret_n_accepted,
-                      uint32_t *ret_undecided);
+    size_t (*prefilter8)(const uint8_t *sums,
+                         size_t n,
+                         size_t k,
+                         uint32_t margin,
+                         uint32_t *ret_accepted,
+                         size_t *ret_n_accepted,
+                         uint32_t *ret_undecided);
+    size_t (*prefilter16)(const uint16_t *sums,
+                          size_t n,
+                          size_t k,
+                          uint32_t margin,
+                          uint32_t *ret_accepted,
+                          size_t *ret_n_accepted,
+                          uint32_t *ret_undecided);
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */

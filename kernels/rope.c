@@ -13,7 +13,8 @@ static int always(void)
     return 1;
 }
 
-/* Llama 3's rule for one frequency, as llama.cpp and transformers apply it. */
+/* Llama 3's rule for one frequency, as transformers and the GGUF converter of llama.cpp
+ * compute it. */
 static double stretch(double frequency, const struct kv_rope_scaling *scaling)
 {
     const double rotations = (double)scaling->context * frequency / two_pi; /* in the context */
@@ -80,7 +81,7 @@ void kv_rope_rotations_at(const double *frequencies,
 }
 
 static void scalar_rotate(enum kv_rope_style style,
-                          int back,
+                          enum kv_rope_direction direction,
                           const float *rotations,
                           size_t rotations_stride,
                           size_t n_rot,
@@ -96,8 +97,9 @@ static void scalar_rotate(enum kv_rope_style style,
     for (size_t row = 0; row < n; row++, rotations += rotations_stride)
         for (size_t head = 0; head < n_heads; head++, x += d)
             for (size_t i = 0; i < half; i++) {
-                const float c = rotations[2 * i],
-                            s = back ? -rotations[2 * i + 1] : rotations[2 * i + 1];
+                const float c = rotations[2 * i], s = direction == KV_ROPE_INVERSE
+                                                          ? -rotations[2 * i + 1]
+                                                          : rotations[2 * i + 1];
                 const float a = x[i * step], b = x[i * step + other];
 
                 x[i * step] = a * c - b * s;
@@ -136,6 +138,7 @@ const struct kv_rope_kernels *kv_rope_kernels_at(unsigned i)
 }
 
 void kv_rope_rotate(enum kv_rope_style style,
+                    enum kv_rope_direction direction,
                     const float *rotations,
                     size_t rotations_stride,
                     size_t n_rot,
@@ -145,18 +148,5 @@ void kv_rope_rotate(enum kv_rope_style style,
                     size_t d)
 {
     assert(n_rot % 2 == 0 && n_rot <= d);
-    best->rotate(style, 0, rotations, rotations_stride, n_rot, x, n, n_heads, d);
-}
-
-void kv_rope_unrotate(enum kv_rope_style style,
-                      const float *rotations,
-                      size_t rotations_stride,
-                      size_t n_rot,
-                      float *x,
-                      size_t n,
-                      size_t n_heads,
-                      size_t d)
-{
-    assert(n_rot % 2 == 0 && n_rot <= d);
-    best->rotate(style, 1, rotations, rotations_stride, n_rot, x, n, n_heads, d);
+    best->rotate(style, direction, rotations, rotations_stride, n_rot, x, n, n_heads, d);
 }

@@ -68,11 +68,17 @@ void kv_rope_rotations_at(const double *frequencies,
                           size_t n,
                           float *ret_rotations);
 
+enum kv_rope_direction {
+    KV_ROPE_FORWARD,
+    KV_ROPE_INVERSE, /* undoes KV_ROPE_FORWARD */
+};
+
 /* Rotates the first n_rot elements, an even number of at most d, of each head of x (n, n_heads,
  * d) in place.
  *   rotations  (n_rot / 2, 2) for each of the n, rotations_stride floats apart; a stride of 0
  *              uses the same rotations for all */
 void kv_rope_rotate(enum kv_rope_style style,
+                    enum kv_rope_direction direction,
                     const float *rotations,
                     size_t rotations_stride,
                     size_t n_rot,
@@ -81,24 +87,14 @@ void kv_rope_rotate(enum kv_rope_style style,
                     size_t n_heads,
                     size_t d);
 
-/* The inverse of kv_rope_rotate(). */
-void kv_rope_unrotate(enum kv_rope_style style,
-                      const float *rotations,
-                      size_t rotations_stride,
-                      size_t n_rot,
-                      float *x,
-                      size_t n,
-                      size_t n_heads,
-                      size_t d);
-
 /* One implementation of the family.  The last one in the list that this CPU supports is
  * used. */
 struct kv_rope_kernels {
     const char *name; /* "scalar", "avx2", "avx512" */
     int (*supported)(void);
-    /* kv_rope_rotate(); kv_rope_unrotate() if `back` is not 0 */
+    /* kv_rope_rotate() */
     void (*rotate)(enum kv_rope_style style,
-                   int back,
+                   enum kv_rope_direction direction,
                    const float *rotations,
                    size_t rotations_stride,
                    size_t n_rot,

@@ -55,31 +55,24 @@ scalar_exps(float *scores, const uint32_t *counts, size_t n, float scale, float 
     return sum;
 }
 
-static void scalar_merge_sum(const float *exps,
-                             size_t exps_stride,
-                             const float *factors,
-                             size_t n_queries,
-                             size_t n,
-                             float *merged)
+static void scalar_merge(enum kv_weights_merge by,
+                         const float *exps,
+                         size_t exps_stride,
+                         const float *factors,
+                         size_t n_queries,
+                         size_t n,
+                         float *merged)
 {
-    for (size_t query = 0; query < n_queries; query++)
-        for (size_t i = 0; i < n; i++)
-            merged[i] = fmaf(exps[query * exps_stride + i], factors[query], merged[i]);
-}
+    for (size_t query = 0; query < n_queries; query++, exps += exps_stride)
+        if (by == KV_WEIGHTS_SUM)
+            for (size_t i = 0; i < n; i++)
+                merged[i] = fmaf(exps[i], factors[query], merged[i]);
+        else
+            for (size_t i = 0; i < n; i++) {
+                const float weight = exps[i] * factors[query];
 
-static void scalar_merge_max(const float *exps,
-                             size_t exps_stride,
-                             const float *factors,
-                             size_t n_queries,
-                             size_t n,
-                             float *merged)
-{
-    for (size_t query = 0; query < n_queries; query++)
-        for (size_t i = 0; i < n; i++) {
-            const float weight = exps[query * exps_stride + i] * factors[query];
-
-            merged[i] = weight > merged[i] ? weight : merged[i];
-        }
+                merged[i] = weight > merged[i] ? weight : merged[i];
+            }
 }
 
 static void
@@ -168,8 +161,7 @@ static const struct kv_topk_kernels scalar = {
     .supported = always,
     .max = scalar_max,
     .exps = scalar_exps,
-    .merge_sum = scalar_merge_sum,
-    .merge_max = scalar_merge_max,
+    .merge = scalar_merge,
     .count = scalar_count,
     .between = scalar_between,
     .collect = scalar_collect,
@@ -212,24 +204,15 @@ kv_softmax_exps(float *scores, const uint32_t *counts, size_t n, float scale, fl
     return best->exps(scores, counts, n, scale, max);
 }
 
-void kv_weights_merge_sum(const float *exps,
-                          size_t exps_stride,
-                          const float *factors,
-                          size_t n_queries,
-                          size_t n,
-                          float *merged)
+void kv_weights_merge(enum kv_weights_merge by,
+                      const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged)
 {
-    best->merge_sum(exps, exps_stride, factors, n_queries, n, merged);
-}
-
-void kv_weights_merge_max(const float *exps,
-                          size_t exps_stride,
-                          const float *factors,
-                          size_t n_queries,
-                          size_t n,
-                          float *merged)
-{
-    best->merge_max(exps, exps_stride, factors, n_queries, n, merged);
+    best->merge(by, exps, exps_stride, factors, n_queries, n, merged);
 }
 
 /* ---- the k largest ----------------------------------------------------------------------- */

@@ -48,25 +48,23 @@ static inline float kv_softmax_factor(uint64_t sum)
     return sum > 0 ? (float)((double)((uint64_t)1 << KV_EXP_SUM_BITS) / (double)sum) : 0.0f;
 }
 
-/* Merge the weights of n_queries more query heads into `merged`, one head after the other:
- *   sum   merged[i] = fma(exps[i], factor, merged[i])
- *   max   merged[i] = the larger of exps[i] * factor and merged[i]; none is a NaN
- *
+/* How the weights of several query heads become one. */
+enum kv_weights_merge {
+    KV_WEIGHTS_SUM, /* merged[i] = fma(exps[i], factor, merged[i]) */
+    KV_WEIGHTS_MAX, /* merged[i] = the larger of exps[i] * factor and merged[i]; none is a NaN */
+};
+
+/* Merges the weights of n_queries more query heads into `merged`, one head after the other.
  *   exps     (n_queries, n), exps_stride apart
  *   factors  (n_queries)
  *   merged   (n) */
-void kv_weights_merge_sum(const float *exps,
-                          size_t exps_stride,
-                          const float *factors,
-                          size_t n_queries,
-                          size_t n,
-                          float *merged);
-void kv_weights_merge_max(const float *exps,
-                          size_t exps_stride,
-                          const float *factors,
-                          size_t n_queries,
-                          size_t n,
-                          float *merged);
+void kv_weights_merge(enum kv_weights_merge by,
+                      const float *exps,
+                      size_t exps_stride,
+                      const float *factors,
+                      size_t n_queries,
+                      size_t n,
+                      float *merged);
 
 enum {
     KV_TOPK_BINS = 2048,
@@ -201,18 +199,13 @@ struct kv_topk_kernels {
     int (*supported)(void);
     float (*max)(const float *scores, const uint32_t *counts, size_t n);
     uint64_t (*exps)(float *scores, const uint32_t *counts, size_t n, float scale, float max);
-    void (*merge_sum)(const float *exps,
-                      size_t exps_stride,
-                      const float *factors,
-                      size_t n_queries,
-                      size_t n,
-                      float *merged);
-    void (*merge_max)(const float *exps,
-                      size_t exps_stride,
-                      const float *factors,
-                      size_t n_queries,
-                      size_t n,
-                      float *merged);
+    void (*merge)(enum kv_weights_merge by,
+                  const float *exps,
+                  size_t exps_stride,
+                  const float *factors,
+                  size_t n_queries,
+                  size_t n,
+                  float *merged);
     void (*count)(struct kv_topk *selector,
                   const float *scores,
                   const uint32_t *counts,

@@ -32,13 +32,13 @@ INLINE __m256 without_nan(__m256 s)
                             _mm256_cmp_ps(s, s, _CMP_ORD_Q));
 }
 
-/* Up to four queries of a question: their number n is a constant where this is used.  What is
+/* Up to four queries of an input: their number n is a constant where this is used.  What is
  * one float for each query and summary is four of a summary, one for each query: so maxima and
  * sums over summaries are those of whole vectors.  Such vectors are of a pair of summaries,
  * [1] being the fourth behind [0]. */
 struct part {
     const struct kv_summary_shape *shape;
-    const struct kv_estimate_question *question;
+    const struct kv_estimate_input *input;
     size_t first;         /* query */
     const float *queries; /* (n, up d_k), from the first on, 0 after their elements */
     struct estimate_ahead ahead;
@@ -145,12 +145,12 @@ INLINE __m256 products(const struct part *part, const int8_t *const keys[2], uns
 /* Counts of eight summaries from c on, as pairs. */
 INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_counts[QUERIES])
 {
-    const struct kv_estimate_question *question = part->question;
+    const struct kv_estimate_input *input = part->input;
     __m256 counts[QUERIES];
 
     for (unsigned query = 0; query < QUERIES; query++) {
         const size_t index = part->first + (query < n ? query : 0);
-        const uint16_t *from = question->counts + index * question->counts_stride + c;
+        const uint16_t *from = input->counts + index * input->counts_stride + c;
 
         counts[query] = _mm256_cvtepi32_ps(
             _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)));
@@ -161,14 +161,14 @@ INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_
 /* Scores of eight rows from `row` on, as pairs; -inf after the last one. */
 INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 ret_s[QUERIES])
 {
-    const struct kv_estimate_question *question = part->question;
-    const __m256 scale = _mm256_set1_ps(question->scale);
-    const size_t left = question->n_scored - row;
+    const struct kv_estimate_input *input = part->input;
+    const __m256 scale = _mm256_set1_ps(input->scale);
+    const size_t left = input->n_scored - row;
     __m256 scores[QUERIES];
 
     for (unsigned query = 0; query < QUERIES; query++) {
         const size_t index = part->first + (query < n ? query : 0);
-        const float *from = question->scores + index * question->scores_stride + row;
+        const float *from = input->scores + index * input->scores_stride + row;
 
         if (left >= LANES) {
             scores[query] = _mm256_loadu_ps(from);
@@ -197,7 +197,7 @@ INLINE __m128 score(struct part *part,
     const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
     const size_t stride = kv_summary_up(shape->d_k);
     const __m256 infinite = _mm256_set1_ps(-__builtin_inff());
-    const __m256 scale = _mm256_set1_ps(part->question->scale);
+    const __m256 scale = _mm256_set1_ps(part->input->scale);
     __m256 most = infinite, s[QUERIES];
 
     for (size_t c = 0; c < kv_summary_count(shape); c += BLOCK) {
@@ -220,7 +220,7 @@ INLINE __m128 score(struct part *part,
             estimate_ahead_step(&part->ahead);
         }
     }
-    for (size_t row = 0; row < part->question->n_scored; row += LANES) {
+    for (size_t row = 0; row < part->input->n_scored; row += LANES) {
         scores_of(part, row, n, s);
         most = _mm256_max_ps(
             most, _mm256_max_ps(_mm256_max_ps(s[0], s[1]), _mm256_max_ps(s[2], s[3])));
@@ -238,7 +238,7 @@ INLINE void add_weight(float *weights, const uint8_t *number, __m128 weight)
 /* Scores become weights; returns their sums. */
 INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
 {
-    const struct kv_estimate_question *question = part->question;
+    const struct kv_estimate_input *input = part->input;
     const size_t n_summaries = kv_summary_count(part->shape);
     float *weights = part->weights;
     __m256 pairs[QUERIES], lanes[STEP / 2];
@@ -254,16 +254,16 @@ INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
                           _mm256_extractf128_ps(weight, 1));
         }
     }
-    for (size_t row = 0; row < question->n_scored; row += LANES) {
-        const size_t left = question->n_scored - row;
+    for (size_t row = 0; row < input->n_scored; row += LANES) {
+        const size_t left = input->n_scored - row;
 
         scores_of(part, row, n, pairs);
         for (unsigned i = 0; i < QUERIES; i++)
             pairs[i] = exp8(_mm256_sub_ps(pairs[i], most));
         for (unsigned i = 0; i < QUERIES && i < left; i++)
-            add_weight(weights, question->numbers + row + i, _mm256_castps256_ps128(pairs[i]));
+            add_weight(weights, input->numbers + row + i, _mm256_castps256_ps128(pairs[i]));
         for (unsigned i = 0; i < QUERIES && i + QUERIES < left; i++)
-            add_weight(weights, question->numbers + row + i + QUERIES,
+            add_weight(weights, input->numbers + row + i + QUERIES,
                        _mm256_extractf128_ps(pairs[i], 1));
     }
     /* Two summaries that are neighbours are a vector here. */
@@ -348,7 +348,7 @@ INLINE const float *
 whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_SUMMARY_D_MAX])
 {
     const size_t d_k = part->shape->d_k, d = kv_summary_up(d_k);
-    const float *queries = part->question->queries + part->first * d_k;
+    const float *queries = part->input->queries + part->first * d_k;
 
     if (d == d_k)
         return queries;
@@ -361,7 +361,7 @@ whole_steps(const struct part *part, unsigned n, float padded[QUERIES * KV_SUMMA
 
 INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_estimate_question *question,
+                     const struct kv_estimate_input *input,
                      size_t first,
                      unsigned n,
                      float *state)
@@ -369,8 +369,8 @@ INLINE void add_part(const struct kv_summary_shape *shape,
     const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
     const int8_t *values = kv_summary_at(group, kv_summary_at_values(shape));
     const size_t n_summaries = kv_summary_count(shape);
-    float *maxes = state + first, *sums = maxes + question->n_queries;
-    float *outputs = state + 2 * question->n_queries + first * shape->d_v;
+    float *maxes = state + first, *sums = maxes + input->n_queries;
+    float *outputs = state + 2 * input->n_queries + first * shape->d_v;
     float padded[QUERIES * KV_SUMMARY_D_MAX];
     const __m128 max = load_queries(maxes, n);
     __m256 s[PAIRS_MAX];
@@ -379,14 +379,14 @@ INLINE void add_part(const struct kv_summary_shape *shape,
     struct part part;
 
     part.shape = shape;
-    part.question = question;
+    part.input = input;
     part.first = first;
     part.queries = whole_steps(&part, n, padded);
-    part.ahead = estimate_ahead_begin(shape, question, first,
+    part.ahead = estimate_ahead_begin(shape, input, first,
                                       n_summaries / 2 + shape->d_v / (QUERIES * LANES));
     memcpy(&head, group, sizeof(head));
-    variance_correction = _mm_mul_ps(load_queries(question->squares + first, n),
-                                     _mm_set1_ps(question->scale * question->scale));
+    variance_correction = _mm_mul_ps(load_queries(input->squares + first, n),
+                                     _mm_set1_ps(input->scale * input->scale));
     variance_correction = _mm_mul_ps(
         _mm_set1_ps(0.15f), _mm_mul_ps(variance_correction, _mm_set1_ps(head.variance)));
     variance_correction = _mm_min_ps(variance_correction, _mm_set1_ps(1));

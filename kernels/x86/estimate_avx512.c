@@ -36,9 +36,9 @@ INLINE __m512 without_nan(__m512 s)
                               _mm512_min_ps(s, _mm512_set1_ps(__FLT_MAX__)));
 }
 
-/* Up to four queries of a question: their number is a constant where this is used. */
+/* Up to four queries of an input: their number is a constant where this is used. */
 struct part {
-    const struct kv_estimate_question *question;
+    const struct kv_estimate_input *input;
     size_t first; /* query */
     struct estimate_ahead ahead;
     float variance_correction[QUERIES], shrink[QUERIES];
@@ -58,7 +58,7 @@ INLINE void
 score(struct part *part, const struct kv_summary_shape *shape, const int8_t *keys, unsigned n)
 {
     const size_t d_k = shape->d_k, stride = kv_summary_up(d_k);
-    const float *queries = part->question->queries + part->first * d_k;
+    const float *queries = part->input->queries + part->first * d_k;
 
     for (size_t c = 0; c < kv_summary_count(shape); c += TILE, keys += TILE * stride) {
         __m512 sums[TILE][TILE];
@@ -95,14 +95,13 @@ INLINE float weigh(const struct part *part,
                    float *max,
                    float *ret_shrink)
 {
-    const struct kv_estimate_question *question = part->question;
+    const struct kv_estimate_input *input = part->input;
     const size_t n_summaries = kv_summary_count(shape), index = part->first + query;
-    const uint16_t *counts = question->counts + index * question->counts_stride;
-    const size_t n_scored = question->n_scored;
-    const float *scores =
-        n_scored > 0 ? question->scores + index * question->scores_stride : NULL;
+    const uint16_t *counts = input->counts + index * input->counts_stride;
+    const size_t n_scored = input->n_scored;
+    const float *scores = n_scored > 0 ? input->scores + index * input->scores_stride : NULL;
     const __m512 infinite = _mm512_set1_ps(-__builtin_inff());
-    const __m512 scale = _mm512_set1_ps(question->scale);
+    const __m512 scale = _mm512_set1_ps(input->scale);
     __m512 most = _mm512_set1_ps(*max), lanes = _mm512_setzero_ps();
 
     for (size_t c = 0; c < n_summaries; c += LANES) {
@@ -137,7 +136,7 @@ INLINE float weigh(const struct part *part,
 
         _mm512_storeu_ps(exps, exp16(_mm512_sub_ps(s, most)));
         for (size_t i = 0; i < LANES && row + i < n_scored; i++)
-            weights[question->numbers[row + i]] += exps[i];
+            weights[input->numbers[row + i]] += exps[i];
     }
     for (size_t c = 0; c < n_summaries; c += LANES)
         lanes = _mm512_add_ps(lanes, _mm512_loadu_ps(weights + c));
@@ -206,26 +205,26 @@ INLINE void add_values(struct part *part,
 
 INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_estimate_question *question,
+                     const struct kv_estimate_input *input,
                      size_t first,
                      unsigned n,
                      float *state)
 {
     const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
     const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
-    float *maxes = state + first, *sums = maxes + question->n_queries;
-    float *outputs = state + 2 * question->n_queries + first * shape->d_v;
+    float *maxes = state + first, *sums = maxes + input->n_queries;
+    float *outputs = state + 2 * input->n_queries + first * shape->d_v;
     struct kv_summary_head head;
     struct part part;
 
-    part.question = question;
+    part.input = input;
     part.first = first;
     part.ahead = estimate_ahead_begin(
-        shape, question, first, kv_summary_count(shape) / TILE + shape->d_v / (SLICE * LANES));
+        shape, input, first, kv_summary_count(shape) / TILE + shape->d_v / (SLICE * LANES));
     memcpy(&head, group, sizeof(head));
     for (unsigned query = 0; query < n; query++)
-        part.variance_correction[query] = variance_correction_of(
-            question->squares[first + query], question->scale, head.variance);
+        part.variance_correction[query] =
+            variance_correction_of(input->squares[first + query], input->scale, head.variance);
     score(&part, shape, kv_summary_at(group, kv_summary_at_keys(shape)), n);
     for (unsigned query = 0; query < n; query++) {
         float *weights = part.weights[query];

@@ -24,15 +24,14 @@ struct estimate_ahead {
 
 /* Returns the cursor for the queries from `first` on: the first block prefetches all of the
  * next group, later blocks nothing. */
-static inline struct estimate_ahead
-estimate_ahead_begin(const struct kv_summary_shape *shape,
-                     const struct kv_estimate_question *question,
-                     size_t first,
-                     size_t n_steps)
+static inline struct estimate_ahead estimate_ahead_begin(const struct kv_summary_shape *shape,
+                                                         const struct kv_estimate_input *input,
+                                                         size_t first,
+                                                         size_t n_steps)
 {
-    struct estimate_ahead ahead = {.at = question->next};
+    struct estimate_ahead ahead = {.at = input->next};
 
-    if (first == 0 && question->next != NULL) {
+    if (first == 0 && input->next != NULL) {
         ahead.n = kv_summary_bytes(shape) / LINE_BYTES + 1;
         ahead.n_each = ahead.n / n_steps + 1;
     }
@@ -53,29 +52,29 @@ estimate_ahead_step(struct estimate_ahead *ahead)
  * a constant where this is called. */
 INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
-                     const struct kv_estimate_question *question,
+                     const struct kv_estimate_input *input,
                      size_t first,
                      unsigned n,
                      float *state);
 
 TARGET static void add(const struct kv_summary_shape *shape,
                        const void *group,
-                       const struct kv_estimate_question *question,
+                       const struct kv_estimate_input *input,
                        float *state)
 {
     size_t query = 0;
 
-    for (; query + QUERIES <= question->n_queries; query += QUERIES)
-        add_part(shape, group, question, query, QUERIES, state);
-    switch (question->n_queries - query) {
+    for (; query + QUERIES <= input->n_queries; query += QUERIES)
+        add_part(shape, group, input, query, QUERIES, state);
+    switch (input->n_queries - query) {
     case 3:
-        add_part(shape, group, question, query, 3, state);
+        add_part(shape, group, input, query, 3, state);
         break;
     case 2:
-        add_part(shape, group, question, query, 2, state);
+        add_part(shape, group, input, query, 2, state);
         break;
     case 1:
-        add_part(shape, group, question, query, 1, state);
+        add_part(shape, group, input, query, 1, state);
         break;
     default:
         break;

@@ -67,13 +67,13 @@ INLINE size_t count8(const uint8_t *sums, size_t n, uint32_t least)
     return count + lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
-AVX2 static size_t sieve8(const uint8_t *sums,
-                          size_t n,
-                          size_t k,
-                          uint32_t margin,
-                          uint32_t *ret_accepted,
-                          size_t *ret_n_accepted,
-                          uint32_t *ret_undecided)
+AVX2 static size_t prefilter8(const uint8_t *sums,
+                              size_t n,
+                              size_t k,
+                              uint32_t margin,
+                              uint32_t *ret_accepted,
+                              size_t *ret_n_accepted,
+                              uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
     size_t n_accepted = 0, n_undecided = 0, i = 0;
@@ -149,13 +149,13 @@ INLINE uint32_t reach16(const uint16_t *sums, __m256i bound)
     return (uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(both, 0xd8));
 }
 
-AVX2 static size_t sieve16(const uint16_t *sums,
-                           size_t n,
-                           size_t k,
-                           uint32_t margin,
-                           uint32_t *ret_accepted,
-                           size_t *ret_n_accepted,
-                           uint32_t *ret_undecided)
+AVX2 static size_t prefilter16(const uint16_t *sums,
+                               size_t n,
+                               size_t k,
+                               uint32_t margin,
+                               uint32_t *ret_accepted,
+                               size_t *ret_n_accepted,
+                               uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
     size_t n_accepted = 0, n_undecided = 0, i = 0;
@@ -192,8 +192,8 @@ AVX2 static size_t sieve16(const uint16_t *sums,
 const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx2 = {
     .name = "avx2",
     .supported = kv_has_avx2,
-    .sieve8 = sieve8,
-    .sieve16 = sieve16,
+    .prefilter8 = prefilter8,
+    .prefilter16 = prefilter16,
 };
 
 #endif

@@ -70,13 +70,13 @@ INLINE size_t count8(const uint8_t *sums, size_t n, uint32_t least)
     return counts[0] + counts[1] + counts[2] + counts[3];
 }
 
-AVX512 static size_t sieve8(const uint8_t *sums,
-                            size_t n,
-                            size_t k,
-                            uint32_t margin,
-                            uint32_t *ret_accepted,
-                            size_t *ret_n_accepted,
-                            uint32_t *ret_undecided)
+AVX512 static size_t prefilter8(const uint8_t *sums,
+                                size_t n,
+                                size_t k,
+                                uint32_t margin,
+                                uint32_t *ret_accepted,
+                                size_t *ret_n_accepted,
+                                uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
     size_t n_accepted = 0, n_undecided = 0;
@@ -130,13 +130,13 @@ INLINE size_t count16(const uint16_t *sums, size_t n, uint32_t least)
     return counts[0] + counts[1] + counts[2] + counts[3];
 }
 
-AVX512 static size_t sieve16(const uint16_t *sums,
-                             size_t n,
-                             size_t k,
-                             uint32_t margin,
-                             uint32_t *ret_accepted,
-                             size_t *ret_n_accepted,
-                             uint32_t *ret_undecided)
+AVX512 static size_t prefilter16(const uint16_t *sums,
+                                 size_t n,
+                                 size_t k,
+                                 uint32_t margin,
+                                 uint32_t *ret_accepted,
+                                 size_t *ret_n_accepted,
+                                 uint32_t *ret_undecided)
 {
     uint32_t bound = 0;
     size_t n_accepted = 0, n_undecided = 0;
@@ -169,8 +169,8 @@ AVX512 static size_t sieve16(const uint16_t *sums,
 const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
-    .sieve8 = sieve8,
-    .sieve16 = sieve16,
+    .prefilter8 = prefilter8,
+    .prefilter16 = prefilter16,
 };
 
 #endif

@@ -19,7 +19,7 @@ TARGET static void rotate_halves(
     const float *rotations, float sign, size_t n_rot, float *x, size_t n_heads, size_t d);
 
 TARGET static void rotate(enum kv_rope_style style,
-                          int back,
+                          enum kv_rope_direction direction,
                           const float *rotations,
                           size_t rotations_stride,
                           size_t n_rot,
@@ -28,7 +28,7 @@ TARGET static void rotate(enum kv_rope_style style,
                           size_t n_heads,
                           size_t d)
 {
-    const float sign = back ? -1 : 1;
+    const float sign = direction == KV_ROPE_INVERSE ? -1 : 1;
 
     for (size_t row = 0; row < n; row++, rotations += rotations_stride, x += n_heads * d)
         if (style == KV_ROPE_ADJACENT)

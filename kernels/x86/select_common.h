@@ -34,13 +34,13 @@ INLINE void count_pass(struct kv_topk *selector,
                        uint32_t pass,
                        int counted);
 
-INLINE void merge_all(const float *exps,
-                      size_t exps_stride,
-                      const float *factors,
-                      size_t n_queries,
-                      size_t n,
-                      float *merged,
-                      int is_sum)
+INLINE void merge_by(const float *exps,
+                     size_t exps_stride,
+                     const float *factors,
+                     size_t n_queries,
+                     size_t n,
+                     float *merged,
+                     int is_sum)
 {
     for (; n_queries >= MERGED; n_queries -= MERGED) {
         merge_some(exps, exps_stride, factors, MERGED, n, merged, is_sum);
@@ -51,24 +51,18 @@ INLINE void merge_all(const float *exps,
         merge_some(exps, exps_stride, factors, 1, n, merged, is_sum);
 }
 
-TARGET static void merge_sum(const float *exps,
+TARGET static void merge_all(enum kv_weights_merge by,
+                             const float *exps,
                              size_t exps_stride,
                              const float *factors,
                              size_t n_queries,
                              size_t n,
                              float *merged)
 {
-    merge_all(exps, exps_stride, factors, n_queries, n, merged, 1);
-}
-
-TARGET static void merge_max(const float *exps,
-                             size_t exps_stride,
-                             const float *factors,
-                             size_t n_queries,
-                             size_t n,
-                             float *merged)
-{
-    merge_all(exps, exps_stride, factors, n_queries, n, merged, 0);
+    if (by == KV_WEIGHTS_SUM)
+        merge_by(exps, exps_stride, factors, n_queries, n, merged, 1);
+    else
+        merge_by(exps, exps_stride, factors, n_queries, n, merged, 0);
 }
 
 TARGET static void

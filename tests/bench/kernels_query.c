@@ -3,7 +3,7 @@
  *
  *   cells      scores and weights of cells (sum of the heads' softmaxes)
  *   tiles      those of rows, in fp32 (the same)
- *   sieve      rows by rounded sums, rescored (each head by itself; one chapter)
+ *   prefilter  rows by rounded sums, rescored (each head by itself; one chapter)
  *
  * Queries are other ones in every turn.  Hot: one head's codes, over and over. */
 #include "tests/bench/kernels.h"
@@ -35,10 +35,10 @@ static const struct kv_pq_shape shape = {D, SUBSPACES, BITS};
 enum form {
     FORM_CELLS,
     FORM_TILES,
-    FORM_SIEVE,
+    FORM_PREFILTER,
     N_FORMS,
 };
-static const char *const forms[N_FORMS] = {"cells", "tiles", "sieve"};
+static const char *const forms[N_FORMS] = {"cells", "tiles", "prefilter"};
 
 struct query {
     const struct kernels *kernels;
@@ -153,7 +153,7 @@ static void by_tiles(struct query *query, size_t unit, const float *vectors)
     kvs_select_rows(&query->chooser, query->chosen, NULL);
 }
 
-static void by_sieve(struct query *query, size_t unit, const float *vectors)
+static void by_prefilter(struct query *query, size_t unit, const float *vectors)
 {
     make_tables(query, vectors);
     for (unsigned head = 0; head < query->n_heads; head++)
@@ -165,7 +165,7 @@ static void by_sieve(struct query *query, size_t unit, const float *vectors)
 static void answer(void *arg, size_t i)
 {
     static void (*const by[N_FORMS])(struct query *, size_t, const float *) = {
-        [FORM_CELLS] = by_cells, [FORM_TILES] = by_tiles, [FORM_SIEVE] = by_sieve};
+        [FORM_CELLS] = by_cells, [FORM_TILES] = by_tiles, [FORM_PREFILTER] = by_prefilter};
     struct query *query = arg;
 
     by[query->form](query, i % query->n_units,
@@ -258,7 +258,7 @@ static bool measure_all(struct query *query, bool is_hot)
                     query->n = sizes[size];
                     query->form = (enum form)form;
                     query->chapter = is_whole ? query->n : chapters[chapter];
-                    if ((form == FORM_SIEVE || is_hot) && !is_whole)
+                    if ((form == FORM_PREFILTER || is_hot) && !is_whole)
                         continue;
                     if (!measure(query, is_hot))
                         return false;

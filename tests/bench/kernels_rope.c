@@ -24,8 +24,8 @@ static void turn(void *arg, size_t i)
     const size_t bytes = TOKENS * rope->n_heads * rope->d * sizeof(float);
     uint8_t *at = rope->kernels->to + i % (rope->kernels->bytes / bytes) * bytes;
 
-    kv_rope_rotate(rope->style, rope->turns, rope->stride, rope->d, (float *)(void *)at, TOKENS,
-                   rope->n_heads, rope->d);
+    kv_rope_rotate(rope->style, KV_ROPE_FORWARD, rope->turns, rope->stride, rope->d,
+                   (float *)(void *)at, TOKENS, rope->n_heads, rope->d);
 }
 
 static bool measure(struct rope *rope, const char *name, const char *model)

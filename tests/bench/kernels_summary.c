@@ -53,7 +53,7 @@ static void estimate_turn(void *arg, size_t i)
     uint16_t counts[KV_SUMMARIES_MAX];
     uint32_t places[1];
     uint8_t numbers[1];
-    struct kv_estimate_question question = {
+    struct kv_estimate_input question = {
         .queries = load->queries,
         .squares = load->squares,
         .n_queries = n_queries,

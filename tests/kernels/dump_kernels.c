@@ -286,11 +286,11 @@ static void dump_select(unsigned index, size_t n, size_t k, float scale, int spe
         put("<f4", shape_of(n, 0, 0), exps, n, 4, "select%u.exps.%s", index, kernels->name);
         for (size_t j = 0; j < n; j++)
             merged[j] = (float)j / (float)n;
-        kernels->merge_sum(exps, n, &parameters[1], 1, n, merged);
+        kernels->merge(KV_WEIGHTS_SUM, exps, n, &parameters[1], 1, n, merged);
         put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.sums.%s", index, kernels->name);
         for (size_t j = 0; j < n; j++)
             merged[j] = exps[n - 1 - j];
-        kernels->merge_max(exps, n, &parameters[1], 1, n, merged);
+        kernels->merge(KV_WEIGHTS_MAX, exps, n, &parameters[1], 1, n, merged);
         put("<f4", shape_of(n, 0, 0), merged, n, 4, "select%u.larger.%s", index, kernels->name);
         free(exps);
         free(chosen);
@@ -474,7 +474,7 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
             index, part);
         put("<u4", shape_of(n_over, 0, 0), places, n_over, 4, "rest%u.places%u", index, part);
         for (unsigned i = 0; (kernels = kv_estimate_kernels_at(i)) != NULL; i++) {
-            const struct kv_estimate_question question = {
+            const struct kv_estimate_input input = {
                 .queries = queries,
                 .squares = squares,
                 .n_queries = n_queries,
@@ -489,7 +489,7 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
             float *lse = get(n_queries, 4);
 
             kv_estimate_begin(shape, n_queries, state);
-            kernels->add(shape, group, &question, state);
+            kernels->add(shape, group, &input, state);
             kv_estimate_end(shape, n_queries, state, output, lse);
             put("<f4", shape_of(n_queries, shape->d_v, 0), output, n_queries * shape->d_v, 4,
                 "rest%u.output%u.%s", index, part, kernels->name);

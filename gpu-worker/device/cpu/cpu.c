@@ -175,6 +175,11 @@ static void cpu_weight_destroy(struct kvw_weight *weight)
 
 /* ---- elementwise ---- */
 
+struct job;
+
+/* Changes n elements of `to` by those of `from`. */
+typedef void (*piece_fn)(const struct job *job, float *to, const float *from, size_t n);
+
 struct job {
     struct kvw_cpu *cpu;
     const struct kvw_cpu_weight *weight;
@@ -185,9 +190,10 @@ struct job {
     size_t n_heads, d, n_rot;
     float epsilon;
     enum kv_rope_style style;
+    piece_fn piece;
 };
 
-/* Work of one row is not worth waking anybody. */
+/* Few rows are not worth waking the other threads for. */
 static void run_rows(struct job *job, kvw_thread_pool_fn run)
 {
     if (job->n < KVW_CPU_MANY)
@@ -197,32 +203,36 @@ static void run_rows(struct job *job, kvw_thread_pool_fn run)
         kvw_thread_pool_run(job->cpu->thread_pool, run, job, (unsigned)job->n);
 }
 
+static void run_piece(void *arg, unsigned part, unsigned thread_index)
+{
+    const struct job *job = arg;
+    const size_t begin = (size_t)part * PIECE;
+
+    (void)thread_index;
+    job->piece(job, job->to + begin, job->from + begin,
+               job->n - begin < PIECE ? job->n - begin : PIECE);
+}
+
 static void run_pieces(struct kvw_device *device,
                        struct kvw_device_buffer *to,
                        const struct kvw_device_buffer *from,
                        size_t n_elements,
-                       kvw_thread_pool_fn run)
+                       piece_fn piece)
 {
     struct job job = {
         .cpu = kvw_cpu_of(device),
         .to = kvw_cpu_floats(to),
         .from = kvw_cpu_floats(from),
         .n = n_elements,
+        .piece = piece,
     };
     const unsigned n_parts = (unsigned)((n_elements + PIECE - 1) / PIECE);
 
     if (n_parts < KVW_CPU_MANY)
         for (unsigned i = 0; i < n_parts; i++)
-            run(&job, i, 0);
+            run_piece(&job, i, 0);
     else
-        kvw_thread_pool_run(job.cpu->thread_pool, run, &job, n_parts);
-}
-
-static size_t piece_count(const struct job *job, unsigned part)
-{
-    const size_t begin = (size_t)part * PIECE;
-
-    return job->n - begin < PIECE ? job->n - begin : PIECE;
+        kvw_thread_pool_run(job.cpu->thread_pool, run_piece, &job, n_parts);
 }
 
 static void embed_row(void *arg, unsigned part, unsigned thread_index)
@@ -289,14 +299,11 @@ static void cpu_rms_norm(struct kvw_device *device,
     run_rows(&job, norm_row);
 }
 
-static void add_piece(void *arg, unsigned part, unsigned thread_index)
+static void add(const struct job *job, float *to, const float *from, size_t n)
 {
-    const struct job *job = arg;
-    const size_t begin = (size_t)part * PIECE, count = piece_count(job, part);
-
-    (void)thread_index;
-    for (size_t i = begin; i < begin + count; i++)
-        job->to[i] += job->from[i];
+    (void)job;
+    for (size_t i = 0; i < n; i++)
+        to[i] += from[i];
 }
 
 static void cpu_add(struct kvw_device *device,
@@ -304,16 +311,12 @@ static void cpu_add(struct kvw_device *device,
                     const struct kvw_device_buffer *y,
                     size_t n_elements)
 {
-    run_pieces(device, x, y, n_elements, add_piece);
+    run_pieces(device, x, y, n_elements, add);
 }
 
-static void silu_piece(void *arg, unsigned part, unsigned thread_index)
+static void silu_gate(const struct job *job, float *gate, const float *up, size_t n)
 {
-    const struct job *job = arg;
-    const size_t begin = (size_t)part * PIECE;
-
-    (void)thread_index;
-    job->cpu->dot->silu_gate(job->to + begin, job->from + begin, piece_count(job, part));
+    job->cpu->dot->silu_gate(gate, up, n);
 }
 
 static void cpu_silu_gate(struct kvw_device *device,
@@ -321,7 +324,7 @@ static void cpu_silu_gate(struct kvw_device *device,
                           const struct kvw_device_buffer *up,
                           size_t n_elements)
 {
-    run_pieces(device, gate, up, n_elements, silu_piece);
+    run_pieces(device, gate, up, n_elements, silu_gate);
 }
 
 static void rope_row(void *arg, unsigned part, unsigned thread_index)
@@ -329,7 +332,7 @@ static void rope_row(void *arg, unsigned part, unsigned thread_index)
     const struct job *job = arg;
 
     (void)thread_index;
-    kv_rope_rotate(job->style, job->from + part * job->n_rot, 0, job->n_rot,
+    kv_rope_rotate(job->style, KV_ROPE_FORWARD, job->from + part * job->n_rot, 0, job->n_rot,
                    job->to + part * job->n_heads * job->d, 1, job->n_heads, job->d);
 }
 

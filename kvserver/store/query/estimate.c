@@ -208,7 +208,7 @@ static void add_group(struct kvs_estimate *estimate,
     const uint32_t *candidates = selected;
     uint32_t n_candidates = n_selected;
     const bool counts_differ = input->each && n_scored == 0 && n_selected > 0;
-    struct kv_estimate_question asked = {
+    struct kv_estimate_input asked = {
         .queries = input->score->queries,
         .squares = estimate->squares,
         .n_queries = n_queries,

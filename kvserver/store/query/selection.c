@@ -91,12 +91,9 @@ static void merge_all(struct kvs_selector *selector, uint32_t at, uint32_t n)
     float *merged = selector->weights + at;
 
     memset(merged, 0, n * sizeof(*merged));
-    if (selection->merge == KV_MERGE_SUM)
-        kv_weights_merge_sum(selector->scores + at, selector->n, selector->factors,
-                             selection->n_queries, n, merged);
-    else
-        kv_weights_merge_max(selector->scores + at, selector->n, selector->factors,
-                             selection->n_queries, n, merged);
+    kv_weights_merge(selection->merge == KV_MERGE_SUM ? KV_WEIGHTS_SUM : KV_WEIGHTS_MAX,
+                     selector->scores + at, selector->n, selector->factors,
+                     selection->n_queries, n, merged);
 }
 
 static enum after end_merge(struct kvs_selector *selector)
@@ -141,8 +138,8 @@ static void merge_one(struct kvs_selector *selector, uint32_t at, uint32_t n)
 {
     if (selector->query == 0)
         memset(selector->weights + at, 0, n * sizeof(*selector->weights));
-    kv_weights_merge_max(selector->spare + at, n, selector->factors, 1, n,
-                         selector->weights + at);
+    kv_weights_merge(KV_WEIGHTS_MAX, selector->spare + at, n, selector->factors, 1, n,
+                     selector->weights + at);
 }
 
 /* ---- how many: MASS and THRESHOLD determine k from the weights --------------------------- */

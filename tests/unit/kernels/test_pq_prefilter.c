@@ -115,14 +115,14 @@ static void rows_are_right(void **state)
 
     (void)state;
     for (unsigned i = 0; kv_pq_prefilter_kernels_at(i) != NULL; i++)
-        print_message("sieve: %s\n", kv_pq_prefilter_kernels_at(i)->name);
+        print_message("prefilter: %s\n", kv_pq_prefilter_kernels_at(i)->name);
     for (int round = 0; round < ROUNDS; round++) {
         const size_t n = 1 + kv_random_below(&dice, round % 5 == 0 ? N_MAX : 100);
         const size_t k = 1 + kv_random_below(&dice, n);
         const uint32_t margin = (uint32_t)kv_random_below(&dice, 20);
 
-        CHECK(uint8_t, sieve8, UINT8_MAX);
-        CHECK(uint16_t, sieve16, UINT16_MAX);
+        CHECK(uint8_t, prefilter8, UINT8_MAX);
+        CHECK(uint16_t, prefilter16, UINT16_MAX);
     }
 }
 

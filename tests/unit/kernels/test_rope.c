@@ -131,16 +131,21 @@ static void is_rotation(void **state)
         kv_rope_rotations(frequencies, shape.n_rot, -(int64_t)position, 1, negative);
         floats_fill(&dice, FLOATS_UNIFORM, before, D_MAX);
         memcpy(turned, before, sizeof(before));
-        kv_rope_rotate(shape.style, first, 0, shape.n_rot, turned, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, KV_ROPE_FORWARD, first, 0, shape.n_rot, turned, 1, 1,
+                       shape.d);
         memcpy(back, turned, sizeof(turned));
-        kv_rope_unrotate(shape.style, first, 0, shape.n_rot, back, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, KV_ROPE_INVERSE, first, 0, shape.n_rot, back, 1, 1,
+                       shape.d);
         memcpy(shifted, turned, sizeof(turned));
-        kv_rope_rotate(shape.style, negative, 0, shape.n_rot, shifted, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, KV_ROPE_FORWARD, negative, 0, shape.n_rot, shifted, 1, 1,
+                       shape.d);
         EXPECT(floats_all_same(shifted, back, shape.d)); /* back is turning by the negative */
         memcpy(shifted, turned, sizeof(turned));
-        kv_rope_rotate(shape.style, shift, 0, shape.n_rot, shifted, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, KV_ROPE_FORWARD, shift, 0, shape.n_rot, shifted, 1, 1,
+                       shape.d);
         memcpy(at_once, before, sizeof(before));
-        kv_rope_rotate(shape.style, both, 0, shape.n_rot, at_once, 1, 1, shape.d);
+        kv_rope_rotate(shape.style, KV_ROPE_FORWARD, both, 0, shape.n_rot, at_once, 1, 1,
+                       shape.d);
         for (size_t i = 0; i < shape.n_rot / 2; i++) {
             const double angle = (double)position * frequencies[i];
             size_t a, b;

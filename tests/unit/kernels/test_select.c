@@ -112,13 +112,13 @@ static void all_is_the_same(void **state)
                 factors[j] = fabsf(floats_uniform(&dice));
             for (size_t j = 0; j < n; j++)
                 merged[j] = b[j] = fabsf(floats_uniform(&dice));
-            plain->merge_sum(exps, n, factors, n_heads, n, merged);
-            kernels->merge_sum(exps, n, factors, n_heads, n, b);
+            plain->merge(KV_WEIGHTS_SUM, exps, n, factors, n_heads, n, merged);
+            kernels->merge(KV_WEIGHTS_SUM, exps, n, factors, n_heads, n, b);
             EXPECT(floats_all_same(merged, b, n));
             for (size_t j = 0; j < n; j++)
                 merged[j] = b[j] = fabsf(floats_uniform(&dice));
-            plain->merge_max(exps, n, factors, n_heads, n, merged);
-            kernels->merge_max(exps, n, factors, n_heads, n, b);
+            plain->merge(KV_WEIGHTS_MAX, exps, n, factors, n_heads, n, merged);
+            kernels->merge(KV_WEIGHTS_MAX, exps, n, factors, n_heads, n, b);
             EXPECT(floats_all_same(merged, b, n));
             free(merged);
             free(exps_base);
@@ -209,7 +209,7 @@ static void sums_are_right(void **state)
             EXPECT(kv_weights_sum(scores, NULL, n) == units);
 
             const float factor = kv_softmax_factor(units);
-            kernels->merge_sum(scores, n, &factor, 1, n, merged);
+            kernels->merge(KV_WEIGHTS_SUM, scores, n, &factor, 1, n, merged);
             for (size_t j = 0; j < n; j++)
                 of_merged += (double)merged[j];
             EXPECT(fabs(of_merged - 1) <= bound + 4 * 0x1p-24);
@@ -275,10 +275,10 @@ static void nothing_and_nan(void **state)
         assert_true(values[0] == 0 && values[1] == 1 && values[2] == 0);
         assert_true(kernels->exps(low, NULL, 3, 1, -INFINITY) == 0 && low[0] == 0);
         assert_true(kernels->exps(high, NULL, 3, 1, INFINITY) == 0 && high[0] == 0);
-        kernels->merge_sum(NULL, 0, &one, 1, 0, NULL);
-        kernels->merge_max(NULL, 0, &one, 1, 0, NULL);
-        kernels->merge_sum(NULL, 0, NULL, 0, 0, NULL);
-        kernels->merge_max(NULL, 0, NULL, 0, 0, NULL);
+        kernels->merge(KV_WEIGHTS_SUM, NULL, 0, &one, 1, 0, NULL);
+        kernels->merge(KV_WEIGHTS_MAX, NULL, 0, &one, 1, 0, NULL);
+        kernels->merge(KV_WEIGHTS_SUM, NULL, 0, NULL, 0, 0, NULL);
+        kernels->merge(KV_WEIGHTS_MAX, NULL, 0, NULL, 0, 0, NULL);
         kv_topk_begin(&selector, 7);
         kernels->count(&selector, NULL, NULL, 0);
         assert_int_equal(kernels->collect(&selector, NULL, NULL, 0, 0, NULL), 0);

@@ -247,7 +247,7 @@ static void check_add(int round,
     kv_estimate_begin(&shape, n_queries, expected);
     kv_estimate_begin(&shape, n_queries, state);
     for (int i = 0; i < 3; i++) {
-        const struct kv_estimate_question question = {
+        const struct kv_estimate_input input = {
             .queries = queries,
             .squares = squares,
             .n_queries = n_queries,
@@ -262,8 +262,8 @@ static void check_add(int round,
         };
         const void *group = some_group(&shape, &bases[6]);
 
-        plain->add(&shape, group, &question, expected);
-        kernels->add(&shape, group, &question, state);
+        plain->add(&shape, group, &input, expected);
+        kernels->add(&shape, group, &input, state);
         EXPECT(floats_all_same(state, expected, n_state));
         free(bases[6]);
     }
@@ -630,7 +630,7 @@ static double exact(const float rows[N][DK + DV],
     return log(sum);
 }
 
-/* One question of all heads, in two parts of the scored ones if asked. */
+/* One estimate for all heads, in two parts of the scored ones if asked. */
 static void ask(const void *group,
                 const float *queries,
                 const uint16_t *counts,
@@ -641,7 +641,7 @@ static void ask(const void *group,
                 float *ret_lse)
 {
     float squares[G];
-    const struct kv_estimate_question question = {
+    const struct kv_estimate_input input = {
         .queries = queries,
         .squares = squares,
         .n_queries = G,
@@ -656,7 +656,7 @@ static void ask(const void *group,
 
     kv_estimate_begin(&answered, G, state);
     kv_estimate_squares(DK, queries, G, squares);
-    kv_estimate_add(&answered, group, &question, state);
+    kv_estimate_add(&answered, group, &input, state);
     kv_estimate_end(&answered, G, state, ret_output[0], ret_lse);
 }
 
@@ -756,11 +756,11 @@ static void correction(void **state)
     float vectors[2][3] = {{1, 2, 3}, {1, 2, 3}}, query[2] = {0, 0}, output[1], lse[1];
     float work[3], square;
     void *group = build_floats(&shape, vectors[0], 2);
-    struct kv_estimate_question question = {.queries = query,
-                                            .squares = &square,
-                                            .n_queries = 1,
-                                            .scale = 1,
-                                            .counts = counts_of(&shape, group)};
+    struct kv_estimate_input input = {.queries = query,
+                                      .squares = &square,
+                                      .n_queries = 1,
+                                      .scale = 1,
+                                      .counts = counts_of(&shape, group)};
     struct kv_summary_head head = head_of(group);
     int round = 0;
 
@@ -774,7 +774,7 @@ static void correction(void **state)
         query[1] = -(float)round; /* its product with the key is 0 */
         kv_estimate_squares(2, query, 1, &square);
         kv_estimate_begin(&shape, 1, work);
-        kv_estimate_add(&shape, group, &question, work);
+        kv_estimate_add(&shape, group, &input, work);
         kv_estimate_end(&shape, 1, work, output, lse);
         EXPECT(fabs((double)lse[0] - log(2) - fmin(1, corr * 5)) < 0.02 + 0.03 * round);
         EXPECT(fabs((double)output[0] - 3) < 1e-5);
