@@ -303,6 +303,20 @@ void kvs_control_open(struct kvs_control_call *call)
     kvpb__open_request__free_unpacked(request, NULL);
 }
 
+/* Asks the data threads how many tokens the session has; until `done` it is busy. */
+static void ask_length(struct kvs_control_call *call,
+                       struct kvs_session *session,
+                       void (*done)(struct kvs_control_call *call))
+{
+    session->busy = true;
+    call->session = session;
+    call->tokens = UINT32_MAX;
+    kvs_control_broadcast(
+        call,
+        &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
+        done);
+}
+
 static void resume_done(struct kvs_control_call *call)
 {
     call->session->busy = false;
@@ -326,13 +340,7 @@ static void resume(struct kvs_control_call *call, const Kvpb__ResumeRequest *req
         return;
     if (request->lease_ms != 0)
         kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
-    session->busy = true;
-    call->session = session;
-    call->tokens = UINT32_MAX;
-    kvs_control_broadcast(
-        call,
-        &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
-        resume_done);
+    ask_length(call, session, resume_done);
 }
 
 void kvs_control_resume(struct kvs_control_call *call)
@@ -414,14 +422,7 @@ void kvs_control_session(struct kvs_control_call *call)
     if (request == NULL)
         return;
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
-    if (session != NULL) {
-        session->busy = true;
-        call->session = session;
-        call->tokens = UINT32_MAX;
-        kvs_control_broadcast(
-            call,
-            &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
-            session_length_done);
-    }
+    if (session != NULL)
+        ask_length(call, session, session_length_done);
     kvpb__session_request__free_unpacked(request, NULL);
 }
