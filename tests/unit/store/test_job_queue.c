@@ -90,6 +90,7 @@ static void dropped_jobs_keep_turns(void **state)
     (void)state;
     append(sessions, 4);
     finish(1); /* of the session at work, but not its first */
+    assert_ptr_equal(kvs_job_queue_at_work(it.queue), &it.jobs[0]);
     finish(2); /* the first of the session that is next */
     assert_ptr_equal(kvs_job_queue_at_work(it.queue), &it.jobs[0]);
     finish(0);
