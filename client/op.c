@@ -93,6 +93,17 @@ struct kv_op *kvc_call_op(const struct kvc_call *call)
     return call->owner != NULL ? KVC_LIST_ENTRY(call->owner, struct kv_op, owner) : NULL;
 }
 
+struct kv_op *
+kvc_call_op_if_ok(const struct kvc_call *call, kv_status_t status, const char *detail)
+{
+    struct kv_op *op = kvc_call_op(call);
+
+    if (op == NULL || status == KV_OK)
+        return op;
+    kvc_op_fail(op, call->node, NULL, status, "%s", detail);
+    return NULL;
+}
+
 struct kvc_request *kvc_op_take_request(struct kv_op *op, struct kvc_connection *connection)
 {
     return kvc_request_take(connection, kv_op_priority(op->type->id), &op->owner);

@@ -124,6 +124,11 @@ static inline void *kvc_op_state(const struct kv_op *op)
 struct kv_op *kvc_request_op(const struct kvc_request *request);
 struct kv_op *kvc_call_op(const struct kvc_call *call);
 
+/* Returns the operation of a call that has succeeded; NULL if the operation has ended, or ends
+ * now, because the call has failed. */
+struct kv_op *
+kvc_call_op_if_ok(const struct kvc_call *call, kv_status_t status, const char *detail);
+
 /* Returns a new request of the operation; NULL if all are in use. */
 struct kvc_request *kvc_op_take_request(struct kv_op *op, struct kvc_connection *connection);
 

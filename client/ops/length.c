@@ -32,14 +32,10 @@ bool kvc_take_length(const struct kvc_call *call,
                      uint32_t *least)
 {
     const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
-    struct kv_op *op = kvc_call_op(call);
+    struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
 
     if (op == NULL)
         return false;
-    if (status != KV_OK) {
-        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
-        return false;
-    }
     if (reply->generation != op->session->generation) {
         kvc_op_fail(op, call->node, NULL, KV_STALE,
                     "node is at generation %u, session at %u: resume the session",

@@ -86,16 +86,12 @@ static void model_done(struct kvc_call *call,
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     struct kvc_node *node = call->node;
-    struct kv_op *op = kvc_call_op(call);
+    struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
     const struct kv_session *session;
 
     (void)message;
     if (op == NULL)
         return;
-    if (status != KV_OK) {
-        kvc_op_fail(op, node, NULL, status, "%s", detail);
-        return;
-    }
     session = op->result;
     request.session_id = kvc_binary(&session->ticket.session_id);
     request.token = kvc_binary(&session->ticket.token);

@@ -236,17 +236,15 @@ static void relength_done(struct kvc_call *call,
                           const char *detail)
 {
     const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
-    struct kv_op *op = kvc_call_op(call);
+    struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
 
     if (op == NULL)
         return;
-    if (status != KV_OK)
-        kvc_op_fail(op, call->node, NULL, status, "%s", detail);
-    else if (reply->generation != op->result->generation)
+    if (reply->generation != op->result->generation)
         resume_of(op)->is_stale = true;
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
-    if (status == KV_OK && op->owner.n_calls == 0 && resume_of(op)->is_stale) {
+    if (op->owner.n_calls == 0 && resume_of(op)->is_stale) {
         stale_resume(op);
         kvc_op_restart(op);
     }
@@ -259,15 +257,11 @@ static void resume_done(struct kvc_call *call,
 {
     const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
     struct kvc_node *node = call->node;
-    struct kv_op *op = kvc_call_op(call);
+    struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
     const char *fault;
 
     if (op == NULL)
         return;
-    if (status != KV_OK) {
-        kvc_op_fail(op, node, NULL, status, "%s", detail);
-        return;
-    }
     struct kvc_resumed *resumed =
         &resume_of(op)->nodes[kvc_row_position(&resume_of(op)->row, node)];
 
