@@ -36,6 +36,16 @@ void kv_memory_release(void *base, size_t bytes)
         munmap(base, bytes);
 }
 
+void kv_memory_provide(void *from, size_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    madvise(from, bytes, MADV_POPULATE_WRITE);
+#else
+    (void)from;
+    (void)bytes;
+#endif
+}
+
 static uint64_t group_limit(const char *path)
 {
     unsigned long long limit = 0;

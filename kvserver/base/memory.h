@@ -13,6 +13,10 @@
 void *kv_memory_reserve(size_t bytes);
 void kv_memory_release(void *base, size_t bytes);
 
+/* Has the system provide these pages, whatever their bytes: others may write to them meanwhile.
+ * A system that cannot do so ahead does it on first access. */
+void kv_memory_provide(void *from, size_t bytes);
+
 /* Returns the bytes that this process may use: physical memory, or its control group's limit if
  * that is lower. */
 uint64_t kv_memory_total(void);

@@ -71,6 +71,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .n_clients = config->clients_max,
         .n_commands = kvs_node_commands_max(config),
         .n_requests = kvs_node_requests_max(config),
+        .pages = node->pages,
         .memory_bytes = config->memory_bytes / config->n_threads,
         .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
         .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
@@ -92,6 +93,7 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
 {
     struct kvs_node *node = calloc(1, sizeof(*node));
     struct kvs_node_config checked = *config;
+    uint64_t taken;
 
     if (node == NULL)
         return KV_NO_MEMORY;
@@ -102,9 +104,12 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
     snprintf(detail, detail_bytes, "out of memory: node: %llu bytes",
              (unsigned long long)checked.memory_bytes);
     node->shard = calloc(checked.n_threads, sizeof(*node->shard));
+    taken =
+        checked.n_threads * kvs_shard_takes(kvs_ops, checked.memory_bytes / checked.n_threads);
+    node->pages = kvs_pages_create(checked.memory_bytes - taken);
     /* Before the shards: they need its ring of replies and its random numbers. */
     status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard);
-    if (node->shard == NULL)
+    if (node->shard == NULL || node->pages == NULL)
         status = KV_NO_MEMORY;
     if (status != KV_OK)
         goto err_destroy;
@@ -146,6 +151,7 @@ void kvs_node_destroy(struct kvs_node *node)
     for (uint32_t i = 0; i < node->n_threads; i++)
         kvs_shard_fini(&node->shard[i]);
     kvs_control_fini(&node->control);
+    kvs_pages_destroy(node->pages);
     free(node->shard);
     free(node);
 }

@@ -53,6 +53,7 @@ void kvs_node_check(const struct kvs_node *node)
 
 void kvs_node_check_memory(const struct kvs_node *node)
 {
+    kvs_pages_check(node->pages);
     for (uint32_t i = 0; i < node->n_threads; i++)
         kvs_shard_check_memory(&node->shard[i]);
 }

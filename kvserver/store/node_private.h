@@ -10,6 +10,7 @@
 struct kvs_node {
     struct kvs_shard *shard; /* (n_threads) */
     uint32_t n_threads;
+    struct kvs_pages *pages; /* of all shards */
     struct kvs_control control;
 
     /* node_threads.c */

@@ -1505,6 +1505,39 @@ static void full_memory(void **state)
     cluster_close(&own);
 }
 
+/* Objects fill the memory of a node, however placement deals them to its threads. */
+static void threads_share_memory(void **state)
+{
+    const uint64_t node_bytes = (UINT64_C(64) << 20) * shape.n_threads;
+    struct kv_object object = {.bytes = 4 << 20};
+    struct cluster own;
+    struct side side;
+    struct kv_op *op = NULL;
+    char name[16];
+    uint32_t n = 0;
+    kv_status_t status;
+
+    (void)state;
+    if (shape.n_nodes > 1)
+        skip();
+    assert_true(open_own(&own, 64 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    object.name = name;
+    object.buffer = side.out;
+    do {
+        snprintf(name, sizeof(name), "%u", n++);
+        op = NULL;
+        status = kv_objects_begin(side.client, KV_OBJECT_PUT, &object, 1, 0, &op);
+        assert_int_equal(status, KV_OK);
+        status = kv_finish(op);
+    } while (status == KV_OK && n * object.bytes <= node_bytes);
+    assert_int_equal(status, KV_NO_MEMORY);
+    /* Queries have a sixteenth, and bookkeeping some pages of each thread. */
+    assert_true((n - 1) * object.bytes >= node_bytes / 100 * 85);
+    close_side(&side);
+    cluster_close(&own);
+}
+
 static void leases_end(void **state)
 {
     struct kv_session *session;
@@ -2248,6 +2281,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(impossible_lifecycles),
         cmocka_unit_test(closed_sessions_give_memory_back),
         cmocka_unit_test(full_memory),
+        cmocka_unit_test(threads_share_memory),
         cmocka_unit_test(models_that_nobody_uses_make_room),
         cmocka_unit_test(models_outlive_a_restart),
         cmocka_unit_test(sizes_of_rows_do_not_run_out),

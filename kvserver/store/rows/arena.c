@@ -1,26 +1,11 @@
 #include "kvserver/store/rows/arena.h"
 
-#include "kvserver/base/memory.h"
-
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    ELEMENTS_MAX = KVS_ARENA_PAGE / KVS_ARENA_ELEMENT_MIN,
-    WORDS = ELEMENTS_MAX / 64,
-    NONE = -1,
-    TOUCH_AHEAD_PAGES = 32, /* 64 MiB are kept ready */
-    TOUCH_BYTES = 64 << 10, /* touched per call: the kernel may clear fresh memory at less than
-                             * 1 GB/s */
-};
-
-/* A page in use is on its class's list while it has room, and on no list when it is full. */
-struct page {
-    int32_t class_id; /* NONE: free */
-    uint32_t n_used;
-    int32_t next, prev; /* in the list of the class's pages with room, or of the free pages */
-    uint64_t used[WORDS];
+    NONE = KVS_PAGE_NONE,
 };
 
 struct size_class {
@@ -32,78 +17,84 @@ struct size_class {
 };
 
 struct kvs_arena {
-    char *base;
-    uint64_t bytes;
-    uint32_t n_pages, n_free;
-    int32_t free_first;
-    uint32_t touched;       /* pages [0, touched) have been touched at least once */
-    uint32_t touched_bytes; /* of the next page */
-    struct page *pages;
+    struct kvs_pages *pages; /* some of which are this arena's */
+    bool owns_pages;         /* all are */
+    uint32_t n_used;         /* this arena's pages */
     uint32_t n_classes, n_exact;
     struct size_class classes[KVS_ARENA_CLASSES_MAX];
 };
 
+static struct kvs_page *page_at(const struct kvs_arena *arena, int64_t index)
+{
+    return &arena->pages->pages[index];
+}
+
+static bool is_own(const struct kvs_arena *arena, const struct kvs_page *page)
+{
+    return atomic_load_explicit(&page->arena, memory_order_relaxed) == arena;
+}
+
 /* Lists are doubly linked: a page that becomes free leaves its class's list from the middle. */
 static void list_push(struct kvs_arena *arena, int32_t *first, uint32_t index)
 {
-    struct page *page = &arena->pages[index];
+    struct kvs_page *page = page_at(arena, index);
 
     page->prev = NONE;
     page->next = *first;
     if (*first != NONE)
-        arena->pages[*first].prev = (int32_t)index;
+        page_at(arena, *first)->prev = (int32_t)index;
     *first = (int32_t)index;
 }
 
 static void list_remove(struct kvs_arena *arena, int32_t *first, uint32_t index)
 {
-    struct page *page = &arena->pages[index];
+    struct kvs_page *page = page_at(arena, index);
 
     if (page->prev != NONE)
-        arena->pages[page->prev].next = page->next;
+        page_at(arena, page->prev)->next = page->next;
     else
         *first = page->next;
     if (page->next != NONE)
-        arena->pages[page->next].prev = page->prev;
+        page_at(arena, page->next)->prev = page->prev;
 }
 
-struct kvs_arena *kvs_arena_create(uint64_t bytes)
+struct kvs_arena *kvs_arena_create_in(struct kvs_pages *pages)
 {
     struct kvs_arena *arena = calloc(1, sizeof(*arena));
 
     if (arena == NULL)
         return NULL;
-    uint64_t n_pages = bytes / KVS_ARENA_PAGE;
-    if (n_pages == 0)
-        n_pages = 1;
-    if (n_pages > INT32_MAX)
-        goto err_destroy;
-    arena->n_pages = arena->n_free = (uint32_t)n_pages;
-    arena->bytes = n_pages * KVS_ARENA_PAGE;
-    arena->pages = calloc(n_pages, sizeof(*arena->pages));
-    arena->base = kv_memory_reserve(arena->bytes);
-    if (arena->pages == NULL || arena->base == NULL)
-        goto err_destroy;
-
-    /* Lowest pages first, so that touched pages are reused. */
-    arena->free_first = NONE;
-    for (uint32_t i = arena->n_pages; i-- > 0;) {
-        arena->pages[i].class_id = NONE;
-        list_push(arena, &arena->free_first, i);
-    }
+    arena->pages = pages;
+    atomic_fetch_add(&pages->n_arenas, 1);
     return arena;
+}
 
-err_destroy:
-    kvs_arena_destroy(arena);
-    return NULL;
+struct kvs_arena *kvs_arena_create(uint64_t bytes)
+{
+    struct kvs_pages *pages = kvs_pages_create(bytes);
+    struct kvs_arena *arena = pages != NULL ? kvs_arena_create_in(pages) : NULL;
+
+    if (arena != NULL)
+        arena->owns_pages = true;
+    else
+        kvs_pages_destroy(pages);
+    return arena;
 }
 
 void kvs_arena_destroy(struct kvs_arena *arena)
 {
     if (arena == NULL)
         return;
-    kv_memory_release(arena->base, arena->bytes);
-    free(arena->pages);
+    if (arena->owns_pages) {
+        kvs_pages_destroy(arena->pages);
+    } else {
+        for (uint32_t i = 0; i < arena->pages->n_pages && arena->n_used > 0; i++)
+            if (is_own(arena, page_at(arena, i))) {
+                kvs_page_return(arena->pages, i);
+                arena->n_used--;
+            }
+        atomic_fetch_sub(&arena->pages->n_arenas, 1);
+    }
     free(arena);
 }
 
@@ -215,7 +206,7 @@ size_t kvs_arena_class_bytes(const struct kvs_arena *arena, int class_id)
 /* Finds the first free element of the page; returns how many are free from there on, at most
  * `want`.  The first rather than the longest run: pages stay dense, and become free sooner. */
 static uint32_t
-find_run(const struct page *page, uint32_t per_page, uint32_t want, uint32_t *begin)
+find_run(const struct kvs_page *page, uint32_t per_page, uint32_t want, uint32_t *begin)
 {
     uint32_t at = 0;
 
@@ -240,25 +231,20 @@ kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32
     struct size_class *class = &arena->classes[class_id];
 
     if (class->first == NONE) {
-        if (arena->free_first == NONE)
+        const int32_t taken = kvs_page_take(arena->pages, arena);
+        if (taken == NONE)
             return NULL;
-        uint32_t index = (uint32_t)arena->free_first;
-        struct page *page = &arena->pages[index];
-        list_remove(arena, &arena->free_first, index);
-        arena->n_free--;
-        page->class_id = class_id;
+        struct kvs_page *fresh = page_at(arena, taken);
+        arena->n_used++;
+        fresh->class_id = class_id;
         class->n_pages++;
-        page->n_used = 0;
-        memset(page->used, 0, sizeof(page->used));
-        list_push(arena, &class->first, index);
-        if (index >= arena->touched) {
-            arena->touched = index + 1;
-            arena->touched_bytes = 0;
-        }
+        fresh->n_used = 0;
+        memset(fresh->used, 0, sizeof(fresh->used));
+        list_push(arena, &class->first, (uint32_t)taken);
     }
 
     uint32_t index = (uint32_t) class->first, begin;
-    struct page *page = &arena->pages[index];
+    struct kvs_page *page = page_at(arena, index);
     uint32_t count = find_run(page, class->per_page, want, &begin);
 
     assert(count > 0);
@@ -268,7 +254,7 @@ kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32
     if (page->n_used == class->per_page)
         list_remove(arena, &class->first, index);
     *ret_count = count;
-    return arena->base + (uint64_t)index * KVS_ARENA_PAGE + begin * class->bytes;
+    return arena->pages->base + (uint64_t)index * KVS_ARENA_PAGE + begin * class->bytes;
 }
 
 void *kvs_arena_alloc(struct kvs_arena *arena, int class_id)
@@ -282,13 +268,13 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
 {
     if (element == NULL)
         return;
-    uint64_t offset = (uint64_t)((char *)element - arena->base);
+    uint64_t offset = (uint64_t)((char *)element - arena->pages->base);
     uint32_t index = (uint32_t)(offset / KVS_ARENA_PAGE);
     struct size_class *class = &arena->classes[class_id];
-    struct page *page = &arena->pages[index];
+    struct kvs_page *page = page_at(arena, index);
     uint32_t bit = (uint32_t)(offset % KVS_ARENA_PAGE / class->bytes);
 
-    assert(index < arena->n_pages && page->class_id == class_id);
+    assert(index < arena->pages->n_pages && is_own(arena, page) && page->class_id == class_id);
     assert(page->used[bit / 64] >> bit % 64 & 1);
     page->used[bit / 64] &= ~((uint64_t)1 << bit % 64);
     /* A full page was on no list. */
@@ -297,86 +283,74 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
     if (page->n_used == 0) {
         list_remove(arena, &class->first, index);
         class->n_pages--;
-        page->class_id = NONE;
-        list_push(arena, &arena->free_first, index);
-        arena->n_free++;
+        arena->n_used--;
+        kvs_page_return(arena->pages, index);
     }
 }
 
 uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id)
 {
     const struct size_class *class = &arena->classes[class_id];
-    uint64_t room = (uint64_t)arena->n_free * class->per_page;
+    uint64_t room =
+        (uint64_t)atomic_load_explicit(&arena->pages->n_free, memory_order_relaxed) *
+        class->per_page;
 
-    for (int32_t i = class->first; i != NONE; i = arena->pages[i].next)
-        room += class->per_page - arena->pages[i].n_used;
+    for (int32_t i = class->first; i != NONE; i = page_at(arena, i)->next)
+        room += class->per_page - page_at(arena, i)->n_used;
     return room;
 }
 
 unsigned kvs_arena_touch_ahead(struct kvs_arena *arena)
 {
-    uint32_t used = arena->n_pages - arena->n_free;
-
-    if (arena->touched >= arena->n_pages || arena->touched >= used + TOUCH_AHEAD_PAGES)
-        return 0;
-    /* Zeros may be written: no element has been on these pages yet. */
-    volatile char *next =
-        arena->base + (uint64_t)arena->touched * KVS_ARENA_PAGE + arena->touched_bytes;
-    for (size_t i = 0; i < TOUCH_BYTES; i += 4096)
-        next[i] = 0;
-    arena->touched_bytes += TOUCH_BYTES;
-    if (arena->touched_bytes == KVS_ARENA_PAGE) {
-        arena->touched++;
-        arena->touched_bytes = 0;
-    }
-    return 1;
+    return kvs_pages_touch_ahead(arena->pages);
 }
 
 void *kvs_arena_base(const struct kvs_arena *arena)
 {
-    return arena->base;
+    return arena->pages->base;
 }
 
 uint64_t kvs_arena_bytes(const struct kvs_arena *arena)
 {
-    return arena->bytes;
+    return arena->pages->bytes;
 }
 
 uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
 {
-    return (uint64_t)(arena->n_pages - arena->n_free) * KVS_ARENA_PAGE;
+    return (uint64_t)arena->n_used * KVS_ARENA_PAGE;
 }
 
 /* ---- checks ------------------------------------------------------------------------------ */
 
 bool kvs_arena_is_in_use(const struct kvs_arena *arena, int class_id, const void *element)
 {
-    const uint64_t offset = (uint64_t)((uintptr_t)element - (uintptr_t)arena->base);
+    const uint64_t offset = (uint64_t)((uintptr_t)element - (uintptr_t)arena->pages->base);
 
-    if (class_id < 0 || (uint32_t)class_id >= arena->n_classes || offset >= arena->bytes)
+    if (class_id < 0 || (uint32_t)class_id >= arena->n_classes || offset >= arena->pages->bytes)
         return false;
-    const struct page *page = &arena->pages[offset / KVS_ARENA_PAGE];
+    const struct kvs_page *page = page_at(arena, (int64_t)(offset / KVS_ARENA_PAGE));
     const size_t bytes = arena->classes[class_id].bytes;
     const uint64_t bit = offset % KVS_ARENA_PAGE / bytes;
 
-    return page->class_id == class_id && offset % KVS_ARENA_PAGE % bytes == 0 &&
-           (page->used[bit / 64] >> bit % 64 & 1) != 0;
+    return is_own(arena, page) && page->class_id == class_id &&
+           offset % KVS_ARENA_PAGE % bytes == 0 && (page->used[bit / 64] >> bit % 64 & 1) != 0;
 }
 
-/* Counts the pages of a list, all of which must be in use by the class, or free (NONE). */
+/* Counts the pages of a list, all of which must be in use by the class. */
 static uint32_t check_list(const struct kvs_arena *arena, int32_t first, int32_t class_id)
 {
     uint32_t n = 0;
 
-    for (int32_t i = first, prev = NONE; i != NONE; prev = i, i = arena->pages[i].next) {
-        assert(i >= 0 && (uint32_t)i < arena->n_pages && n < arena->n_pages);
-        assert(arena->pages[i].prev == prev && arena->pages[i].class_id == class_id);
+    for (int32_t i = first, prev = NONE; i != NONE; prev = i, i = page_at(arena, i)->next) {
+        assert(i >= 0 && (uint32_t)i < arena->pages->n_pages && n < arena->n_used);
+        assert(is_own(arena, page_at(arena, i)));
+        assert(page_at(arena, i)->prev == prev && page_at(arena, i)->class_id == class_id);
         n++;
     }
     return n;
 }
 
-static void check_page(const struct page *page, uint32_t per_page)
+static void check_page(const struct kvs_page *page, uint32_t per_page)
 {
     uint32_t n_used = 0;
 
@@ -390,22 +364,23 @@ static void check_page(const struct page *page, uint32_t per_page)
 void kvs_arena_check(const struct kvs_arena *arena)
 {
     uint32_t n_pages[KVS_ARENA_CLASSES_MAX] = {0}, n_roomy[KVS_ARENA_CLASSES_MAX] = {0};
-    uint32_t n_free = 0, n_exact = 0;
+    uint32_t n_used = 0, n_exact = 0;
 
-    for (uint32_t i = 0; i < arena->n_pages; i++) {
-        const struct page *page = &arena->pages[i];
+    if (arena->owns_pages)
+        kvs_pages_check(arena->pages);
+    for (uint32_t i = 0; i < arena->pages->n_pages; i++) {
+        const struct kvs_page *page = page_at(arena, i);
 
-        if (page->class_id == NONE) {
-            n_free++;
+        if (!is_own(arena, page))
             continue;
-        }
+        n_used++;
         assert(page->class_id >= 0 && (uint32_t)page->class_id < arena->n_classes);
         const uint32_t per_page = arena->classes[page->class_id].per_page;
         check_page(page, per_page);
         n_pages[page->class_id]++;
         n_roomy[page->class_id] += page->n_used < per_page;
     }
-    assert(n_free == arena->n_free && check_list(arena, arena->free_first, NONE) == n_free);
+    assert(n_used == arena->n_used);
     for (uint32_t i = 0; i < arena->n_classes; i++) {
         const struct size_class *class = &arena->classes[i];
 

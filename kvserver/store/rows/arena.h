@@ -1,7 +1,8 @@
-/* arena.h - the memory of one data thread: pages of 2 MiB, which size classes take and return.
+/* arena.h - the memory of one data thread: pages of the node (pages.h), which size classes take
+ * and return.
  *
  *     page   free -> used by a class when it needs an element
- *                 -> free when its last element is freed
+ *                 -> free, for any arena of the node, when its last element is freed
  *     class  elements of one size; a page holds as many as fit, with one bit each
  *
  * There are two kinds of classes.  Rounded classes are few, and always available.  Exact
@@ -13,10 +14,9 @@
  * taken from one page where possible.
  *
  * Invariants, which kvs_arena_check() asserts:
- *   (1) A page is free, or used by one class: n_free counts the free pages, and each class
- *       counts its own.
- *   (2) Free pages are on the free list; a used page that has room is on its class's list, a
- *       full one on none.  Every back link is the reverse of a forward link.
+ *   (1) A page of the arena is used by one class; the arena and each class count their own.
+ *   (2) A page that has room is on its class's list, a full one on none.  Every back link is
+ *       the reverse of a forward link.
  *   (3) A used page counts as many elements as have a bit, at least one, and no bit is set
  *       after the last element that fits.
  *   (4) No two classes have the same size, and at most KVS_ARENA_EXACT_MAX are exact.
@@ -27,21 +27,22 @@
 #ifndef KV_KVSERVER_STORE_ROWS_ARENA_H
 #define KV_KVSERVER_STORE_ROWS_ARENA_H
 
+#include "kvserver/store/rows/pages.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
-    KVS_ARENA_PAGE = 2 << 20,
-    KVS_ARENA_ELEMENT_MIN = 256,
     KVS_ARENA_CLASSES_MAX = 192,
     KVS_ARENA_EXACT_MAX = 128, /* of these, for sizes that are not rounded */
 };
 
 struct kvs_arena;
 
-/* Reserves `bytes`, rounded down to whole pages, at least one.  Returns NULL if the system has
- * not enough memory. */
+/* Takes pages from those of the node.  Returns NULL if out of memory. */
+struct kvs_arena *kvs_arena_create_in(struct kvs_pages *pages);
+/* The same, with pages of its own. */
 struct kvs_arena *kvs_arena_create(uint64_t bytes);
 void kvs_arena_destroy(struct kvs_arena *arena);
 
@@ -68,8 +69,7 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element);
 /* Returns how many elements of the class could be allocated now. */
 uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id);
 
-/* Touches part of the next page before it is needed, so that its first user does not wait for
- * the system to clear it.  Returns 0 if enough pages are ready. */
+/* As kvs_pages_touch_ahead(). */
 unsigned kvs_arena_touch_ahead(struct kvs_arena *arena);
 
 /* Returns whether it is an element of that class in use. */
@@ -78,6 +78,7 @@ bool kvs_arena_is_in_use(const struct kvs_arena *arena, int class_id, const void
 /* Asserts the invariants; visits all pages. */
 void kvs_arena_check(const struct kvs_arena *arena);
 
+/* Of the node's pages. */
 void *kvs_arena_base(const struct kvs_arena *arena);
 uint64_t kvs_arena_bytes(const struct kvs_arena *arena);
 uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena); /* in whole pages */

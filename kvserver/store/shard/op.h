@@ -30,7 +30,7 @@ struct kvs_op_type {
     const char *waits_for; /* for the message when waiting times out; NULL: rows */
 
     /* State of the operation on one data thread, shard->op_state[op].  takes() says how much
-     * it takes of the thread's memory, which is the less for rows and objects.  open() returns
+     * it takes of the thread's share of the memory: pages have the rest.  open() returns
      * NULL if there is no memory; the thread's segment store, objects and indexer exist by
      * then.  All may be NULL. */
     uint64_t (*takes)(uint64_t memory_bytes);

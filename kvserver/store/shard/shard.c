@@ -43,13 +43,13 @@ bool kvs_shard_step(struct kvs_shard *shard)
     return busy;
 }
 
-static uint64_t taken_by_ops(const struct kvs_shard *shard)
+uint64_t kvs_shard_takes(const struct kvs_op_type *ops, uint64_t memory_bytes)
 {
     uint64_t bytes = 0;
 
     for (unsigned op = 0; op < KV_OP_COUNT; op++)
-        if (shard->ops[op].takes != NULL)
-            bytes += shard->ops[op].takes(shard->memory_bytes);
+        if (ops[op].takes != NULL)
+            bytes += ops[op].takes(memory_bytes);
     return bytes;
 }
 
@@ -113,7 +113,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->woken_end = &shard->woken;
 
     shard->memory_bytes = setup->memory_bytes;
-    shard->arena = kvs_arena_create(setup->memory_bytes - taken_by_ops(shard));
+    shard->arena = kvs_arena_create_in(setup->pages);
     shard->sessions = calloc(setup->n_sessions, sizeof(*shard->sessions));
     shard->clients = calloc(setup->n_clients, sizeof(*shard->clients));
     if (shard->clients != NULL)

@@ -77,7 +77,7 @@ struct kvs_shard {
     const struct kv_clock *clock;
     uint64_t now_us;       /* at the start of this step */
     uint64_t moved_us;     /* of the last step that did anything */
-    uint64_t memory_bytes; /* of the arena, and of operations' own state */
+    uint64_t memory_bytes; /* of the node's, this thread's share */
     struct kv_port *port;
     struct kvs_arena *arena;
     struct kvs_segment_store store;
@@ -121,11 +121,18 @@ struct kvs_shard_setup {
     const struct kvs_background_row *background;
     uint32_t n_background;
     uint32_t index, n_threads, n_sessions, n_clients, n_commands, n_requests;
-    uint64_t memory_bytes, scrub_bytes, stuck_send_us, secret, object_version;
+    struct kvs_pages *pages; /* of the node */
+    uint64_t memory_bytes;   /* of the node's, this thread's share: what operations take is a
+                              * part of it */
+    uint64_t scrub_bytes, stuck_send_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *replies;
 };
+
+/* Returns how much of a thread's share of the memory the operations take; pages have the
+ * rest. */
+uint64_t kvs_shard_takes(const struct kvs_op_type *ops, uint64_t memory_bytes);
 
 kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup *setup);
 void kvs_shard_fini(struct kvs_shard *shard);

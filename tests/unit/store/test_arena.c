@@ -273,10 +273,59 @@ static void touching_spares_what_is_in_use(void **state)
     }
 }
 
+/* Two arenas of a node: what one has no use for is the other's, to the last page. */
+static void arenas_share_pages(void **state)
+{
+    struct kvs_pages *pages = kvs_pages_create((uint64_t)N_PAGES * KVS_ARENA_PAGE);
+    struct kvs_arena *arenas[2];
+    void *elements[N_PAGES + 1] = {NULL};
+    int classes[2];
+
+    (void)state;
+    assert_non_null(pages);
+    for (unsigned i = 0; i < 2; i++) {
+        arenas[i] = kvs_arena_create_in(pages);
+        assert_non_null(arenas[i]);
+        classes[i] = kvs_arena_class_hold(arenas[i], KVS_ARENA_PAGE);
+        assert_int_equal(kvs_arena_room(arenas[i], classes[i]), N_PAGES);
+    }
+    for (unsigned i = 0; i < N_PAGES; i++) {
+        elements[i] = kvs_arena_alloc(arenas[i == 0], classes[i == 0]);
+        assert_non_null(elements[i]);
+        memset(elements[i], (int)i + 1, 64);
+    }
+    while (kvs_arena_touch_ahead(arenas[0]) > 0)
+        ;
+    for (unsigned i = 0; i < 2; i++) {
+        assert_null(kvs_arena_alloc(arenas[i], classes[i]));
+        assert_int_equal(kvs_arena_room(arenas[i], classes[i]), 0);
+        kvs_arena_check(arenas[i]);
+        assert_true(kvs_arena_is_in_use(arenas[i], classes[i], elements[1 - i]));
+        assert_false(kvs_arena_is_in_use(arenas[i], classes[i], elements[i]));
+    }
+    kvs_pages_check(pages);
+    assert_int_equal(kvs_arena_bytes_used(arenas[0]), (N_PAGES - 1) * (uint64_t)KVS_ARENA_PAGE);
+    assert_int_equal(kvs_arena_bytes_used(arenas[1]), KVS_ARENA_PAGE);
+
+    kvs_arena_free(arenas[0], classes[0], elements[3]);
+    elements[3] = kvs_arena_alloc(arenas[1], classes[1]);
+    assert_non_null(elements[3]);
+    kvs_arena_check(arenas[1]);
+    for (unsigned i = 0; i < N_PAGES; i++)
+        if (i != 3)
+            assert_int_equal(*(uint8_t *)elements[i], i + 1);
+    kvs_arena_destroy(arenas[0]); /* with all that it has */
+    assert_int_equal(kvs_arena_room(arenas[1], classes[1]), N_PAGES - 2);
+    kvs_arena_destroy(arenas[1]);
+    kvs_pages_check(pages);
+    kvs_pages_destroy(pages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lends_and_takes_back),
+        cmocka_unit_test(arenas_share_pages),
         cmocka_unit_test(runs_are_adjacent),
         cmocka_unit_test(full_and_one_class_takes_all),
         cmocka_unit_test(classes_round_little),

@@ -59,14 +59,24 @@ static void check_arena(void)
 }
 
 /* A page that is lent and has room. */
-static struct page *roomy_page(void)
+static struct kvs_page *roomy_page(void)
 {
-    return &bench.arena->pages[bench.arena->classes[unit.array_class].first];
+    return page_at(bench.arena, bench.arena->classes[unit.array_class].first);
 }
 
 static void arena_free_count(void)
 {
-    bench.arena->n_free++;
+    bench.arena->pages->n_free++;
+}
+
+static void arena_used_count(void)
+{
+    bench.arena->n_used++;
+}
+
+static void arena_page_of_another(void)
+{
+    roomy_page()->arena = NULL;
 }
 
 static void arena_element_without_bit(void)
@@ -81,7 +91,7 @@ static void arena_element_not_counted(void)
 
 static void arena_bit_behind_the_last(void)
 {
-    struct page *page = &bench.arena->pages[bench.arena->classes[unit.row_class].first];
+    struct kvs_page *page = page_at(bench.arena, bench.arena->classes[unit.row_class].first);
     const uint32_t per_page = bench.arena->classes[unit.row_class].per_page;
 
     page->used[(per_page - 1) / 64] |= (uint64_t)1 << 63;
@@ -96,14 +106,14 @@ static void arena_page_on_no_list(void)
 
 static void arena_ring_of_free_pages(void)
 {
-    struct page *first = &bench.arena->pages[bench.arena->free_first];
+    const int32_t first = bench.arena->pages->free_first;
 
-    bench.arena->pages[first->next].next = bench.arena->free_first;
+    page_at(bench.arena, page_at(bench.arena, first)->next)->next = first;
 }
 
 static void arena_link_back(void)
 {
-    bench.arena->pages[bench.arena->pages[bench.arena->free_first].next].prev = NONE;
+    roomy_page()->prev = bench.arena->classes[unit.row_class].first;
 }
 
 static void arena_page_of_other_class(void)
@@ -121,6 +131,8 @@ static void arena_finds(void **state)
     (void)state;
     check_arena();
     expect_found(arena_free_count, check_arena);
+    expect_found(arena_used_count, check_arena);
+    expect_found(arena_page_of_another, check_arena);
     expect_found(arena_element_without_bit, check_arena);
     expect_found(arena_element_not_counted, check_arena);
     expect_found(arena_bit_behind_the_last, check_arena);

@@ -1,0 +1,67 @@
+/* pages.h - the memory of a node for rows and objects: pages of 2 MiB, which the arenas of its
+ * data threads take and return.
+ *
+ *   free --kvs_page_take()--> of one arena --kvs_page_return()--> free
+ *
+ * All arenas of a node share its pages, so none is full while another has room.  A page is
+ * large, so pages are taken and returned rarely, under a lock.
+ *
+ * Invariants, which kvs_pages_check() asserts while no arena takes or returns a page:
+ *   (1) A page is free and in the free list, or of one arena; n_free counts the free ones.
+ *
+ * Threads: any.  What a page says of its elements belongs to its arena's thread.
+ */
+#ifndef KV_KVSERVER_STORE_ROWS_PAGES_H
+#define KV_KVSERVER_STORE_ROWS_PAGES_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    KVS_ARENA_PAGE = 2 << 20,
+    KVS_ARENA_ELEMENT_MIN = 256,
+    KVS_PAGE_ELEMENTS_MAX = KVS_ARENA_PAGE / KVS_ARENA_ELEMENT_MIN,
+    KVS_PAGE_NONE = -1,
+};
+
+struct kvs_arena;
+
+struct kvs_page {
+    _Atomic(const struct kvs_arena *) arena; /* NULL: free */
+    int32_t class_id;
+    uint32_t n_used;
+    int32_t next,
+        prev; /* in the list of the class's pages with room; next: of the free pages */
+    uint64_t used[KVS_PAGE_ELEMENTS_MAX / 64];
+};
+
+struct kvs_pages {
+    char *base;
+    uint64_t bytes;
+    uint32_t n_pages;
+    struct kvs_page *pages; /* (n_pages) */
+    struct kv_lock *lock;
+    int32_t free_first; /* under the lock */
+    _Atomic uint32_t n_free, n_arenas;
+    _Atomic uint64_t touched; /* bytes from the base on that the system has provided */
+};
+
+/* Reserves `bytes`, rounded down to whole pages, at least one.  Returns NULL if the system has
+ * not enough memory. */
+struct kvs_pages *kvs_pages_create(uint64_t bytes);
+void kvs_pages_destroy(struct kvs_pages *pages); /* NULL is allowed */
+
+/* Returns the index of a page that is the arena's from now on, or KVS_PAGE_NONE. */
+int32_t kvs_page_take(struct kvs_pages *pages, const struct kvs_arena *arena);
+void kvs_page_return(struct kvs_pages *pages, uint32_t index);
+
+/* Touches part of the next page before it is needed, so that its first user does not wait for
+ * the system to clear it.  Returns 0 if enough pages are ready. */
+unsigned kvs_pages_touch_ahead(struct kvs_pages *pages);
+
+/* Asserts the invariants; visits all pages. */
+void kvs_pages_check(const struct kvs_pages *pages);
+
+#endif
