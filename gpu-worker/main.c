@@ -118,9 +118,10 @@ static int run(struct kvw_context *worker, const struct command *command, int ar
         return KVW_DONE;
     }
     if (command->bit & KVW_COMMAND_RUNS) {
-        const struct kvw_planned_run only = {.ops = kvw_method_find(values.attention)};
+        struct kvw_planned_run only = {.ops = kvw_method_find(values.attention)};
 
-        if (!kvw_options_are_used(worker, &only, 1))
+        if (kvw_attention_options(worker, &only.options) != KVW_DONE ||
+            !kvw_options_are_used(worker, &only, 1))
             return KVW_USAGE;
     }
     return command->run(worker);

@@ -152,9 +152,12 @@ void kvw_method_get_stats(const struct kvw_method *attention,
 /* Finds a method by name; NULL: no such method. */
 const struct kvw_method_ops *kvw_method_find(const char *name);
 
-/* Returns whether the method uses the option. */
-bool kvw_method_uses(const struct kvw_method_ops *ops, const struct kvw_method_option *option);
-/* Writes the names of the methods that use it: "pqcache, oracle".  Returns `text`. */
+/* Returns whether the option has an effect on the method when it has these options. */
+bool kvw_method_uses(const struct kvw_method_ops *ops,
+                     const struct kvw_method_options *options,
+                     const struct kvw_method_option *option);
+/* Writes the names of the methods that use it: "pqcache, oracle", and when they do, unless
+ * always.  Returns `text`. */
 const char *kvw_method_users(const struct kvw_method_option *option, char *text, size_t bytes);
 
 #endif

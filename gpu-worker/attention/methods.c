@@ -18,9 +18,16 @@ const struct kvw_method_ops *kvw_method_find(const char *name)
     return NULL;
 }
 
-bool kvw_method_uses(const struct kvw_method_ops *ops, const struct kvw_method_option *option)
+static bool can_use(const struct kvw_method_ops *ops, const struct kvw_method_option *option)
 {
     return option->needs_index ? ops->has_index : ops->has_budget;
+}
+
+bool kvw_method_uses(const struct kvw_method_ops *ops,
+                     const struct kvw_method_options *options,
+                     const struct kvw_method_option *option)
+{
+    return can_use(ops, option) && (option->matters == NULL || option->matters(options));
 }
 
 const char *kvw_method_users(const struct kvw_method_option *option, char *text, size_t bytes)
@@ -29,9 +36,11 @@ const char *kvw_method_users(const struct kvw_method_option *option, char *text,
 
     text[0] = '\0';
     for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]) && used < bytes; i++)
-        if (kvw_method_uses(rows[i], option))
+        if (can_use(rows[i], option))
             used += (size_t)snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "",
                                      rows[i]->name);
+    if (option->condition != NULL && used < bytes)
+        snprintf(text + used, bytes - used, " %s", option->condition);
     return text;
 }
 

@@ -143,6 +143,16 @@ static bool set_cache_tokens(struct kvw_method_options *options, const char *val
     return kvw_budget_parse_count(value, KV_BLOCK_TOKENS, &options->cache_tokens);
 }
 
+static bool cache_matters(const struct kvw_method_options *options)
+{
+    return !kvw_method_returns_outputs(options);
+}
+
+static bool cache_tokens_matter(const struct kvw_method_options *options)
+{
+    return cache_matters(options) && options->cache != KVW_CACHE_OFF;
+}
+
 static bool set_wait(struct kvw_method_options *options, const char *value)
 {
     options->index.wait = strcmp(value, "yes") == 0;
@@ -253,6 +263,8 @@ static const struct kvw_method_option method_options[] = {
      .expected = "lru, lfu or off",
      .choices = "lru|lfu|off",
      .needs_index = true,
+     .matters = cache_matters,
+     .condition = "with answer rows or ids",
      .set = set_cache},
     {.name = "cache-tokens",
      .fallback = "4096",
@@ -260,6 +272,8 @@ static const struct kvw_method_option method_options[] = {
      .expected = "a number of tokens, at least 128",
      .value = "N",
      .needs_index = true,
+     .matters = cache_tokens_matter,
+     .condition = "with answer rows or ids and cache lru or lfu",
      .set = set_cache_tokens},
     {.name = "seed", .expected = "a number", .set = set_seed},
 };

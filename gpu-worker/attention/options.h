@@ -42,6 +42,12 @@ struct kvw_method_options {
     uint32_t recall_every; /* measure recall once per this many tokens; 0: never */
 };
 
+/* Returns whether the nodes attend to the selected rows, so that no rows are transferred. */
+static inline bool kvw_method_returns_outputs(const struct kvw_method_options *options)
+{
+    return options->answer == KVW_RESULT_AUTO || options->answer == KVW_RESULT_ATTEND;
+}
+
 /* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, 16 summaries, chapters of 128
  * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
 extern const struct kvw_method_options kvw_method_defaults;
@@ -62,6 +68,9 @@ struct kvw_method_option {
     bool is_budget;       /* limits how many rows a step attends to */
     bool needs_index;     /* used by methods with an index in the store; else by every method
                              with a budget */
+    /* false: these options leave it without effect.  NULL: it always has one. */
+    bool (*matters)(const struct kvw_method_options *options);
+    const char *condition; /* when it matters, for messages: "with answer rows or ids" */
     /* false: not a valid value */
     bool (*set)(struct kvw_method_options *options, const char *value);
 };

@@ -55,7 +55,7 @@ static void pqcache_destroy(struct kvw_method *attention)
 /* The most rows of each kv head that a step may fetch. */
 static uint32_t rows_max(const struct kvw_method_setup *setup)
 {
-    return kvw_pqcache_is_attended_there(&setup->options)
+    return kvw_method_returns_outputs(&setup->options)
                ? 0
                : kvw_pqcache_smaller(setup->session.capacity, KV_SELECTED_MAX);
 }
@@ -127,7 +127,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
         status = kvw_index_schedule_create(&setup->session, pq->base.session, &options->index,
                                            options->seed, &pq->index);
     if (status == KV_OK && options->cache != KVW_CACHE_OFF &&
-        !kvw_pqcache_is_attended_there(options))
+        !kvw_method_returns_outputs(options))
         status = kvw_block_cache_create(&setup->session, pq->base.session,
                                         options->cache == KVW_CACHE_LFU ? KVW_BLOCKS_LFU
                                                                         : KVW_BLOCKS_LRU,

@@ -50,12 +50,6 @@ static inline uint32_t kvw_pqcache_smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* The nodes attend to the selected rows, so no rows are transferred. */
-static inline bool kvw_pqcache_is_attended_there(const struct kvw_method_options *options)
-{
-    return options->answer == KVW_RESULT_AUTO || options->answer == KVW_RESULT_ATTEND;
-}
-
 /* Query vectors per kv head. */
 static inline uint32_t kvw_pqcache_group_of(const struct kvw_pqcache *pq)
 {

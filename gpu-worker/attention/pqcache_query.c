@@ -202,7 +202,7 @@ static kv_status_t attend_found(struct kvw_pqcache *pq,
 /* Chooses what a query for k rows returns: rows that exceed one message are fetched by id. */
 static enum kv_answer answer_for(const struct kvw_pqcache *pq, uint32_t k)
 {
-    if (kvw_pqcache_is_attended_there(&pq->options))
+    if (kvw_method_returns_outputs(&pq->options))
         return KV_ANSWER_ATTEND;
     return pq->options.answer == KVW_RESULT_IDS || k * pq->row_bytes > MESSAGE_BYTES
                ? KV_ANSWER_IDS

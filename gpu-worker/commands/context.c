@@ -207,7 +207,7 @@ static bool
 is_used(const struct kvw_method_option *option, const struct kvw_planned_run *runs, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (kvw_method_uses(runs[i].ops, option))
+        if (kvw_method_uses(runs[i].ops, &runs[i].options, option))
             return true;
     return false;
 }

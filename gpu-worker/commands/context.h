@@ -105,8 +105,8 @@ int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *r
 int kvw_attention_options(const struct kvw_context *worker,
                           struct kvw_method_options *ret_options);
 
-/* Returns false after a message if an option was given on the command line that none of the
- * methods of `runs` (n) uses. */
+/* Returns false after a message if an option was given on the command line that has no effect
+ * on any of `runs` (n). */
 bool kvw_options_are_used(const struct kvw_context *worker,
                           const struct kvw_planned_run *runs,
                           size_t n);

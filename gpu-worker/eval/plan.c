@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One item of a list on its way through. */
+/* One item of a list. */
 struct item {
     char text[KVW_EVAL_NAME_BYTES];
 };
@@ -25,7 +25,7 @@ refuse(const struct maker *maker, const char *what, const char *where, const cha
     return KV_INVALID;
 }
 
-/* Takes the next of what `mark` separates; false: there is none. */
+/* Extracts the next item of a list with the separator `mark`.  Returns false after the last. */
 static bool next_item(const char **at, char mark, struct item *ret_item)
 {
     const char *end = strchr(*at, mark);
@@ -48,7 +48,7 @@ static bool has_long_item(const char *list)
     return false;
 }
 
-/* A share bounds by itself, and so does a number: nothing else does. */
+/* A budget of the list replaces both limits of the options: the share and the number. */
 static bool set_budget(struct kvw_method_options *options, const char *text)
 {
     options->budget.ratio = 0;
@@ -59,42 +59,61 @@ static bool set_budget(struct kvw_method_options *options, const char *text)
                      options->budget.ratio > 0;
 }
 
-/* The options behind an entry's name. */
+/* Sets an option of an entry, "name=value". */
+static kv_status_t
+set_option(const struct maker *maker, char *text, struct kvw_method_options *options)
+{
+    char *value = strchr(text, '=');
+    const char *expected = "";
+    kv_status_t status;
+
+    if (value == NULL)
+        return refuse(maker, "methods", "expected option=value", text);
+    *value++ = '\0';
+    status = kvw_method_set_option(options, text, value, &expected);
+    if (status == KV_NOT_FOUND)
+        return refuse(maker, "methods", "unknown option", text);
+    if (status != KV_OK)
+        snprintf(maker->detail, maker->detail_bytes, "methods: %s: not %s: %s", text, expected,
+                 value);
+    return status;
+}
+
+/* Refuses an option that has no effect on the method. */
+static kv_status_t check_use(const struct maker *maker,
+                             const struct kvw_method_ops *ops,
+                             char *text,
+                             const struct kvw_method_options *options)
+{
+    const struct kvw_method_option *option;
+    char users[KVW_EVAL_NAME_BYTES];
+
+    *strchr(text, '=') = '\0';
+    option = kvw_method_option_find(text);
+    /* --seeds sets the seed of methods that have none, too. */
+    if (option->help == NULL || kvw_method_uses(ops, options, option))
+        return KV_OK;
+    snprintf(maker->detail, maker->detail_bytes, "methods: %s: not used by %s, only by %s",
+             text, ops->name, kvw_method_users(option, users, sizeof(users)));
+    return KV_INVALID;
+}
+
+/* Sets the options after an entry's name.  They are checked when all are set, because one may
+ * leave another without effect. */
 static kv_status_t set_options(const struct maker *maker,
                                const struct kvw_method_ops *ops,
                                const char *list,
                                struct kvw_method_options *options)
 {
-    char users[KVW_EVAL_NAME_BYTES];
+    const char *again = list;
+    kv_status_t status = KV_OK;
     struct item item;
 
-    while (next_item(&list, ':', &item)) {
-        char *value = strchr(item.text, '=');
-        const char *expected = "";
-        kv_status_t status;
-
-        if (value == NULL)
-            return refuse(maker, "methods", "expected option=value", item.text);
-        *value++ = '\0';
-        status = kvw_method_set_option(options, item.text, value, &expected);
-        if (status == KV_NOT_FOUND)
-            return refuse(maker, "methods", "unknown option", item.text);
-        if (status != KV_OK) {
-            snprintf(maker->detail, maker->detail_bytes, "methods: %s: not %s: %s", item.text,
-                     expected, value);
-            return status;
-        }
-        /* --seeds sets the seed for those that have none, too. */
-        const struct kvw_method_option *option = kvw_method_option_find(item.text);
-
-        if (option->help != NULL && !kvw_method_uses(ops, option)) {
-            snprintf(maker->detail, maker->detail_bytes,
-                     "methods: %s: not used by %s, only by %s", item.text, ops->name,
-                     kvw_method_users(option, users, sizeof(users)));
-            return KV_INVALID;
-        }
-    }
-    return KV_OK;
+    while (status == KV_OK && next_item(&list, ':', &item))
+        status = set_option(maker, item.text, options);
+    while (status == KV_OK && next_item(&again, ':', &item))
+        status = check_use(maker, ops, item.text, options);
+    return status;
 }
 
 static kv_status_t add_run(struct maker *maker, const struct kvw_planned_run *run)
@@ -112,7 +131,7 @@ static kv_status_t add_run(struct maker *maker, const struct kvw_planned_run *ru
     return KV_OK;
 }
 
-/* All budgets and seeds of one entry of the methods. */
+/* Adds the runs of one entry of the methods: each budget with each seed. */
 static kv_status_t add_method(struct maker *maker, const char *entry)
 {
     struct kvw_planned_run run = {.ops = NULL};

@@ -316,6 +316,14 @@ static void test_unused(void **state)
     assert_non_null(strstr(result.errors, "option: --rerank: not used by window,random, only"));
     run("eval", 2, "--text-file", text, "--methods", "full:sinks=2", NULL);
     assert_non_null(strstr(result.errors, "methods: sinks: not used by full"));
+    /* Attention outputs need no cache of rows. */
+    run("generate", 2, "--attention", "pqcache", "--cache", "lfu", NULL);
+    assert_non_null(strstr(result.errors, "option: --cache: not used by pqcache, only by "
+                                          "pqcache with answer rows or ids"));
+    run("eval", 2, "--text-file", text, "--methods", "pqcache", "--cache-tokens", "256", NULL);
+    assert_non_null(strstr(result.errors, "option: --cache-tokens: not used by pqcache, only"));
+    run("eval", 0, "--text-file", text, "--tokens", "120", "--from", "100", "--methods",
+        "pqcache,pqcache:answer=rows", "--cache-tokens", "256", NULL);
     setenv("KVWORKER_RATIO", "1/2", 1);
     run("generate", 0, "--raw", "--prompt", "a", "--max-tokens", "1", NULL);
     unsetenv("KVWORKER_RATIO");
