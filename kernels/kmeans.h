@@ -22,26 +22,25 @@
  *   sums          float (m, 2^bits, d / m), not transposed: a row is added to one of them
  *   counts        uint32 (m, 2^bits)
  *
- * Metrics.  A codebook without augments uses squared distance, the default of the paper's code.
- * With augments it uses the inner product, by that code's reduction: each subvector x gets one
- * more element, its augment sqrt(max_norm_sq - |x|^2), where max_norm_sq is the largest |x|^2
- * of all rows, and these longer vectors are clustered by squared distance.  The augment of a
- * query is 0, so its inner products with centroids do not change.  A centroid is the mean of
- * its rows, its augment the mean of their augments.  Without augments, if the nearest centroid
- * were that of the largest inner product, a long centroid would win rows of every direction.
- * With them all rows have the length sqrt(max_norm_sq), means lie inside that ball, and
- * |centroid|^2 / 2, which includes the augment, penalizes length: no centroid grows beyond the
- * rows, and centroids win rows by direction only.  A row longer than max_norm_sq says (it came
- * later) has an augment of 0.
+ * Metrics.  A codebook without augments uses squared distance, the default of PQCache's code
+ * (METRIC=euc).  With augments it uses the inner product, by that code's reduction (ip2l2):
+ * each subvector x gets one more element, its augment sqrt(max_norm_sq - |x|^2), where
+ * max_norm_sq is the largest |x|^2 of all rows, and these longer vectors are clustered by
+ * squared distance.  The augment of a query is 0, so its inner products with centroids do not
+ * change.  A centroid is the mean of its rows, its augment the mean of their augments.  Without
+ * augments, if the nearest centroid were that of the largest inner product, a long centroid
+ * would win rows of every direction.  With them all rows have the length sqrt(max_norm_sq),
+ * means lie inside that ball, and |centroid|^2 / 2, which includes the augment, penalizes
+ * length: no centroid grows beyond the rows, and centroids win rows by direction only.  A row
+ * longer than max_norm_sq says (it came later) has an augment of 0.
  *
  * Empty centroids.  A centroid without rows splits the largest cluster (of equals the lower
- * code; it must have two rows or more), much as in FAISS: it becomes that cluster's mean with
- * its elements multiplied by 1 + 2^-8 and 1 - 2^-8 in turn, and each is counted as having half
- * of the rows.
- * The next step gives it the rows on its side.  The mean itself does not move: if all rows are
- * equal, or there are fewer distinct rows than centroids, it is exact and keeps its rows, and
- * the other centroid is empty again.  If no cluster can be split, the centroid keeps its
- * position.
+ * code; it must have two rows or more), as FAISS splits a random one: it becomes that
+ * cluster's mean with its elements multiplied by 1 + 2^-8 and 1 - 2^-8 in turn, and each is
+ * counted as having half of the rows.  The next step gives it the rows on its side.  Unlike in
+ * FAISS, the mean itself does not move: if all rows are equal, or there are fewer distinct rows
+ * than centroids, it is exact and keeps its rows, and the other centroid is empty again.  If no
+ * cluster can be split, the centroid keeps its position.
  *
  * Numbers that are not finite.  A row whose least distance is not finite (NaN or infinite
  * elements, overflow) gets a code but is added to no sum, so it does not affect other rows.  A

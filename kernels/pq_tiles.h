@@ -1,8 +1,9 @@
 /* pq_tiles.h - packed codes of KV_PQ_TILE rows: their layout, and scores computed from them.
  *
  * A tile stores each code in 4, 6 or 8 bits, the least width that holds it: short codes make a
- * scan of all rows read less memory.  The layout follows the fast-scan blocks of FAISS (Andre
- * et al., Cache locality is not enough, VLDB 2015), which have 4 bits:
+ * scan of all rows read less memory.  As in the fast-scan indexes of FAISS, which have
+ * blocks of 32 rows and codes of 4 bits, the codes of a subspace are stored together, so that a
+ * shuffle looks up a register of them (Andre et al., Cache locality is not enough, VLDB 2015):
  *
  *   width 4   per subspace 64 bytes: byte i = code of row i | code of row 64 + i << 4
  *   width 6   per two subspaces A, B three times 64 bytes, with x = B's code of row 64 + i:

@@ -10,8 +10,8 @@
  *            both are merged.
  *
  * Rows are attended to in token order wherever they come from, so a block cache changes the
- * traffic and no bit of the result.  Attention outputs of nodes are merged in a fixed place and
- * order, too, whichever node they come from. */
+ * traffic and no bit of the result.  Attention outputs of nodes are merged at a fixed point and
+ * in a fixed order, whichever node they come from. */
 #include "gpu-worker/attention/pqcache_private.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ static void pqcache_destroy(struct kvw_method *attention)
         kvw_block_cache_check(pq->cached);
     kvw_index_schedule_destroy(pq->index);
     free(pq->rerank);
-    /* A node that still sends would take the client for lost. */
+    /* Otherwise a node that is still sending would consider the client lost. */
     if (pq->cached != NULL && kvw_session_detail(pq->base.session)[0] == '\0')
         kvw_block_cache_truncate(pq->cached, 0);
     kvw_block_cache_destroy(pq->cached);
@@ -205,7 +205,7 @@ static kv_status_t pqcache_end_pass(struct kvw_method *attention,
     struct kvw_pqcache *pq = pqcache_of(attention);
     const kv_status_t status = kvw_index_schedule_end_pass(pq->index, phase, token_begin + n);
 
-    /* Next to a step these cost nothing. */
+    /* The cost of these is negligible against a step. */
     kvw_device_rows_check(pq->device_rows);
     kvw_index_schedule_check(pq->index);
     return status;

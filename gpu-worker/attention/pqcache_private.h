@@ -31,7 +31,8 @@ struct kvw_pqcache {
     /* A query. */
     float *q; /* (n_q_heads, d) */
     struct kv_buffer *landing;
-    struct kvw_device_buffer *landed; /* the same memory; both NULL: no rows are fetched */
+    struct kvw_device_buffer
+        *landed; /* a device buffer of the same memory; both NULL: no rows are fetched */
     enum kv_answer answer; /* of the outstanding query; IDS: rows are fetched after it */
     uint32_t *fetch_ids;   /* ids of rows that have to be fetched after it */
     uint32_t *fetch_n;     /* (n_kv_heads) */

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* An open method.  Its parts become the worker's while the method has its turn. */
+/* An open method.  The worker has its attention and forward pass while it is in use. */
 struct asked {
     struct kvw_method *attention;
     struct kvw_forward *forward;

@@ -47,7 +47,7 @@ struct kvw_context {
     struct kvw_trace *trace; /* NULL: none requested */
     enum kv_dtype dtype;
     uint32_t capacity; /* tokens of the session */
-    uint32_t sessions; /* of so many at once; 0: one */
+    uint32_t sessions; /* open at the same time; 0: one */
 };
 
 /* The signal received, SIGINT or SIGTERM; code that has handled a SIGINT clears it. */

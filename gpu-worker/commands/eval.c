@@ -41,7 +41,7 @@ struct eval {
 
     const struct text *text; /* the current one */
     const uint32_t *open;    /* the tokens in the worker's session; NULL: none is open */
-    struct kvw_eval_result *results; /* (plan.count), over it */
+    struct kvw_eval_result *results; /* (plan.count), for the current text */
     float *logits;
     double *full; /* (n_tokens): log likelihoods by full attention */
 
@@ -255,7 +255,7 @@ static int measure_needles(struct eval *eval, size_t index)
 
 /* ---- texts ---- */
 
-/* A text's tokens and the needles' questions; *most becomes, if it is less, the tokens of the
+/* Reads a text's tokens and the questions of its needles.  *most grows to the tokens of the
  * longest session. */
 static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
 {
@@ -321,7 +321,7 @@ end:
     return outcome;
 }
 
-/* All of --text-file. */
+/* Reads all files of --text-file. */
 static int read_texts(struct eval *eval, uint32_t *ret_most)
 {
     const char *at = eval->worker->options->text_file;
@@ -348,7 +348,7 @@ static int read_texts(struct eval *eval, uint32_t *ret_most)
 
 /* ---- the runs ---- */
 
-/* All runs of one method, which are those from `begin` on, over one text or the other. */
+/* Measures the runs [begin, end), which are of one method. */
 static int measure_method(struct eval *eval,
                           size_t begin,
                           size_t end,

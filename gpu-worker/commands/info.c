@@ -11,13 +11,13 @@
 struct facts {
     struct kvw_model_params params;
     uint64_t token_bytes;   /* of rows, all layers */
-    uint64_t memory_tokens; /* that fit into memory beside the weights, the model's context at
-                               most */
+    uint64_t memory_tokens; /* that fit into memory next to the weights, at most the model's
+                               context */
     uint64_t store_tokens;  /* that fit into the embedded store, likewise */
     char types[256];        /* "Q4_1 211, F32 61" */
 };
 
-/* Types of tensors with how many there are. */
+/* Writes the types of tensors with their counts. */
 static void list_types(const struct kvw_gguf *gguf, char *text, size_t text_bytes)
 {
     size_t used = 0;

@@ -18,7 +18,7 @@ struct kvw_needle_question {
     size_t count;
 };
 
-/* All zeros: none yet. */
+/* A struct of zeros has no questions. */
 struct kvw_needle_test {
     struct kvw_needles needles;
     struct kvw_needle_question *list; /* (needles.count) */
@@ -38,7 +38,7 @@ int kvw_needle_test_make(const struct kvw_context *worker,
                          struct kvw_needle_test *questions);
 void kvw_needle_test_free(struct kvw_needle_test *questions);
 
-/* The bytes of a text of `bytes` that its first n tokens are. */
+/* Returns the bytes of a text that its first n tokens stand for. */
 size_t
 kvw_bytes_of(const struct kvw_context *worker, const uint32_t *tokens, size_t n, size_t bytes);
 
@@ -48,14 +48,14 @@ enum kvw_reply_end {
 };
 
 struct kvw_reply {
-    char text[KVW_NEEDLE_BYTES_MAX]; /* as it came, blanks before it left out */
+    char text[KVW_NEEDLE_BYTES_MAX]; /* as generated, without blanks before it */
     size_t bytes;
-    enum kvw_needle_verdict verdict; /* KVW_NEEDLE_OPEN: it was cut off while right */
+    enum kvw_needle_verdict verdict; /* KVW_NEEDLE_OPEN: right, but incomplete */
     struct kvw_generate_result result;
-    struct kvw_method_stats at_first; /* when its first token was there, before any step */
+    struct kvw_method_stats at_first; /* after its first token, before any decode step */
 };
 
-/* Puts question i to the worker's session, in which n_common tokens have passed. */
+/* Asks question i in the worker's session, which has its first n_common tokens. */
 kv_status_t kvw_needle_question_ask(const struct kvw_context *worker,
                                     const struct kvw_needle_test *questions,
                                     size_t i,

@@ -24,14 +24,14 @@ kv_status_t kvw_answer_init(struct kvw_answer *answer, const struct kvw_context 
     return KV_NO_MEMORY;
 }
 
-/* Keeps the text, and prints it unless it goes into an object.  A zero byte, which no string of
- * C can hold, is left out of what is kept. */
+/* Keeps the text, and prints it unless the output is JSON.  Zero bytes are not kept, because a
+ * C string cannot hold them. */
 static void take(struct kvw_answer *answer, const char *text, size_t bytes)
 {
     if (!answer->worker->options->json) {
         fwrite(text, 1, bytes, stdout);
         if (fflush(stdout) != 0)
-            kvw_stop = SIGTERM; /* nobody reads stdout any more */
+            kvw_stop = SIGTERM; /* stdout is closed */
     }
     if (answer->room - answer->bytes <= bytes) {
         const size_t room = 2 * answer->room + bytes;
@@ -55,7 +55,7 @@ void kvw_answer_token(struct kvw_answer *answer, uint32_t token)
     char *whole;
 
     if (token >= kvw_tokenizer_n_tokens(tokenizer))
-        return; /* a row that pads the vocabulary */
+        return; /* padding of the vocabulary */
     kvw_progress_end();
     piece = kvw_tokenizer_piece(tokenizer, token, false);
     if (answer->is_first && piece.bytes > 0 && piece.data[0] == ' ') {

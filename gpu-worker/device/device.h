@@ -1,18 +1,19 @@
 /* device.h - the operations of a device that computes forward passes, as a table of functions.
  *
- * Buffers are opaque memory of the device and begin at element 0;
- * weights are tensors of a model, given once and used in every pass.  Activations are fp32.
+ * Buffers are opaque memory of the device, and operations use them from their beginning.
+ * Weights are tensors of a model, created once and used in every pass.  Activations are fp32.
  *
- *   weight_create()   a tensor becomes a weight: used where it lies, or copied to the device
- *   operations        are queued in order; they cannot fail by themselves
- *   sync()            waits for what is queued; returns the first failure since the last sync
+ *   weight_create()   makes a weight of a tensor: used in place, or copied to the device
+ *   operations        are queued in order and report no errors
+ *   sync()            waits for queued operations; returns the first failure since the last
+ *                     sync
  *
- * Shapes are written (rows, columns), row after row, dense.  All operations are deterministic:
- * the same shapes and values give the same bits, whatever the number of threads.
+ * Shapes are (rows, columns), row-major and dense.  All operations are deterministic: the same
+ * shapes and values give the same bits, whatever the number of threads.
  *
- * Threads: a device and all that came from it belong to one thread at a time; what it does
- * inside is its own.  Memory: open/close, create/destroy; weights and buffers go before their
- * device.
+ * Threads: a device, its buffers and its weights are used by one thread at a time; a device may
+ * run threads of its own.  Memory: open/close, create/destroy; weights and buffers are
+ * destroyed before their device is closed.
  */
 #ifndef KV_GPU_WORKER_DEVICE_DEVICE_H
 #define KV_GPU_WORKER_DEVICE_DEVICE_H
@@ -40,7 +41,7 @@ struct kvw_weight {
 };
 
 /* The cached rows of one layer: rows (n_kv_heads, capacity, 2 d) of the element type, a key and
- * then its value in each.  Query heads are shared out evenly and in order: head i of n_q_heads
+ * then its value in each.  Query heads are assigned evenly and in order: head i of n_q_heads
  * attends to kv head i / (n_q_heads / n_kv_heads). */
 struct kvw_rows_shape {
     uint32_t n_q_heads, n_kv_heads;
@@ -54,8 +55,8 @@ static inline size_t kvw_rows_shape_row_bytes(const struct kvw_rows_shape *shape
     return (size_t)2 * shape->d * kv_dtype_bytes(shape->dtype);
 }
 
-/* Rows of one kv head that lie one behind the other in a buffer, which is any of the device
- * with rows in the shape's form: byte `first_row` x row bytes is where the first begins. */
+/* Consecutive rows of one kv head in a buffer of the device.  Row 0 of a buffer begins at byte
+ * 0, and rows have the size and format of the shape. */
 struct kvw_row_run {
     const struct kvw_device_buffer *buffer;
     size_t first_row;
@@ -79,14 +80,14 @@ struct kvw_device_ops {
     kv_status_t (*buffer_create)(struct kvw_device *device,
                                  size_t bytes,
                                  struct kvw_device_buffer **ret_buffer);
-    /* The caller's memory as a buffer, which it outlives.  KV_UNSUPPORTED: the device cannot
-     * reach it. */
+    /* Wraps memory of the caller, which must outlive the buffer.  Fails with KV_UNSUPPORTED if
+     * the device cannot access it. */
     kv_status_t (*buffer_wrap)(struct kvw_device *device,
                                void *memory,
                                size_t bytes,
                                struct kvw_device_buffer **ret_buffer);
     void (*buffer_destroy)(struct kvw_device_buffer *buffer); /* NULL is allowed */
-    /* Between the device and the caller's memory; both wait for what is queued. */
+    /* Copy between the device and the caller's memory, after waiting for queued operations. */
     void (*write)(struct kvw_device_buffer *buffer,
                   size_t offset,
                   const void *data,
@@ -101,7 +102,7 @@ struct kvw_device_ops {
                  size_t from_offset,
                  size_t bytes);
 
-    /* `data` (n_rows, n_columns) of the type stays the caller's and must outlive the weight.
+    /* `data` (n_rows, n_columns) remains the caller's and must outlive the weight.  Fails with
      * KV_NO_MEMORY. */
     kv_status_t (*weight_create)(struct kvw_device *device,
                                  enum kvw_tensor_type type,
@@ -113,13 +114,14 @@ struct kvw_device_ops {
 
     kv_status_t (*sync)(struct kvw_device *device);
 
-    /* out (n, columns) = rows of `weight` by number; borrows `tokens`. */
+    /* out (n, n_columns) = the rows of `weight` with the numbers `tokens` (n), which it
+     * borrows. */
     void (*embed)(struct kvw_device *device,
                   const struct kvw_weight *weight,
                   const uint32_t *tokens,
                   size_t n,
                   struct kvw_device_buffer *out);
-    /* out (n, columns) = x / sqrt(mean(x^2) + epsilon) * weight, a weight of one row */
+    /* out (n, n_columns) = x / sqrt(mean(x^2) + epsilon) * weight, a weight of one row */
     void (*rms_norm)(struct kvw_device *device,
                      const struct kvw_weight *weight,
                      float epsilon,
@@ -155,8 +157,8 @@ struct kvw_device_ops {
                  size_t d,
                  size_t n_rot);
 
-    /* Puts keys and values (n, n_kv_heads, d) of the tokens from token_begin on into `rows`,
-     * rounded to nearest even; beyond fp16's range, to its largest. */
+    /* Stores keys and values (n, n_kv_heads, d) of the tokens from token_begin on in `rows`,
+     * rounded to nearest even; values beyond fp16's range become its largest number. */
     void (*rows_put)(struct kvw_device *device,
                      const struct kvw_rows_shape *shape,
                      const struct kvw_device_buffer *k,
@@ -176,8 +178,8 @@ struct kvw_device_ops {
     /* One token's query q (n_q_heads, d) over selected rows: kv head h attends to those of
      * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
      * (n_kv_heads + 1), at least one run for each head.  Borrows both.  The result's bits
-     * follow from the sequence of rows alone, however it is cut into runs and wherever they
-     * lie: with all rows 0..t they are those of rows_attend().  shape->capacity is not used.
+     * depend on the sequence of rows alone, not on its division into runs or on the buffers:
+     * with all rows 0..t they are those of rows_attend().  shape->capacity is not used.
      * lse (n_q_heads): the natural logarithm of sum exp(q k / sqrt(d)); NULL: not wanted. */
     void (*runs_attend)(struct kvw_device *device,
                         const struct kvw_rows_shape *shape,
@@ -186,10 +188,9 @@ struct kvw_device_ops {
                         const uint32_t *run_begin,
                         struct kvw_device_buffer *out,
                         struct kvw_device_buffer *lse);
-    /* out (n_q_heads, d) and lse (n_q_heads), of runs_attend(), become the answer over those
-     * rows and over others, disjoint, about which outputs (n_q_heads, d) and lses (n_q_heads)
-     * say the same: as kv_attend_merge() of attend.h, within its bound.  Borrows both, which
-     * are the caller's memory. */
+    /* Merges attention over two disjoint sets of rows: out (n_q_heads, d) and lse (n_q_heads),
+     * from runs_attend(), with outputs and lses of the same shapes, in the caller's memory,
+     * which it borrows.  As kv_attend_merge() of kernels/attend.h, within its error bound. */
     void (*answers_merge)(struct kvw_device *device,
                           const struct kvw_rows_shape *shape,
                           const float *outputs,
@@ -207,8 +208,8 @@ struct kvw_device_ops {
                        struct kvw_device_buffer *out);
 };
 
-/* devices.c lists the devices there are.  By name, or "auto": the best there is.  NULL: there
- * is none of that name. */
+/* Finds a device by name; "auto": the best available.  NULL: no such device.  The list is in
+ * devices.c. */
 const struct kvw_device_ops *kvw_device_find(const char *name);
 
 #endif

@@ -1,4 +1,4 @@
-/* The devices there are, the best first. */
+/* The list of devices, best first. */
 #include "gpu-worker/device/device.h"
 
 #include <string.h>

@@ -34,7 +34,7 @@ struct kvw_generate_setup {
 enum kvw_generate_end {
     KVW_END_TOKEN,     /* the model ended its answer */
     KVW_END_MAX,       /* max_tokens */
-    KVW_END_CAPACITY,  /* no room for another token */
+    KVW_END_CAPACITY,  /* the session is full */
     KVW_END_INTERRUPT, /* `stop` */
 };
 
@@ -44,7 +44,7 @@ const char *kvw_generate_end_name(enum kvw_generate_end end);
 struct kvw_generate_result {
     enum kvw_generate_end end;
     uint32_t prompt_tokens;
-    uint32_t reused_tokens;    /* of the prompt: were in the cache before */
+    uint32_t reused_tokens;    /* of the prompt, found in the cache */
     uint32_t generated_tokens; /* reported */
     uint32_t passed_tokens;    /* in the cache now: the beginning of prompt and answer */
     double prefill_s;
@@ -56,7 +56,7 @@ struct kvw_generate_result {
 };
 
 /* Generates an answer to tokens (n_tokens), n_tokens > 0, of which the first n_passed are in
- * the cache.  Writes the answer behind them, where the caller has room for setup->max_tokens
+ * the cache.  Writes the answer after them, where the caller has room for setup->max_tokens
  * more.  Fails with KV_TOO_LARGE if the prompt is longer than the capacity, or with the error
  * of a step. */
 kv_status_t kvw_generate(const struct kvw_generate_setup *setup,

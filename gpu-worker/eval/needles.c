@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum {
-    LOOK_BYTES = 2000, /* ahead for the end of a paragraph */
+    LOOK_BYTES = 2000, /* searched for the end of a paragraph */
 };
 
 static const char blanks[] = " \t\r\n";
@@ -91,7 +91,7 @@ kv_status_t kvw_needles_read(const char *text,
 
 /* ---- the text ---- */
 
-/* Where a sentence may stand from `at` on. */
+/* Returns the first place for a sentence from `at` on. */
 static size_t place_after(const char *text, size_t bytes, size_t at)
 {
     static const char *const ends[] = {"\n\n", "\n", " "};
@@ -104,7 +104,7 @@ static size_t place_after(const char *text, size_t bytes, size_t at)
             return (size_t)(end - text) + strlen(ends[i]);
     }
     while (at < bytes && ((unsigned char)text[at] & 0xc0) == 0x80)
-        at++; /* not inside of a character */
+        at++; /* not inside a UTF-8 character */
     return at;
 }
 

@@ -1,7 +1,7 @@
 /* needles.h - needle sentences: placed in a long text, which a model is asked to complete.
  *
- * A file lists them, one in a line, `beginning|completion`; empty lines and those that begin
- * with # are skipped:
+ * A file has one per line, `beginning|completion`; empty lines and lines that begin with # are
+ * skipped:
  *
  *     The lighthouse keeper's parrot is called|Marmalade
  *
@@ -24,7 +24,7 @@ enum {
 };
 
 struct kvw_needle {
-    char *beginning, *completion; /* without blanks around; neither is empty */
+    char *beginning, *completion; /* trimmed; neither is empty */
 };
 
 struct kvw_needles {
@@ -32,24 +32,26 @@ struct kvw_needles {
     size_t count;
 };
 
-/* KV_INVALID: line *ret_line (from 1) is none.  KV_NOT_FOUND: there is none at all.
- * KV_TOO_LARGE: a line of more bytes, or more lines.  KV_NO_MEMORY. */
+/* Reads the sentences of a file's text.  Fails with KV_INVALID if line *ret_line (from 1) is
+ * not one, with KV_NOT_FOUND if there are none, with KV_TOO_LARGE if a line is longer or there
+ * are more than allowed, and with KV_NO_MEMORY. */
 kv_status_t kvw_needles_read(const char *text,
                              size_t bytes,
                              struct kvw_needles *ret_needles,
                              size_t *ret_line);
-/* All zeros is allowed. */
+/* A struct of zeros is allowed. */
 void kvw_needles_free(struct kvw_needles *needles);
 
-/* The text with all sentences in it: number i of n behind (2 i + 1) / 2n of it, where the next
- * paragraph, line or word ends.  Free it with free(). */
+/* Inserts all sentences into a text: number i of n after (2 i + 1) / 2n of it, where the next
+ * paragraph, line or word ends.  Free the result with free(). */
 kv_status_t kvw_needles_place(const struct kvw_needles *needles,
                               const char *text,
                               size_t bytes,
                               char **ret_text,
                               size_t *ret_bytes);
 
-/* The text and, after an empty line, the sentence's beginning.  Free it with free(). */
+/* Appends an empty line and the beginning of a sentence to a text.  Free the result with
+ * free(). */
 kv_status_t kvw_needle_ask(const struct kvw_needle *needle,
                            const char *text,
                            size_t bytes,
@@ -62,7 +64,7 @@ enum kvw_needle_verdict {
     KVW_NEEDLE_MISSED,
 };
 
-/* Judges an answer so far; blanks before it do not count. */
+/* Judges the beginning of an answer; blanks before it do not count. */
 enum kvw_needle_verdict
 kvw_needle_judge(const struct kvw_needle *needle, const char *answer, size_t bytes);
 

@@ -21,8 +21,8 @@ enum {
 
 struct kvw_planned_run {
     const struct kvw_method_ops *ops;
-    char method[KVW_EVAL_NAME_BYTES]; /* as the entry has it, options too */
-    char budget[KVW_EVAL_NAME_BYTES]; /* as the list has it; "" where it does not matter */
+    char method[KVW_EVAL_NAME_BYTES]; /* the entry of the list, with its options */
+    char budget[KVW_EVAL_NAME_BYTES]; /* the item of the list; "" if the method has none */
     struct kvw_method_options options;
 };
 
@@ -33,8 +33,8 @@ struct kvw_eval_plan {
     size_t count;
 };
 
-/* `base` has what no list sets.  KV_INVALID: `detail` is `what: where: value`.  KV_NO_MEMORY.
- */
+/* Makes the plan; `base` has the options that no list sets.  Fails with KV_INVALID, with
+ * `what: where: value` in `detail`, or with KV_NO_MEMORY. */
 kv_status_t kvw_eval_plan_make(const char *methods,
                                const char *budgets,
                                const char *seeds,
@@ -42,7 +42,7 @@ kv_status_t kvw_eval_plan_make(const char *methods,
                                struct kvw_eval_plan *ret_plan,
                                char *detail,
                                size_t detail_bytes);
-/* All zeros is allowed. */
+/* A plan of zeros is allowed. */
 void kvw_eval_plan_free(struct kvw_eval_plan *plan);
 
 #endif

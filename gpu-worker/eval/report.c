@@ -14,7 +14,7 @@ enum {
 
 struct value {
     const char *name; /* of the member and the column */
-    const char *head; /* of the table's column; NULL: not in it */
+    const char *head; /* of the table's column; NULL: none */
     double scale;     /* of the table */
     int width, digits;
     double value;

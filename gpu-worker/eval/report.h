@@ -8,9 +8,9 @@
 #include "gpu-worker/eval/plan.h"
 
 enum kvw_eval_format {
-    KVW_EVAL_TABLE, /* aligned, under a head */
-    KVW_EVAL_JSON,  /* an object in each line */
-    KVW_EVAL_CSV,   /* RFC 4180, the head in the first line */
+    KVW_EVAL_TABLE, /* aligned columns under a header */
+    KVW_EVAL_JSON,  /* an object per line */
+    KVW_EVAL_CSV,   /* RFC 4180, with a header line */
 };
 
 /* What all lines have in common. */
@@ -18,8 +18,8 @@ struct kvw_eval_about {
     uint32_t tokens, from;
     const char *kv_type, *store, *device;
     const char *text;    /* its file */
-    bool has_many_texts; /* it is one of some */
-    int method_width;    /* the longest method's name */
+    bool has_many_texts; /* it is not the only one */
+    int method_width;    /* of the longest method name */
 };
 
 /* NAN: not measured. */
@@ -33,15 +33,15 @@ struct kvw_eval_result {
     double rows_share;         /* of the rows so far, attended to by a step */
     double estimated_share;    /* of the rows so far, in estimates */
     double needles_found, needles_asked;
-    double step_s;         /* a step of the text, its logits too */
+    double step_s;         /* time of a decode step, logits included */
     double step_node_s;    /* time of the nodes on the queries of a step */
-    double step_bytes;     /* that came for a step */
-    double exposed_wait_s; /* of them all */
-    double bytes_fetched;  /* by them all */
+    double step_bytes;     /* received per step */
+    double exposed_wait_s; /* of all steps */
+    double bytes_fetched;  /* by all steps */
     double total_s;
 };
 
-/* With some texts, a table has a head for each. */
+/* Prints the header; with several texts, a table has one for each. */
 void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_about *about);
 void kvw_eval_report(enum kvw_eval_format format,
                      const struct kvw_eval_about *about,

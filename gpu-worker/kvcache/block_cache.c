@@ -227,7 +227,7 @@ static kv_status_t landed(struct kvw_block_cache *cached, struct coming *coming)
     return KV_OK;
 }
 
-/* Takes fetches that have ended; with `wait`, waits for all. */
+/* Completes fetches that have ended; with `wait`, waits for all. */
 static kv_status_t collect(struct kvw_block_cache *cached, bool wait)
 {
     kv_status_t status = KV_OK;

@@ -1,5 +1,5 @@
-/* setup.h - what a session's rows are kept with: the model, the store, sizes; and the phase
- * that its tokens are in.
+/* setup.h - the parameters of a session's rows: model, store, sizes; and the phases of a
+ * session's tokens.
  */
 #ifndef KV_GPU_WORKER_KVCACHE_SETUP_H
 #define KV_GPU_WORKER_KVCACHE_SETUP_H
@@ -10,7 +10,7 @@
 
 enum kvw_phase {
     KVW_PREFILL, /* tokens of a prompt */
-    KVW_DECODE,  /* one token that goes on from there */
+    KVW_DECODE,  /* one token after the prompt */
 };
 
 struct kvw_session_setup {

@@ -90,7 +90,7 @@ INLINE void weigh(const struct group *group,
     for (unsigned i = group->n; i < KV_ATTEND_BATCH; i++)
         scores[i] = -__builtin_inff();
     for (unsigned i = 0; i < KV_ATTEND_BATCH; i += LANES) {
-        /* The instructions answer their second operand if one is a NaN. */
+        /* MAXPS and MINPS return their second operand if one is a NaN. */
         __m256 s = _mm256_mul_ps(_mm256_loadu_ps(scores + i), by);
 
         s = _mm256_min_ps(_mm256_max_ps(s, none), limit);

@@ -22,9 +22,9 @@ enum {
 struct group {
     unsigned n;
     const uint8_t *rows[KV_ATTEND_BATCH];
-    const uint8_t *ahead[KV_ATTEND_BATCH]; /* of the next group; no row there: of this one */
+    const uint8_t *ahead[KV_ATTEND_BATCH]; /* rows of the next group, or of this one again */
     float scores[KV_ATTEND_QUERIES_MAX][KV_ATTEND_BATCH]; /* then weights */
-    float old[KV_ATTEND_QUERIES_MAX];                     /* weight of what was there before */
+    float old[KV_ATTEND_QUERIES_MAX];                     /* c of attend.h: earlier groups */
 };
 
 #include "kernels/x86/attend_common.h"
@@ -81,7 +81,7 @@ INLINE void weigh(const struct group *group,
         if (query_mask != NULL)
             has = _mm512_mask_test_epi32_mask(
                 here, _mm512_maskz_loadu_epi32(here, query_mask + i), bit);
-        /* The instructions answer their second operand if one is a NaN. */
+        /* MAXPS and MINPS return their second operand if one is a NaN. */
         s = _mm512_min_ps(_mm512_max_ps(s, none), limit);
         s = _mm512_mask_mov_ps(none, has, s);
         most = _mm512_max_ps(s, most);

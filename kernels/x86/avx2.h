@@ -13,7 +13,7 @@
  *   gather        -                                       there is no AVX-512 file
  *   kmeans        kmeans_common.h: subspaces, blocks of   the nearest lane; ends by masks
  *                 rows, sums of a step
- *   pq            -                                       registers; all else is ten lines
+ *   pq            -                                       registers; the rest is ten lines
  *   pq_cells      pq_cells_common.h: blocks of queries    permutes by table instead of compress
  *   pq_prefilter  -                                       comparisons give bytes here, bits
  *                 there
@@ -39,7 +39,7 @@
 #include <string.h>
 
 #define AVX2   __attribute__((target("avx2,fma,f16c")))
-#define TARGET AVX2 /* in what the files of both instruction sets include */
+#define TARGET AVX2 /* for the headers shared with AVX-512 */
 #define INLINE AVX2 __attribute__((always_inline)) static inline
 
 enum {

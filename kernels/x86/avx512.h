@@ -33,7 +33,7 @@
 #endif
 #include <string.h>
 
-#define TARGET AVX512 /* in what the files of both instruction sets include */
+#define TARGET AVX512 /* for the headers shared with AVX2 */
 
 /* In the emulation no argument needs to be a constant, and one function for all sizes saves
  * minutes of compile time. */

@@ -32,10 +32,9 @@ INLINE __m256 without_nan(__m256 s)
                             _mm256_cmp_ps(s, s, _CMP_ORD_Q));
 }
 
-/* Up to four queries of an input: their number n is a constant where this is used.  What is
- * one float for each query and summary is four of a summary, one for each query: so maxima and
- * sums over summaries are those of whole vectors.  Such vectors are of a pair of summaries,
- * [1] being the fourth behind [0]. */
+/* Up to four queries of an input; their number n is a constant at the calls.  Values per query
+ * and summary are stored as four floats per summary, one for each query, so maxima and sums
+ * over summaries are vertical.  A vector holds such values of two summaries, i and i + 4. */
 struct part {
     const struct kv_summary_shape *shape;
     const struct kv_estimate_input *input;
@@ -46,7 +45,7 @@ struct part {
     float weights[KV_SUMMARIES_MAX * QUERIES]; /* (2^bits, QUERIES) */
 };
 
-/* Of n <= QUERIES queries. */
+/* Loads one number for each of n <= QUERIES queries. */
 INLINE __m128 load_queries(const float *at, unsigned n)
 {
     return n == QUERIES ? _mm_loadu_ps(at)
@@ -66,7 +65,7 @@ INLINE __m256 twice(__m128 x)
     return _mm256_set_m128(x, x);
 }
 
-/* Eight numbers of each query, to pairs: [i] is numbers i and i + 4. */
+/* Transposes eight numbers of each query to pairs: ret_pairs[i] has numbers i and i + 4. */
 INLINE void to_pairs(const __m256 of[QUERIES], __m256 ret_pairs[QUERIES])
 {
     const __m256 low01 = _mm256_unpacklo_ps(of[0], of[1]);
@@ -80,8 +79,7 @@ INLINE void to_pairs(const __m256 of[QUERIES], __m256 ret_pairs[QUERIES])
     ret_pairs[3] = _mm256_shuffle_ps(high01, high23, 0xee);
 }
 
-/* Sums in 16 lanes of two summaries, for each query: of the first eight lanes, of the others.
- */
+/* The 16 lanes of the sums of two summaries, for each query: the first eight, the others. */
 INLINE __m256 sums_of_pair(__m256 sums[2][2][QUERIES])
 {
     __m256 four[QUERIES];
@@ -103,7 +101,7 @@ INLINE __m256 sums_of_pair(__m256 sums[2][2][QUERIES])
                          _mm256_shuffle_ps(two01, two23, 0xdd));
 }
 
-/* Adds products with two mean keys, of the eight elements from `at` on in each step. */
+/* Adds products with two mean keys: in each step, of the eight elements from `at` on. */
 INLINE void multiply(const struct part *part,
                      const int8_t *const keys[2],
                      size_t at,
@@ -124,8 +122,8 @@ INLINE void multiply(const struct part *part,
     }
 }
 
-/* Products with the mean keys of a pair.  One half of the lanes after the other, and the first
- * one's sums really leave the registers: there are 16 of them. */
+/* Computes products with the mean keys of a pair, one half of the lanes after the other.  The
+ * loop must not be unrolled: both halves are 16 sums, more than there are registers. */
 INLINE __m256 products(const struct part *part, const int8_t *const keys[2], unsigned n)
 {
     __m256 sums[2][2][QUERIES];
@@ -142,7 +140,7 @@ INLINE __m256 products(const struct part *part, const int8_t *const keys[2], uns
     return sums_of_pair(sums);
 }
 
-/* Counts of eight summaries from c on, as pairs. */
+/* Loads the counts of eight summaries, from c on, as pairs. */
 INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_counts[QUERIES])
 {
     const struct kv_estimate_input *input = part->input;
@@ -158,7 +156,7 @@ INLINE void counts_of(const struct part *part, size_t c, unsigned n, __m256 ret_
     to_pairs(counts, ret_counts);
 }
 
-/* Scores of eight rows from `row` on, as pairs; -inf after the last one. */
+/* Loads the scores of eight rows, from `row` on, as pairs; -inf after the last one. */
 INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 ret_s[QUERIES])
 {
     const struct kv_estimate_input *input = part->input;
@@ -185,7 +183,8 @@ INLINE void scores_of(const struct part *part, size_t row, unsigned n, __m256 re
         ret_s[i] = without_nan(_mm256_mul_ps(ret_s[i], scale));
 }
 
-/* The scores of all summaries, in pairs, and the largest of them and of the rows' ones. */
+/* Computes the scores of all summaries, in pairs, and the maximum of these and of the rows'
+ * scores. */
 INLINE __m128 score(struct part *part,
                     const void *group,
                     __m256 variance_correction,
@@ -235,7 +234,7 @@ INLINE void add_weight(float *weights, const uint8_t *number, __m128 weight)
     _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), weight));
 }
 
-/* Scores become weights; returns their sums. */
+/* Replaces scores with weights; returns their sums. */
 INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
 {
     const struct kv_estimate_input *input = part->input;
@@ -266,7 +265,7 @@ INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
             add_weight(weights, input->numbers + row + i + QUERIES,
                        _mm256_extractf128_ps(pairs[i], 1));
     }
-    /* Two summaries that are neighbours are a vector here. */
+    /* A vector holds the weights of two adjacent summaries here. */
     for (unsigned i = 0; i < STEP / 2; i++)
         lanes[i] = _mm256_loadu_ps(weights + i * LANES);
     for (size_t c = STEP; c < n_summaries; c += STEP)
@@ -279,8 +278,8 @@ INLINE __m128 weigh(struct part *part, const __m256 *s, __m256 most, unsigned n)
     return _mm_add_ps(_mm256_castps256_ps128(lanes[0]), _mm256_extractf128_ps(lanes[0], 1));
 }
 
-/* Weighted means of n_vectors vectors of elements from i on are added to the outputs (n, d_v);
- * n_vectors is a constant where this is called, and even. */
+/* Adds weighted mean values to the outputs (n, d_v): n_vectors vectors of elements, from i on.
+ * n_vectors is even, and a constant at the calls. */
 INLINE void add_slice(const struct part *part,
                       const int8_t *values,
                       size_t i,
@@ -328,7 +327,7 @@ INLINE void add_slice(const struct part *part,
         }
 }
 
-/* As many vectors at a time as registers hold the sums of. */
+/* Adds mean values, as many vectors at a time as there are registers for sums. */
 INLINE void add_values(struct part *part, const int8_t *values, unsigned n, float *outputs)
 {
     const unsigned n_vectors = n > 2 ? 2 : LANES / n;

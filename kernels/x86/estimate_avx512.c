@@ -36,7 +36,7 @@ INLINE __m512 without_nan(__m512 s)
                               _mm512_min_ps(s, _mm512_set1_ps(__FLT_MAX__)));
 }
 
-/* Up to four queries of an input: their number is a constant where this is used. */
+/* Up to four queries of an input; their number is a constant at the calls. */
 struct part {
     const struct kv_estimate_input *input;
     size_t first; /* query */
@@ -52,8 +52,8 @@ static inline float variance_correction_of(float square, float scale, float vari
     return variance_correction < 1 ? variance_correction : 1;
 }
 
-/* Products with all mean keys, as weights.  Where a query has ended, + 0 changes nothing: no
- * lane is -0, as it is 0 at first and products with integers do not vanish. */
+/* Stores the products with all mean keys in the place of weights.  After the last element of a
+ * query, lanes add +0, which changes nothing: no lane is -0, because sums begin at +0. */
 INLINE void
 score(struct part *part, const struct kv_summary_shape *shape, const int8_t *keys, unsigned n)
 {
@@ -86,7 +86,7 @@ score(struct part *part, const struct kv_summary_shape *shape, const int8_t *key
     }
 }
 
-/* Products become weights; returns their sum. */
+/* Replaces products with weights; returns their sum. */
 INLINE float weigh(const struct part *part,
                    const struct kv_summary_shape *shape,
                    const float *key_scales,
@@ -145,8 +145,8 @@ INLINE float weigh(const struct part *part,
     return sum16(lanes);
 }
 
-/* Weighted means of n_vectors vectors of elements from i on are added to the outputs (n, d_v);
- * n and n_vectors are constants where this is called. */
+/* Adds weighted mean values to the outputs (n, d_v): n_vectors vectors of elements, from i on.
+ * n and n_vectors are constants at the calls. */
 INLINE void add_slice(const struct part *part,
                       const struct kv_summary_shape *shape,
                       const int8_t *values,

@@ -1,6 +1,6 @@
 /* estimate_common.h - private to kernels/: blocks of queries, in estimate_avx2.c and
  * estimate_avx512.c.  The next group is prefetched while this one is computed, a few cache
- * lines with each step, so that the memory has time for them.
+ * lines with each step, so as not to fill the core's miss queue.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
@@ -19,7 +19,7 @@ enum {
 
 struct estimate_ahead {
     const uint8_t *at;
-    size_t n, n_each; /* lines: all that are left, of a step */
+    size_t n, n_each; /* cache lines left; cache lines of a step */
 };
 
 /* Returns the cursor for the queries from `first` on: the first block prefetches all of the
@@ -48,8 +48,8 @@ estimate_ahead_step(struct estimate_ahead *ahead)
         __builtin_prefetch(ahead->at);
 }
 
-/* What each instruction set has of its own: the queries from `first` on; n, QUERIES at most, is
- * a constant where this is called. */
+/* Defined by each instruction set: adds a group for n <= QUERIES queries, from `first` on; n is
+ * a constant at the calls. */
 INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
                      const struct kv_estimate_input *input,

@@ -15,9 +15,9 @@
 
 enum {
     PAIR = 2,
-    CHUNK = 12, /* keys that meet all queries in turn: whole tiles of three and of four */
-    AHEAD_LISTED = 2 * CHUNK, /* lie anywhere */
-    AHEAD_ROWS = CHUNK,       /* in order: the processor sees them coming, too */
+    CHUNK = 12, /* keys scored for all queries before the next: whole tiles of 3 or 4 */
+    AHEAD_LISTED = 2 * CHUNK, /* prefetched: keys of a list */
+    AHEAD_ROWS = CHUNK,       /* consecutive keys, which the hardware prefetcher helps */
 };
 
 /* Loads the last n < STEP elements of a row, with 0 after them. */
@@ -30,12 +30,12 @@ INLINE void load_tail(enum kv_key_type type, const void *at, size_t n, __m256 re
     ret_values[1] = load8(type, bytes + LANES * element_bytes(type));
 }
 
-/* Sums of two keys and two queries, each in 16 lanes. */
+/* The sums of two keys by two queries, each in 16 lanes. */
 struct sums {
     __m256 lanes[PAIR][PAIR][2];
 };
 
-/* The sums of all four: key 0 and 1 with query 0, key 0 and 1 with query 1. */
+/* Returns the four sums: keys 0 and 1 with query 0, then with query 1. */
 INLINE __m128 sum_all(const struct sums *sums)
 {
     return sums4(half_sum(sums->lanes[0][0][0], sums->lanes[0][0][1]),
@@ -44,7 +44,7 @@ INLINE __m128 sum_all(const struct sums *sums)
                  half_sum(sums->lanes[1][1][0], sums->lanes[1][1][1]));
 }
 
-/* n_keys and n_queries are 1 or 2, and constants where this is called. */
+/* n_keys and n_queries are 1 or 2, and constants at the calls. */
 INLINE void score_pair(enum kv_key_type type,
                        const uint8_t *const *keys,
                        unsigned n_keys,
@@ -88,7 +88,8 @@ INLINE void score_pair(enum kv_key_type type,
 
                 load_tail(type, keys[key] + i * element_bytes(type), d - i, elements);
                 for (unsigned half = 0; half < 2; half++) {
-                    /* A lane without an element stays: + 0 would change -0. */
+                    /* A lane without an element must not change: adding +0 would turn -0 into
+                     * +0. */
                     const __m256i has = _mm256_cmpgt_epi32(
                         rest, _mm256_add_epi32(first, _mm256_set1_epi32((int)half * LANES)));
                     __m256 *lane = &sums.lanes[key][query][half];
@@ -113,7 +114,7 @@ INLINE void score_pair(enum kv_key_type type,
                 sum16(sums.lanes[key][query][0], sums.lanes[key][query][1]);
 }
 
-/* Any d. */
+/* Scores keys of any d. */
 INLINE void score_pairs(enum kv_key_type type,
                         const uint8_t *const *keys,
                         size_t n,
@@ -139,7 +140,7 @@ INLINE void score_pairs(enum kv_key_type type,
         }
 }
 
-/* n_queries is a constant where this is called. */
+/* n_queries is a constant at the calls. */
 INLINE void score_block(enum kv_key_type type,
                         const uint8_t *const *keys,
                         size_t n,
@@ -161,7 +162,8 @@ INLINE void score_block(enum kv_key_type type,
                    scores_stride);
 }
 
-/* Up to CHUNK keys with all queries.  `ahead`: CHUNK keys to ask for meanwhile, or NULL. */
+/* Scores up to CHUNK keys for all queries, and prefetches the CHUNK keys `ahead` unless that is
+ * NULL. */
 INLINE void score_chunk(enum kv_key_type type,
                         const uint8_t *const *keys,
                         size_t n,

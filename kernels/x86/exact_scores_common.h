@@ -1,4 +1,4 @@
-/* exact_scores_common.h - private to kernels/: one function for each type of keys, in
+/* exact_scores_common.h - private to kernels/: one function for each type of keys, for
  * exact_scores_avx2.c and exact_scores_avx512.c.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
@@ -20,7 +20,7 @@ INLINE void prefetch(const void *key, size_t bytes)
         _mm_prefetch((const char *)line, _MM_HINT_T1);
 }
 
-/* What each instruction set has of its own; the type is a constant where it is called. */
+/* Defined by each instruction set; the type is a constant at the calls. */
 INLINE void load_rows(enum kv_key_type type,
                       const uint8_t *keys,
                       size_t stride,

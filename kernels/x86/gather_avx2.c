@@ -51,7 +51,7 @@ copy_rows(uint8_t *to, const void *const *rows, size_t n_rows, size_t row_bytes,
         }
     }
     /* Non-temporal stores are weakly ordered.  The fence makes them visible before any later
-     * store, such as the one that tells another thread or a network card of the rows. */
+     * store, such as one by which another thread or a network card learns of the rows. */
     if (is_stream)
         _mm_sfence();
 }

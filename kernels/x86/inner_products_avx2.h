@@ -1,5 +1,5 @@
-/* inner_products_avx2.h - private to kernels/: inner products of some keys and some queries,
- * with the 16 lanes and the tree of exact_scores.h, as AVX2 has them.
+/* inner_products_avx2.h - private to kernels/: inner products of several keys with several
+ * queries at once, each in 16 lanes as exact_scores.h says.
  *
  * The lower and the upper eight of the 16 lanes are summed one after the other, so that three
  * keys by four queries, or four by three, are twelve sums, and every converted element serves
@@ -20,15 +20,15 @@ enum {
     TILE = 4,  /* keys at a time, at most */
 };
 
-/* How many keys a tile of so many queries has, so that there are twelve sums at most. */
+/* Returns the number of keys in a tile of n_queries: at most twelve sums. */
 INLINE unsigned tile_keys(unsigned n_queries)
 {
     return n_queries == BLOCK ? 3 : TILE;
 }
 
-/* One half of the 16 lanes of the sums of n_keys and n_queries, which are constants where this
- * is called: elements from `from` on, every other eight.  d is a multiple of STEP.  Meanwhile
- * every other one of the n_keys `ahead` is asked for, if that is not NULL. */
+/* Computes one half of the 16 lanes of the sums of n_keys by n_queries, constants at the calls:
+ * elements from `from` on, eight of every 16.  d is a multiple of STEP.  Prefetches every other
+ * one of the n_keys `ahead`, unless that is NULL. */
 INLINE void sum_half(enum kv_key_type type,
                      const uint8_t *const *keys,
                      unsigned n_keys,
@@ -46,7 +46,7 @@ INLINE void sum_half(enum kv_key_type type,
         for (unsigned key = 0; key < n_keys; key++)
             sums[query][key] = _mm256_setzero_ps();
     for (size_t i = from; i < d; i += STEP) {
-        /* Twelve sums leave four registers: three operands stay, the fourth changes. */
+        /* Twelve sums leave four registers: three operands stay, and the fourth changes. */
         __m256 held[TILE];
 
         if (ahead != NULL && (i - from) * bytes % LINE_BYTES == 0)
@@ -77,7 +77,7 @@ INLINE void sum_half(enum kv_key_type type,
             ret_sums[query][key] = sums[query][key];
 }
 
-/* Sums of eight lanes of four keys by two queries: [query 0's four | query 1's four]. */
+/* Adds up eight lanes of four keys by two queries: [query 0's four | query 1's four]. */
 INLINE __m256 sums_of_two(const __m256 *a, const __m256 *b)
 {
     __m256 fours[TILE], ab, cd;
@@ -92,7 +92,7 @@ INLINE __m256 sums_of_two(const __m256 *a, const __m256 *b)
     return _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x88), _mm256_shuffle_ps(ab, cd, 0xdd));
 }
 
-/* Three or four scores. */
+/* Stores three or four scores. */
 INLINE void store_scores(__m128 scores, unsigned n, float *ret_scores)
 {
     if (n == TILE) {
@@ -103,8 +103,8 @@ INLINE void store_scores(__m128 scores, unsigned n, float *ret_scores)
     }
 }
 
-/* n_keys, which is tile_keys() or 1, and n_queries are constants where this is called; `ahead`
- * is as above. */
+/* Scores a tile; n_keys, which is tile_keys() or 1, and n_queries are constants at the
+ * calls. */
 INLINE void score_tile(enum kv_key_type type,
                        const uint8_t *const *keys,
                        unsigned n_keys,
@@ -148,8 +148,8 @@ INLINE void score_tile(enum kv_key_type type,
     }
 }
 
-/* How many of n_queries the next block has, so that blocks are as even as can be: five are
- * three and two. */
+/* Returns the size of the next block, so that blocks are nearly equal: five queries are three
+ * and two. */
 INLINE unsigned block_of(size_t n_queries)
 {
     const size_t n_blocks = (n_queries + BLOCK - 1) / BLOCK;

@@ -18,8 +18,8 @@ enum {
     TILE = 4, /* keys or queries at a time, at most */
 };
 
-/* Sums of 16 lanes as they are in a block of four lanes, [a b c d] of blocks, before the last
- * two steps of the tree. */
+/* Reduces four vectors of 16 lanes to blocks of four lanes, before the last two steps of the
+ * tree. */
 INLINE __m512 fold_blocks(__m512 a, __m512 b, __m512 c, __m512 d)
 {
     const __m512 ab =
@@ -31,7 +31,7 @@ INLINE __m512 fold_blocks(__m512 a, __m512 b, __m512 c, __m512 d)
                          _mm512_shuffle_f32x4(ab, cd, 0xdd));
 }
 
-/* The last two steps: lane j of a block is what the block of a, b, c or d sums up to. */
+/* The last two steps: lane j of a block is the sum of the block in a, b, c or d. */
 INLINE __m512 fold_lanes(__m512 a, __m512 b, __m512 c, __m512 d)
 {
     const __m512 ab =
@@ -42,8 +42,8 @@ INLINE __m512 fold_lanes(__m512 a, __m512 b, __m512 c, __m512 d)
     return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
 }
 
-/* Lane 4 j + i is the sum of the 16 lanes of v[i][j].  n_rows and n_columns are constants where
- * this is called; lanes of others repeat one of theirs. */
+/* Lane 4 j + i is the sum of the 16 lanes of v[i][j].  n_rows and n_columns are constants at
+ * the calls; the other lanes repeat one of these sums. */
 INLINE __m512 sums_of(const __m512 v[TILE][TILE], unsigned n_rows, unsigned n_columns)
 {
     const __m512i turn =
@@ -57,7 +57,7 @@ INLINE __m512 sums_of(const __m512 v[TILE][TILE], unsigned n_rows, unsigned n_co
                                             columns[2 % n_columns], columns[3 % n_columns]));
 }
 
-/* n_keys and n_queries, 1..TILE, are constants where this is called.
+/* n_keys and n_queries, 1..TILE, are constants at the calls.
  *   ret_scores  (n_queries, n_keys), scores_stride apart */
 INLINE void score_tile(enum kv_key_type type,
                        const uint8_t *const *keys,
@@ -96,7 +96,7 @@ INLINE void score_tile(enum kv_key_type type,
         for (unsigned query = 0; query < n_queries; query++) {
             const __m512 x = _mm512_maskz_loadu_ps(rest, queries + query * d + i);
 
-            /* A lane without an element stays: + 0 would change -0. */
+            /* A lane without an element must not change: adding +0 would turn -0 into +0. */
             for (unsigned key = 0; key < n_keys; key++)
                 sums[key][query] =
                     _mm512_mask_mov_ps(sums[key][query], rest,
@@ -116,7 +116,7 @@ INLINE void score_tile(enum kv_key_type type,
     }
 }
 
-/* Two keys or more, up to TILE, with all queries, or one. */
+/* Scores up to TILE keys for all queries. */
 INLINE void score_keys(enum kv_key_type type,
                        const uint8_t *const *keys,
                        unsigned n_keys,

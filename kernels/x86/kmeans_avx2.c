@@ -13,7 +13,7 @@
 
 enum {
     VECTORS = 2,
-    ALONE_VECTORS = 8, /* of centroids that one row meets at a time */
+    ALONE_VECTORS = 8, /* of centroids at a time, for one row */
     VECTORS_MAX = ALONE_VECTORS,
 };
 
@@ -22,7 +22,7 @@ INLINE __m256 load(const float *at, bool full, __m256i lanes)
     return full ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, lanes);
 }
 
-/* The first n elements, 0 behind. */
+/* Loads the first n elements, with 0 after them. */
 INLINE __m256 load_first(const float *at, size_t n)
 {
     return _mm256_maskload_ps(at, first_lanes(n));
@@ -85,7 +85,7 @@ AVX2 static void half_sq_norms(const struct kv_pq_shape *shape,
         }
 }
 
-/* The lane with the least distance, the lower code of equals; code 0 where all are infinite. */
+/* Returns the code with the least distance, the lower one of equals; 0 if all are infinite. */
 INLINE struct nearest nearest_lane(__m256 distances, __m256i codes)
 {
     __m256 least = _mm256_min_ps(distances, _mm256_permute2f128_ps(distances, distances, 1));
@@ -104,8 +104,8 @@ INLINE struct nearest nearest_lane(__m256 distances, __m256i codes)
     };
 }
 
-/* n_rows rows, `stride` floats apart; n_rows and n_vectors are constants where this is
- * called. */
+/* n_rows rows, `stride` floats apart; n_rows and n_vectors are constants at the
+ * calls. */
 INLINE void find_rows(const struct space *space,
                       const float *x,
                       size_t stride,

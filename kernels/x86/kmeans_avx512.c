@@ -72,7 +72,7 @@ INLINE __m512 least_of(__m512 v)
     return _mm512_min_ps(v, _mm512_shuffle_ps(v, v, 0xb1));
 }
 
-/* One row's distances of n_vectors vectors of centroids, from number c on. */
+/* Computes one row's distances to n_vectors vectors of centroids, from number c on. */
 INLINE void
 take_nearest(const __m512 *distances, unsigned n_vectors, unsigned c, struct nearest *nearest)
 {
@@ -80,7 +80,7 @@ take_nearest(const __m512 *distances, unsigned n_vectors, unsigned c, struct nea
     uint64_t equal = 0;
     float distance;
 
-    /* The instruction answers its second operand if one is a NaN. */
+    /* MINPS returns its second operand if one is a NaN. */
     for (unsigned v = 0; v < n_vectors; v++)
         least = _mm512_min_ps(distances[v], least);
     least = least_of(least);
@@ -98,8 +98,8 @@ INLINE __m512 load(const float *at, bool full, __mmask16 lanes)
     return full ? _mm512_loadu_ps(at) : _mm512_maskz_loadu_ps(lanes, at);
 }
 
-/* n_rows rows, `stride` floats apart; n_rows, n_vectors and `full` are constants where this is
- * called. */
+/* n_rows rows, `stride` floats apart; n_rows, n_vectors and `full` are constants at the
+ * calls. */
 INLINE void find_rows(const struct space *space,
                       const float *x,
                       size_t stride,

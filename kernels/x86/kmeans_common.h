@@ -1,4 +1,4 @@
-/* kmeans_common.h - private to kernels/: rows, subspaces and the sums of a step, in
+/* kmeans_common.h - private to kernels/: rows, subspaces and the sums of a step, for
  * kmeans_avx2.c and kmeans_avx512.c.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
@@ -23,7 +23,7 @@ struct space {
     const float *augments; /* NULL: none */
     float max_norm_sq;
     size_t n_centroids, width;
-    /* Where rows are added; NULL: nowhere. */
+    /* The sums that rows are added to; NULL: none. */
     float *sums, *augment_sums;
     uint32_t *counts;
 };
@@ -33,13 +33,13 @@ struct nearest {
     float distance;
 };
 
-/* What each instruction set has of its own.
+/* Defined by each instruction set.
  *
  * The sum of squares, in 16 lanes. */
 INLINE float square_of(const float *x, size_t width);
 
 /* The nearest centroids of n_rows rows, `stride` floats apart; n_rows, n_vectors and `full` are
- * constants where this is called. */
+ * constants at the calls. */
 INLINE void find_rows(const struct space *space,
                       const float *x,
                       size_t stride,

@@ -1,7 +1,8 @@
-/* Lanes are centroids.  Two queries meet four vectors of them at a time: eight sums, as many as
- * are in flight, and centroids are loaded once for both.  A query alone meets eight vectors.
+/* Lanes are centroids.  Two queries by four vectors of centroids at a time are eight sums,
+ * enough to hide the latency of fma, and centroids are loaded once for both queries.  A single
+ * query uses eight vectors.
  *
- * Of one or two bits there are fewer centroids than lanes: the last lanes are then masked out
+ * Codes of one or two bits have fewer centroids than lanes: the last lanes are then masked out
  * of loads and stores. */
 #include "kernels/dispatch.h"
 #include "kernels/pq.h"
@@ -10,9 +11,9 @@
 #if defined(__x86_64__)
 
 enum {
-    VECTORS = 4, /* of QUERIES */
+    VECTORS = 4, /* of centroids, for QUERIES */
     QUERIES = 2,
-    VECTORS_MAX = 8, /* of one */
+    VECTORS_MAX = 8, /* for one query */
 };
 
 INLINE __m256 load(const float *at, int full, __m256i lanes)
@@ -20,8 +21,8 @@ INLINE __m256 load(const float *at, int full, __m256i lanes)
     return full ? _mm256_loadu_ps(at) : _mm256_maskload_ps(at, lanes);
 }
 
-/* Products of n_queries queries, `stride` apart, with n_vectors of centroids in one subspace;
- * both are constants where this is called. */
+/* Computes products of n_queries queries, `stride` apart, with n_vectors vectors of centroids
+ * in one subspace; both numbers are constants at the calls. */
 INLINE void part(const float *centroids,
                  size_t n_centroids,
                  const float *x,

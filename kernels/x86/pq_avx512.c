@@ -1,6 +1,7 @@
-/* Lanes are centroids: four vectors of them are the 64 of six bits.  Four queries meet four
- * vectors at a time: 16 sums, with the vectors and an element less than the registers there
- * are.  Of fewer centroids than lanes, the last lanes are masked out of loads and stores. */
+/* Lanes are centroids; the 64 centroids of six bits are four vectors.  Four queries by four
+ * vectors at a time are 16 sums, which fit the registers together with the vectors and an
+ * element.  If there are fewer centroids than lanes, the last lanes are masked out of loads and
+ * stores. */
 #include "kernels/dispatch.h"
 #include "kernels/pq.h"
 #include "kernels/x86/avx512.h"
@@ -12,8 +13,8 @@ enum {
     QUERIES = 4,
 };
 
-/* Products of n_queries queries, `stride` apart, with n_vectors of centroids in one subspace;
- * both are constants where this is called. */
+/* Computes products of n_queries queries, `stride` apart, with n_vectors vectors of centroids
+ * in one subspace; both numbers are constants at the calls. */
 INLINE void part(const float *centroids,
                  size_t n_centroids,
                  __mmask16 lanes,

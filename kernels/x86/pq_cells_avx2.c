@@ -1,5 +1,5 @@
-/* Eight cells at a time, which differ in their last code only.  The full ones move together,
- * the same way for four queries. */
+/* Eight cells at a time, which differ in their last code only.  The cells that have rows are
+ * moved together, by one permutation for four queries. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_cells.h"
 #include "kernels/pq_cells_prefix.h"
@@ -9,8 +9,8 @@
 
 #if defined(__x86_64__)
 
-/* The scores of n queries, a constant where this is used.  Eight floats are written where
- * there is room for them: what is too much is written again. */
+/* Computes the scores for n queries, a constant at the calls.  Writes eight floats where there
+ * is room; the next store overwrites those in excess. */
 INLINE void score_some(const struct kv_pq_shape *shape,
                        const float *tables,
                        const struct kv_cells *cells,

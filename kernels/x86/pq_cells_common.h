@@ -1,4 +1,4 @@
-/* pq_cells_common.h - private to kernels/: blocks of queries, in pq_cells_avx2.c and
+/* pq_cells_common.h - private to kernels/: blocks of queries, for pq_cells_avx2.c and
  * pq_cells_avx512.c.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
@@ -14,8 +14,8 @@ enum {
     QUERIES = 4, /* at once */
 };
 
-/* What each instruction set has of its own: the scores of n queries, a constant where this is
- * called. */
+/* Defined by each instruction set: computes the scores for n queries, a constant at the
+ * calls. */
 INLINE void score_some(const struct kv_pq_shape *shape,
                        const float *tables,
                        const struct kv_cells *cells,

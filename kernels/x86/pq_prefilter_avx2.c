@@ -1,6 +1,7 @@
-/* Finds the bound by bisection: one pass for each bit of a sum counts the sums that reach a
- * number, 32 at a time.  The sums are in L2 by then, and eight such passes take no longer than
- * one pass of a histogram.  Rows are written eight at a time, by a table of permutations. */
+/* Finds the bound by bisection: for each bit of a sum, one pass counts the sums that are at
+ * least a number, 32 at a time.  The sums are still in L2, and eight such passes take no longer
+ * than one pass that counts in bins.  Rows are written eight at a time, by a table of
+ * permutations. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_prefilter.h"
 #include "kernels/x86/avx2.h"
@@ -8,12 +9,12 @@
 #if defined(__x86_64__)
 
 enum {
-    SUMS = 32, /* of 8 bits in a register */
+    SUMS = 32, /* 8-bit sums in a register */
     PARTS = 4,
-    ROUNDS = 255, /* that a byte counts */
+    ROUNDS = 255, /* before a byte's count overflows */
 };
 
-/* The rows of a set of up to 32. */
+/* Appends the rows of a set of up to 32. */
 INLINE size_t write_set(uint32_t *to, size_t n, uint32_t set, uint32_t base)
 {
     for (; set != 0; set >>= LANES, base += LANES)
@@ -29,7 +30,7 @@ INLINE __m256i load(const void *at)
 
 /* ---- 8 bits ------------------------------------------------------------------------------ */
 
-/* How many of 4 SUMS sums reach the bound, per byte, added to four counts. */
+/* Counts the sums that are at least the bound, of PARTS * SUMS, per byte of four registers. */
 INLINE void count_step(const uint8_t *sums, __m256i bound, __m256i *counts)
 {
     for (unsigned part = 0; part < PARTS; part++) {
@@ -122,7 +123,7 @@ INLINE size_t count16(const uint16_t *sums, size_t n, uint32_t least)
     while (i + SUMS <= n) {
         __m256i words = _mm256_setzero_si256();
 
-        /* A word counts two in a round. */
+        /* A round adds at most two to a word. */
         for (unsigned round = 0; round < ROUNDS && i + SUMS <= n; round++, i += SUMS) {
             const __m256i a = load(sums + i), b = load(sums + i + SUMS / 2);
 
@@ -139,7 +140,7 @@ INLINE size_t count16(const uint16_t *sums, size_t n, uint32_t least)
     return count;
 }
 
-/* 32 of them that reach a bound, a bit each. */
+/* Returns a bit for each of 32 sums: set if it is at least the bound. */
 INLINE uint32_t reach16(const uint16_t *sums, __m256i bound)
 {
     const __m256i a = load(sums), b = load(sums + SUMS / 2);

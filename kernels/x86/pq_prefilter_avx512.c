@@ -8,7 +8,7 @@
 #if defined(__x86_64__)
 
 enum {
-    SUMS8 = 64, /* in a register */
+    SUMS8 = 64, /* 8-bit sums in a register */
     SUMS16 = 32,
     PARTS = 4,
 };
@@ -19,13 +19,13 @@ static const uint8_t numbers[SUMS8] = {
     44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63,
 };
 
-/* The first n of up to 64. */
+/* Returns a mask of the first n <= 64. */
 INLINE uint64_t first_bits(size_t n)
 {
     return n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
 }
 
-/* The rows of a set of up to 64, from `base` on; nothing is written after the last. */
+/* Appends the rows of a set of up to 64, from `base` on; writes nothing after the last. */
 INLINE size_t write_set(uint32_t *to, size_t n, uint64_t set, uint32_t base)
 {
     const size_t n_rows = (size_t)__builtin_popcountll(set);
@@ -46,7 +46,7 @@ INLINE size_t write_set(uint32_t *to, size_t n, uint64_t set, uint32_t base)
 
 /* ---- 8 bits ------------------------------------------------------------------------------ */
 
-/* Which of 64 sums reach a bound. */
+/* Returns a bit for each of 64 sums: set if it is at least the bound. */
 INLINE uint64_t reach8(const uint8_t *sums, __m512i bound)
 {
     return _mm512_cmpge_epu8_mask(_mm512_loadu_si512(sums), bound);

@@ -1,9 +1,9 @@
 /* A tile is unpacked to one byte per code, in L1, and then looked up for every query.  Byte
- * lookups are shuffles of tables in registers with 16 entries each (VPSHUFB; Andre et al.
- * 2015); the code's higher bits select a table, by blends on the sign of a byte that they are
- * shifted to.  fp32 lookups are loads: on Zen 3 AVX2's gathers take over twice as long (1.2 ns
- * against 0.5 for two subspaces).  A load has the values of four or eight queries, whose tables
- * are interleaved. */
+ * lookups are shuffles of 16-entry tables in registers (VPSHUFB), the method of Andre et al.
+ * (pq_tiles.h).  Of a code with more than four bits, the higher ones select between tables:
+ * each is shifted to the sign of its byte, by which VPBLENDVB selects.  fp32 lookups are loads:
+ * on Zen 3, AVX2 gathers take over twice as long (1.2 ns against 0.5 for two subspaces).  A
+ * load fetches the values of four or eight queries, whose tables are interleaved. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_tiles.h"
 #include "kernels/x86/avx2.h"
@@ -13,10 +13,10 @@
 #if defined(__x86_64__)
 
 enum {
-    BYTES = 32, /* of a register */
+    BYTES = 32, /* in a register */
     HALF = KV_PQ_TILE / 2,
     PARTS = KV_PQ_TILE / BYTES,
-    AHEAD_BYTES = 4096, /* of tiles asked for */
+    AHEAD_BYTES = 4096, /* of tiles, prefetched */
 
     /* fp32 */
     ROWS = 8,      /* at once */
@@ -73,8 +73,8 @@ INLINE void unpack6(const uint8_t *at, uint8_t *ret_first, uint8_t *ret_second)
     }
 }
 
-/* The codes of subspace j at ret_codes + j * KV_PQ_TILE; those of width 8 are where they are.
- */
+/* Returns the codes, those of subspace j at j * KV_PQ_TILE: unpacked to `codes`, or the tile
+ * itself if its width is 8. */
 INLINE const uint8_t *
 unpack(const struct kv_pq_shape *shape, uint32_t width, const uint8_t *tile, uint8_t *codes)
 {
@@ -95,7 +95,7 @@ unpack(const struct kv_pq_shape *shape, uint32_t width, const uint8_t *tile, uin
 
 /* ---- look-ups of bytes ------------------------------------------------------------------- */
 
-/* Table entries of 32 codes: the table is 16, 64 or 256 bytes, by width. */
+/* Looks up 32 codes in a table of 16, 64 or 256 bytes, by width. */
 INLINE __m256i look_up(const uint8_t *table, uint32_t width, __m256i codes)
 {
     if (width == 4)
@@ -160,7 +160,7 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
     }
 }
 
-/* A table of 16 bits is one of low and one of high bytes. */
+/* A table of 16-bit entries is two tables: low bytes and high bytes. */
 INLINE void scan16_width(const struct kv_pq_shape *shape,
                          uint32_t m,
                          uint32_t width,
@@ -208,8 +208,8 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
 
 /* ---- fp32 -------------------------------------------------------------------------------- */
 
-/* Tables of up to `group` queries, a centroid's values of all of them one after the other; of
- * queries that there are not, the last one's. */
+/* Interleaves the tables of up to `group` queries: for each centroid, the values of all
+ * queries. Missing queries get the last one's values. */
 INLINE void order_tables(
     const float *tables, size_t size, size_t n_queries, unsigned group, float *ret_ordered)
 {
@@ -237,7 +237,7 @@ INLINE void order_tables(
     }
 }
 
-/* Eight rows of four queries, a row in each of v: lane i of ret[q] is row i's. */
+/* Transposes eight rows of four queries, a row in each of v: lane i of ret[q] is row i's. */
 INLINE void turn4(const __m128 v[ROWS], __m256 ret[4])
 {
     __m256 pairs[4];
@@ -256,7 +256,7 @@ INLINE void turn4(const __m128 v[ROWS], __m256 ret[4])
     ret[3] = _mm256_shuffle_ps(b, d, 0xee);
 }
 
-/* Of eight queries. */
+/* The same of eight queries. */
 INLINE void turn8(const __m256 v[ROWS], __m256 ret[8])
 {
     for (unsigned half = 0; half < 2; half++) {
@@ -278,7 +278,7 @@ INLINE void turn8(const __m256 v[ROWS], __m256 ret[8])
     }
 }
 
-/* Scores of eight rows, n_queries of a group of four or eight. */
+/* Scores eight rows for n_queries of a group of four or eight. */
 INLINE void score8(const float *ordered,
                    size_t n_centroids,
                    size_t m,
@@ -322,7 +322,7 @@ INLINE void score8(const float *ordered,
             _mm256_storeu_ps(ret_scores + query * scores_stride, turned[query]);
 }
 
-/* The last rows once more where they are not eight. */
+/* Scores rows eight at a time; the last eight overlap those before them. */
 INLINE void score_group(const float *ordered,
                         size_t n_centroids,
                         size_t m,
@@ -357,8 +357,8 @@ INLINE void score_rows(const float *table,
     }
 }
 
-/* m is a constant where this is called for the usual one, and `group` always: 1 takes each
- * query by itself. */
+/* `group` is a constant at the calls, 1 for queries one by one; so is m, if it is the usual
+ * one. */
 INLINE void score_tiles(const struct kv_pq_shape *shape,
                         uint32_t width,
                         size_t m,

@@ -1,9 +1,9 @@
-/* A register has the codes of 64 rows, or a lookup table of 64 bytes.  A lookup by six bits is
- * one instruction (VPERMB), which ignores higher bits.  A lookup by eight bits is two by seven
- * bits (VPERMI2B), and the highest bit selects.
+/* A register holds the codes of 64 rows, or a lookup table of 64 bytes.  A lookup by six bits
+ * is one instruction (VPERMB), which ignores higher bits.  A lookup by eight bits is two by
+ * seven bits (VPERMI2B), and the highest bit selects one.
  *
- * Exact scores of up to six bits are looked up 16 at a time, the table being one, two or four
- * registers; of more bits loads are faster than anything that registers do. */
+ * For exact scores with codes of up to six bits, 16 values are looked up at a time in a table
+ * of one, two or four registers.  With more bits, loads are faster. */
 #include "kernels/dispatch.h"
 #include "kernels/pq_tiles.h"
 #include "kernels/x86/avx512.h"
@@ -13,26 +13,26 @@
 #if defined(__x86_64__)
 
 enum {
-    ROWS = 64, /* of a register of codes */
+    ROWS = 64, /* whose codes are a register */
     HALF = KV_PQ_TILE / 2,
     VECTORS = KV_PQ_TILE / LANES,
-    CODES = 2 * KV_PQ_SUBSPACES_MAX, /* registers of a tile's codes */
-    AHEAD_BYTES = 4096,              /* of tiles asked for */
-    REGISTERS_MAX = 4,               /* of 64 floats, of 256 bytes */
+    CODES = 2 * KV_PQ_SUBSPACES_MAX, /* registers for a tile's codes */
+    AHEAD_BYTES = 4096,              /* of tiles, prefetched */
+    REGISTERS_MAX = 4,               /* for 64 floats, or for 256 bytes */
 };
 
 static_assert((int)KV_PQ_TILE == 2 * (int)ROWS, "two registers are the codes of a subspace");
 
 /* ---- codes ------------------------------------------------------------------------------- */
 
-/* Bits of a where the mask has them, else of b. */
+/* Returns the bits of a where the mask has ones, else those of b. */
 INLINE __m512i choose_bits(char mask, __m512i a, __m512i b)
 {
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8(mask), a, b, 0xca);
 }
 
-/* The codes of all subspaces, rows 0..63 and 64..127 of each.  Of width 6 the two bits above a
- * code may be anything, unless they are cleared. */
+/* Unpacks the codes of all subspaces: of each, rows 0..63, then 64..127.  With width 6, the two
+ * bits above a code are undefined unless `clear` is set. */
 INLINE void
 unpack(uint32_t m, uint32_t width, int clear, const uint8_t *tile, __m512i *ret_codes)
 {
@@ -75,7 +75,7 @@ unpack(uint32_t m, uint32_t width, int clear, const uint8_t *tile, __m512i *ret_
 
 /* ---- look-ups of bytes ------------------------------------------------------------------- */
 
-/* A table of 16, 64 or 256 bytes, by width. */
+/* Loads a table of 16, 64 or 256 bytes, by width. */
 INLINE void load_table(const uint8_t *at, uint32_t width, __m512i *ret_table)
 {
     if (width == 4) {
@@ -137,14 +137,14 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
 
 /* ---- look-ups of words ------------------------------------------------------------------- */
 
-/* Sums of even rows and of odd ones are kept apart: a word of codes is an index by its lower
- * byte as it is, and by its upper one when shifted. */
+/* 16-bit sums of even rows and of odd rows.  A 16-bit word has two codes: unchanged it is an
+ * index by the lower one, shifted right by the upper one. */
 struct words {
     __m512i even, odd;
 };
 
-/* Of width 4 the 16 words are there twice, of 6 they are two registers; of width 8 there is a
- * table of low and one of high bytes. */
+/* Loads a table of words: of width 4, twice in one register; of width 6, in two registers; of
+ * width 8, as a table of low bytes and one of high bytes. */
 INLINE void load_words(const uint16_t *at, uint32_t width, __m512i *ret_table)
 {
     if (width == 4) {
@@ -185,7 +185,7 @@ look_up_words(const uint16_t *at, const uint8_t *planes, uint32_t width, __m512i
     return words;
 }
 
-/* Where words of 64 rows, in order, are among even and odd ones. */
+/* The indices that restore the order of 64 rows from even and odd ones. */
 static const uint16_t in_order[2][32] = {
     {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
@@ -246,8 +246,7 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
 
 /* ---- fp32 -------------------------------------------------------------------------------- */
 
-/* Table values of 16 rows, of which those of the mask are read; the table is 1, 2 or 4
- * registers. */
+/* Looks up 16 rows, of which those of the mask are read, in a table of 1, 2 or 4 registers. */
 INLINE __m512 values(const __m512 *table,
                      unsigned n_registers,
                      __mmask16 rows,
@@ -264,8 +263,8 @@ INLINE __m512 values(const __m512 *table,
                               _mm512_permutex2var_ps(table[2], codes, table[3]));
 }
 
-/* Scores of n_vectors times 16 rows, the last ones masked; constants are n_registers and
- * n_vectors. */
+/* Scores n_vectors times 16 rows, the last ones masked; n_registers and n_vectors are constants
+ * at the calls. */
 INLINE void score_vectors(const float *table,
                           size_t n_centroids,
                           size_t m,

@@ -1,4 +1,4 @@
-/* pq_tiles_common.h - private to kernels/: scans by the width of a tile, in
+/* pq_tiles_common.h - private to kernels/: scans by the width of a tile, for
  * pq_tiles_avx2.c and pq_tiles_avx512.c.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
@@ -10,8 +10,8 @@
 
 #if defined(__x86_64__)
 
-/* What each instruction set has of its own; `width` is a constant where it is called, and m
- * where it is the usual one. */
+/* Defined by each instruction set; `width` is a constant at the calls, and so is m, if it is
+ * the usual one. */
 INLINE void scan8_width(const struct kv_pq_shape *shape,
                         uint32_t m,
                         uint32_t width,

@@ -40,7 +40,8 @@ AVX2 static void rotate_adjacent(
     }
 }
 
-/* The first n pairs of a row of eight, of every head; n is LANES, a constant, where all are. */
+/* Rotates eight pairs of every head, or the first n of them; n is LANES, a constant, for whole
+ * vectors. */
 INLINE void rotate_eight(const float *rotations,
                          __m256 way,
                          size_t n,

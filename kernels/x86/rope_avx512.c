@@ -41,7 +41,7 @@ AVX512 static void rotate_adjacent(
     }
 }
 
-/* The first n pairs of a row of sixteen, of every head. */
+/* Rotates the first n of sixteen pairs of every head. */
 INLINE void rotate_sixteen(const float *rotations,
                            __m512 way,
                            size_t n,

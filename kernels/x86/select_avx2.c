@@ -85,8 +85,8 @@ INLINE uint64_t sum4(__m256i numbers)
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
-/* n_vectors in place, and what they add to two vectors of sums: without counts the rounder's
- * units, too. */
+/* Computes n_vectors of exps in place and adds them to two vectors of sums; without counts,
+ * with the rounder's bits. */
 INLINE void exps_at(float *scores,
                     const uint32_t *counts,
                     unsigned n_vectors,
@@ -156,8 +156,8 @@ enum {
 static_assert(KV_EXP_SUM_BITS % 2 == 0, "two halves are the whole");
 
 /* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of
- * HALF_BITS bits to sums[0], low ones to sums[1].  What is left of an exp behind its high half
- * is exact, so that rounding it is rounding the whole. */
+ * HALF_BITS bits to sums[0], low ones to sums[1].  What remains of an exp after its high half
+ * is exact, so rounding it is rounding the exp. */
 INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
 {
     const __m256 up = _mm256_set1_ps((float)(1 << HALF_BITS));
@@ -174,7 +174,7 @@ INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
     sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(_mm256_srli_epi64(low, 32), odd));
 }
 
-/* Of items, a multiple of four vectors. */
+/* Computes exps of a multiple of four vectors of items. */
 INLINE uint64_t
 exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift)
 {
@@ -221,7 +221,7 @@ INLINE __m256 merge(__m256 exps, __m256 factor, __m256 merged, int is_sum)
                   : _mm256_max_ps(_mm256_mul_ps(exps, factor), merged);
 }
 
-/* n_queries and is_sum are constants where this is called. */
+/* n_queries and is_sum are constants at the calls. */
 INLINE void merge_some(const float *exps,
                        size_t exps_stride,
                        const float *factors,
@@ -484,7 +484,7 @@ INLINE size_t collect_few(const float *scores,
 
         for (; equal != 0 && *ties > 0; equal &= equal - 1)
             --*ties;
-        sets[v] ^= equal; /* for which there are no ties left */
+        sets[v] ^= equal; /* no more ties are selected */
     }
     for (unsigned v = 0; v < FEW; v++)
         n_selected =

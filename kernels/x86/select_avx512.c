@@ -57,7 +57,7 @@ INLINE __m512i times(__m512i units, __m256i counts)
         _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(units, 32), by), 32));
 }
 
-/* Up to 16 of them in place; what they add to two vectors of sums. */
+/* Computes up to 16 exps in place and adds them to two vectors of sums. */
 INLINE void exps_at(float *scores,
                     const uint32_t *counts,
                     __mmask16 lanes,
@@ -111,7 +111,7 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
     return exps_of(scores, NULL, n, by, shift);
 }
 
-/* Up to MERGED heads; n_queries and is_sum are constants where this is called. */
+/* Merges up to MERGED heads; n_queries and is_sum are constants at the calls. */
 INLINE void merge_some(const float *exps,
                        size_t exps_stride,
                        const float *factors,
@@ -183,7 +183,7 @@ INLINE void count_vector(uint32_t *bins,
     }
 }
 
-/* `pass` and whether there are counts are constants where this is called. */
+/* `pass`, and whether there are counts, are constants at the calls. */
 INLINE void count_pass(struct kv_topk *selector,
                        const float *scores,
                        const uint32_t *counts,

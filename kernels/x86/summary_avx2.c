@@ -5,7 +5,7 @@
 
 #if defined(__x86_64__)
 
-/* Two vectors of the first n elements, 0 behind them. */
+/* Loads the first n elements to two vectors, with 0 after them. */
 INLINE void load_first(const float *at, size_t n, __m256 ret_x[2])
 {
     ret_x[0] = _mm256_maskload_ps(at, first_lanes(n));

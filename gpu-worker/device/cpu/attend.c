@@ -1,13 +1,15 @@
-/* Attention over cached rows, exact.  Rows are taken in runs of RUN tokens from token 0 on; a
- * run leaves for each query its largest score, the sum of its weights and its weighted values,
- * and runs are folded together in order, scaled by the larger maximum.
+/* Exact attention over cached rows.  Rows are processed in runs of RUN tokens, from token 0 on.
+ * The partial result of a run has, for each query, the largest score, the sum of the weights
+ * and the weighted sum of the values.  Partial results are merged in order, rescaled to the
+ * larger maximum (online softmax).
  *
- *   few tokens    parts are (kv head, run); folded when all are done
- *   many tokens   parts are (kv head, some queries); each folds its runs as it goes
- *   selected rows as few tokens, over the sequence of the selected rows
+ *   few tokens      parts are (kv head, run); merged when all are done
+ *   many tokens     parts are (kv head, some queries); each merges its runs one by one
+ *   selected rows   as few tokens, over the sequence of the selected rows
  *
- * All do the same sums in the same order: a token's result does not depend on its company. The
- * query heads of one kv head are computed together: its rows are read once for all of them. */
+ * All compute the same sums in the same order, so a token's result does not depend on the other
+ * tokens of the call.  The query heads of one kv head are computed together, so that its rows
+ * are read once for all of them. */
 #include "kernels/attend.h"
 #include "gpu-worker/device/cpu/cpu.h"
 
@@ -18,7 +20,7 @@
 
 enum {
     RUN = 128,
-    QUERIES_MANY = 192, /* rows of a part, tokens x query heads, about */
+    QUERIES_MANY = 192, /* approximate size of a part: tokens x query heads */
 };
 
 struct job {
@@ -78,7 +80,7 @@ void kvw_cpu_rows_put(struct kvw_device *device,
     };
 
     assert(n <= shape->capacity && token_begin <= shape->capacity - n);
-    if (n == 1) /* not worth waking anybody */
+    if (n == 1) /* not worth waking the other threads */
         for (unsigned head = 0; head < shape->n_kv_heads; head++)
             put_head(&job, head, 0);
     else
@@ -87,13 +89,14 @@ void kvw_cpu_rows_put(struct kvw_device *device,
 
 /* ---- few tokens ---- */
 
-/* What a run leaves, per query head. */
+/* Returns the floats of a partial result, per query head. */
 static size_t partial_floats(const struct kvw_rows_shape *shape)
 {
     return 2 + (size_t)shape->d; /* maximum, sum, values */
 }
 
-/* Adds a run to those before it: most, sum and values of both are (1), (1), (d). */
+/* Merges the partial result of a run into that of the earlier ones: maximum, sum and values
+ * (d). */
 static void fold(float *most,
                  float *sum,
                  float *values,
@@ -125,7 +128,7 @@ static float *partial_at(const struct job *job, uint32_t head, uint32_t run)
            ((size_t)head * job->n_runs + run) * job->group * partial_floats(job->shape);
 }
 
-/* One run of RUN rows or less, `rows` one behind the other, into its partial.  `scratch` is for
+/* Computes the partial result of one run: at most RUN consecutive rows.  `scratch` has
  * attend_floats(). */
 static void attend_run(const struct job *job,
                        uint32_t head,
@@ -176,13 +179,14 @@ static void few_tokens(void *arg, unsigned part, unsigned thread_index)
                kvw_cpu_scratch(job->cpu, thread_index), partial_at(job, head, run));
 }
 
-/* Runs of RUN rows that a head's rows make. */
+/* Returns the number of runs of a head's rows. */
 static uint32_t runs_of(const struct job *job, uint32_t head)
 {
     return job->selected == NULL ? job->n_runs : (n_selected_rows(job, head) + RUN - 1) / RUN;
 }
 
-/* Partials of n_runs runs for each head.  false: no memory, which sync() tells. */
+/* Provides memory for the partial results of n_runs runs of each head.  Returns false if out of
+ * memory, which sync() reports. */
 static bool reserve_partials(const struct job *job)
 {
     struct kvw_cpu *cpu = job->cpu;
@@ -262,7 +266,7 @@ static void many_tokens(void *arg, unsigned part, unsigned thread_index)
     for (uint32_t begin = 0; begin < token + n; begin += RUN) {
         const uint32_t end = token + n - begin < RUN ? token + n : begin + RUN;
         const char *row = job->rows + ((size_t)head * shape->capacity + begin) * bytes;
-        /* Queries before `blind` see nothing of this run. */
+        /* Queries before `blind` attend to no row of this run. */
         const size_t blind = begin > token ? (size_t)(begin - token) * group : 0;
 
         for (uint32_t t = 0; t < end - begin; t++, row += bytes) {
@@ -296,8 +300,8 @@ static void many_tokens(void *arg, unsigned part, unsigned thread_index)
     }
 }
 
-/* Tokens whose queries make a part.  It follows from the shape: see QUERIES_MANY, and a part's
- * memory must fit into the scratch. */
+/* Returns the tokens of a part, from the shape alone: about QUERIES_MANY rows, and no more than
+ * fit into the scratch. */
 static uint32_t many_part(const struct kvw_rows_shape *shape, uint32_t group)
 {
     const size_t fixed = (size_t)2 * RUN * shape->d;

@@ -1,11 +1,11 @@
-/* cpu.h - the inside of the processor's row of device.h.
+/* cpu.h - internals of the device "cpu" of device.h.
  *
  *   cpu.c          memory, weights, everything elementwise
- *   matmul.c       products with weights: quantised blocks for one row, unpacked tiles for more
+ *   matmul.c       products with weights: quantized blocks for one row, unpacked tiles for more
  *   attend.c       attention over cached rows
  *
- * What is cut into parts is cut by shape alone, never by the number of threads; and each
- * token's results have the same bits however many pass with it (dot.h).
+ * Work is divided into parts by shape alone, never by the number of threads, and a token's
+ * results have the same bits however many tokens are computed with it (dot.h).
  *
  * Threads: parts run on the thread pool's threads, each with its own scratch.
  */
@@ -22,7 +22,7 @@
 extern const struct kvw_device_ops kvw_device_cpu;
 
 enum {
-    KVW_CPU_MANY = 16, /* rows from which on work is worth waking the other threads */
+    KVW_CPU_MANY = 16,               /* with fewer rows or parts, other threads are not woken */
     KVW_CPU_SCRATCH_BYTES = 2 << 20, /* of each thread */
 };
 
@@ -34,7 +34,7 @@ struct kvw_cpu {
     float *scratch;  /* (threads, KVW_CPU_SCRATCH_BYTES) */
     float *partials; /* of attention; grows with the context */
     size_t partials_bytes;
-    kv_status_t failure; /* what sync() tells */
+    kv_status_t failure; /* returned by sync() */
 };
 
 struct kvw_cpu_buffer {

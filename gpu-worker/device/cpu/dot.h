@@ -1,17 +1,17 @@
-/* dot.h - arithmetic of the processor's row of device.h: weights as they lie in a GGUF file
- * against activations in fp32.
+/* dot.h - arithmetic of the device "cpu": weights in the format of their GGUF file, activations
+ * in fp32.
  *
  * A table of functions per instruction set, the best of which is chosen at run time.  All
  * compute in fp32 with the weight's exact value; tables differ in the order of their sums, so
  * they agree to a few ulps of the sum of magnitudes, not to the bit.
  *
  * Within one table every product of two rows is summed in one order, whichever function
- * computes it and however many rows are computed together.  So a token gets the same bits
- * whether it passes alone or in a chunk, and rows rounded to fp16 do not fall to the other
- * side.
+ * computes it and however many rows are computed together.  So a token has the same bits
+ * whether it is computed alone or in a chunk, and its rows are rounded to the same fp16
+ * numbers.
  *
  * Shapes: `n` is a row's elements, a whole number of the type's blocks (dequantize.h).  Rows
- * need no alignment.  Nothing here is checked: model.c has checked the shapes.
+ * need no alignment.  Shapes are not checked here: model.c has checked them.
  *
  * Threads: pure functions.  Memory: the caller's.
  */
@@ -79,10 +79,10 @@ struct kvw_dot_table {
     void (*silu_gate)(float *gate, const float *up, size_t n);
 };
 
-/* The best table for this processor. */
+/* Returns the best table that this processor supports. */
 const struct kvw_dot_table *kvw_dot_table_best(void);
 
-/* All that this processor can run, the plainest first; NULL behind the last. */
+/* Returns the i-th table that this processor supports, slowest first; NULL after the last. */
 const struct kvw_dot_table *kvw_dot_table_at(unsigned index);
 
 /* dot_scalar.c, dot_avx2.c.  The second is NULL on other processors. */

@@ -1,7 +1,7 @@
 /* Eight lanes at a time, with AVX2, FMA and F16C.
  *
- * Each type has one function that takes 32 weights out of their block, in order, as four
- * vectors; the product and the unpacking of a row are made of it. */
+ * Each type has one function that unpacks 32 weights of a block, in order, to four vectors.
+ * Products with rows and the unpacking of rows use it. */
 #include "gpu-worker/device/cpu/dot.h"
 
 #include <stddef.h>
@@ -57,7 +57,7 @@ INLINE __m256i nibbles(const uint8_t *at)
     return _mm256_and_si256(_mm256_set_m128i(high, bytes), _mm256_set1_epi8(0x0f));
 }
 
-/* Bit i of 32 to byte i: 16 or 0. */
+/* Expands 32 bits to bytes: 16 where the bit is set, else 0. */
 INLINE __m256i fifth_bits(const uint8_t *at)
 {
     const __m256i spread = _mm256_setr_epi64x(0x0000000000000000, 0x0101010101010101,
@@ -72,8 +72,8 @@ INLINE __m256i fifth_bits(const uint8_t *at)
     return _mm256_and_si256(is_set, _mm256_set1_epi8(16));
 }
 
-/* The same of 16 bytes of nibbles: each byte goes to four bytes of its own, from which both of
- * its halves are cut. */
+/* (q * scale + offset) of 16 bytes of two nibbles each: all low ones, then all high ones.  The
+ * shuffle moves each byte to a 32-bit lane. */
 INLINE void affine_nibbles(const uint8_t *at, __m256 scale, __m256 offset, __m256 out[4])
 {
     const __m256i first = _mm256_setr_epi32(-256, -255, -254, -253, -252, -251, -250, -249);
@@ -321,7 +321,8 @@ INLINE void store8_fp32(void *at, __m256 v)
     _mm256_storeu_ps(at, v);
 }
 
-/* What is too large for fp16 becomes its largest number: an infinity would spoil every sum. */
+/* Numbers too large for fp16 become its largest: an infinity would make every sum infinite or
+ * NaN. */
 INLINE void store8_fp16(void *at, __m256 v)
 {
     const __m256 most = _mm256_set1_ps(65504.0f);
@@ -519,15 +520,15 @@ PLAIN_TYPE(bf16, uint16_t)
 
 /* ---- products of many rows ----
  *
- * Tiles of four rows of a by three of b, in twelve accumulators.  The four rows stay in the
- * first cache for a stretch of K_STRETCH elements while all of b goes by; between stretches
- * accumulators rest in memory, so that the order of sums stays that of the whole row. */
+ * Tiles of four rows of a by three of b, in twelve accumulators.  K_STRETCH elements of the
+ * four rows stay in L1 while they are multiplied with all of b.  Between stretches the
+ * accumulators are stored, so the order of sums is that of the whole row. */
 
 enum {
     K_STRETCH = 768,
     TILE_A = 4,
     TILE_B = 3,
-    B_ROWS = 126, /* of b at a time: what rests in memory stays small */
+    B_ROWS = 126, /* of b at a time: limits the memory for accumulators */
 };
 
 INLINE void product_tile(const float *a,
@@ -586,7 +587,7 @@ INLINE void product_tile(const float *a,
     }
 }
 
-/* Some rows of a by all of b. */
+/* N_A rows of a by all of b. */
 #define PRODUCT_ROWS(N_A)                                                                    \
     AVX2 static void product_rows_##N_A(                                                     \
         const float *a, size_t lda, const float *b, size_t ldb, size_t n_b, size_t k,        \
@@ -649,7 +650,7 @@ AVX2 static float sum_of_squares(const float *x, size_t n)
     return sum;
 }
 
-/* -g is cut at 88, where fp32 ends; the quotient is below 1e-36 there. */
+/* -g is limited to 88, because exp(89) overflows fp32; the quotient is below 1e-36 there. */
 INLINE __m256 silu8(__m256 g)
 {
     const __m256 minus =

@@ -1,5 +1,4 @@
-/* One element at a time: for processors without a table of their own, and what the others are
- * tested against. */
+/* One element at a time: for processors without another table, and the reference of tests. */
 #include "gpu-worker/device/cpu/dot.h"
 #include "gpu-worker/gguf/dequantize.h"
 #include "proto/kv_types.h"
@@ -11,7 +10,7 @@ enum {
     PIECE = 256, /* elements unpacked at once: a multiple of every block */
 };
 
-/* Sums go round eight places, so that a long row loses no more digits than a short one. */
+/* Adds the eight partial sums in which products are accumulated, as the vector tables do. */
 static float sum8(const float sums[8])
 {
     return ((sums[0] + sums[4]) + (sums[1] + sums[5])) +

@@ -1,9 +1,9 @@
 /* Products with weights.
  *
- *   one row of activations   quantised blocks against fp32, as they lie
- *   more                     tiles of weight rows are unpacked, and each used for all rows
+ *   one row of activations   quantized blocks are multiplied without unpacking the row
+ *   more                     tiles of weight rows are unpacked, and each is used for all rows
  *
- * Both sum in the same order, so that a row's result does not depend on its company. */
+ * Both sum in the same order, so a row's result does not depend on the other rows. */
 #include "gpu-worker/device/cpu/cpu.h"
 
 #include <assert.h>
@@ -58,8 +58,8 @@ static void many_rows(void *arg, unsigned part, unsigned thread_index)
                   job->out + begin, n_rows);
 }
 
-/* Rows of a part: few enough that they fit into the scratch, and for small weights that there
- * is work for several threads. */
+/* Returns the rows of a part: few enough to fit into the scratch and, for small weights, to
+ * give work to several threads. */
 static size_t many_tile(size_t n_rows, size_t n_columns)
 {
     const size_t most = KVW_CPU_SCRATCH_BYTES / sizeof(float) / n_columns;
