@@ -126,12 +126,14 @@ static double scalar_distance(const float *keys,
     return sum;
 }
 
-void kv_summary_load(const struct kv_summary_shape *shape,
-                     const void *rows,
-                     size_t stride,
-                     size_t n,
-                     float factor,
-                     float *ret_vectors)
+/* Converts n rows, `stride` bytes apart, to ret_vectors (n, d_k + d_v), the values multiplied
+ * by `factor`.  All elements of a row that is in no summary become NaN. */
+static void load_rows(const struct kv_summary_shape *shape,
+                      const void *rows,
+                      size_t stride,
+                      size_t n,
+                      float factor,
+                      float *ret_vectors)
 {
     const size_t d = (size_t)shape->d_k + shape->d_v;
 
@@ -351,7 +353,7 @@ void kv_summary_build_slice(struct kv_summary_build *build, const void *rows, si
         return;
     switch ((enum build_state)build->state) {
     case BUILD_SPREAD:
-        kv_summary_load(shape, rows, stride, n, 1, build->vectors);
+        load_rows(shape, rows, stride, n, 1, build->vectors);
         spread_slice(build, build->vectors, n);
         break;
     case BUILD_SCALE:
@@ -359,7 +361,7 @@ void kv_summary_build_slice(struct kv_summary_build *build, const void *rows, si
         finish_seeds(build);
         break;
     case BUILD_PLACE:
-        kv_summary_load(shape, rows, stride, n, build->factor, build->vectors);
+        load_rows(shape, rows, stride, n, build->factor, build->vectors);
         place_slice(build, build->vectors, n);
         break;
     case BUILD_UPDATE:
@@ -391,7 +393,7 @@ static float nearest_integer(float x)
 }
 
 /* Converts one mean to bytes; returns its scale. */
-static float quantise(const float *mean, size_t n, int8_t *ret_elements)
+static float quantize(const float *mean, size_t n, int8_t *ret_elements)
 {
     float most = 0, scale;
 
@@ -435,8 +437,8 @@ void kv_summary_build_end(struct kv_summary_build *build, void *ret_group)
         counts[c] = (uint16_t)build->sums.counts[c];
         if (counts[c] == 0)
             continue;
-        key_scales[c] = quantise(mean, d_k, keys + c * kv_summary_up(d_k));
-        value_scales[c] = quantise(mean + d_k, d_v, values + c * kv_summary_up(d_v));
+        key_scales[c] = quantize(mean, d_k, keys + c * kv_summary_up(d_k));
+        value_scales[c] = quantize(mean + d_k, d_v, values + c * kv_summary_up(d_v));
     }
     memset(group + kv_summary_at_numbers(shape), KV_SUMMARY_NONE, KV_SUMMARY_ROWS);
     memcpy(group + kv_summary_at_numbers(shape), build->numbers, build->n_rows);

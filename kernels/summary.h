@@ -152,15 +152,6 @@ bool kv_summary_valid(const struct kv_summary_shape *shape, const void *group);
 
 /* ---- building ---------------------------------------------------------------------------- */
 
-/* Converts n rows, `stride` bytes apart, to ret_vectors (n, d_k + d_v), the values multiplied
- * by `factor`.  All elements of a row that is in no summary become NaN. */
-void kv_summary_load(const struct kv_summary_shape *shape,
-                     const void *rows,
-                     size_t stride,
-                     size_t n,
-                     float factor,
-                     float *ret_vectors);
-
 /* A build in progress; private to summary.c. */
 struct kv_summary_build {
     struct kv_summary_shape shape;

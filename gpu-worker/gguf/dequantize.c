@@ -225,7 +225,7 @@ static void (*const block_readers[])(const uint8_t *at, float *values) = {
     [KVW_TENSOR_Q6_K] = block_q6_k,
 };
 
-void kvw_dequantise_row(enum kvw_tensor_type type,
+void kvw_dequantize_row(enum kvw_tensor_type type,
                         const void *row,
                         size_t n_elements,
                         float *ret_values)

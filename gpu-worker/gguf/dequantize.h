@@ -34,7 +34,7 @@ uint16_t kvw_bf16_from_f32(float value);
 /* Converts a row of kvw_tensor_row_bytes(type, n_elements) bytes, at any alignment.  n_elements
  * is a whole number of blocks.
  *   ret_values  (n_elements) */
-void kvw_dequantise_row(enum kvw_tensor_type type,
+void kvw_dequantize_row(enum kvw_tensor_type type,
                         const void *row,
                         size_t n_elements,
                         float *ret_values);

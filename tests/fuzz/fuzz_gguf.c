@@ -66,7 +66,7 @@ static void read_tensors(const struct kvw_gguf *gguf)
         FUZZ_CHECK(values != NULL);
         FUZZ_CHECK(row_bytes * kvw_tensor_rows(tensor) == tensor->bytes);
         for (uint64_t j = 0; j < kvw_tensor_rows(tensor); j++)
-            kvw_dequantise_row(tensor->type, row + j * row_bytes, tensor->dims[0], values);
+            kvw_dequantize_row(tensor->type, row + j * row_bytes, tensor->dims[0], values);
         seen += values[0] > 0;
         free(values);
     }

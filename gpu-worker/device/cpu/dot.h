@@ -85,8 +85,7 @@ const struct kvw_dot_table *kvw_dot_table_best(void);
 /* Returns the i-th table that this processor supports, slowest first; NULL after the last. */
 const struct kvw_dot_table *kvw_dot_table_at(unsigned index);
 
-/* dot_scalar.c, dot_avx2.c.  The second is NULL on other processors. */
-extern const struct kvw_dot_table kvw_dot_scalar;
+/* The table of dot_avx2.c; NULL on other processors. */
 const struct kvw_dot_table *kvw_dot_avx2(void);
 
 #endif

@@ -32,7 +32,7 @@ static float dot_row(enum kvw_tensor_type type, const void *row, const float *x,
     for (size_t i = 0; i < n; i += PIECE) {
         const size_t count = n - i < PIECE ? n - i : PIECE;
 
-        kvw_dequantise_row(type, at, count, values);
+        kvw_dequantize_row(type, at, count, values);
         add_products(sums, values, x + i, count);
         at += kvw_tensor_row_bytes(type, count);
     }
@@ -75,7 +75,7 @@ static void products(const float *a,
                                                                                            \
     static void unpack_##NAME(const void *row, float *ret_values, size_t n)                \
     {                                                                                      \
-        kvw_dequantise_row(KVW_TENSOR_##NAME, row, n, ret_values);                         \
+        kvw_dequantize_row(KVW_TENSOR_##NAME, row, n, ret_values);                         \
     }
 
 TENSOR_TYPE(F32)
@@ -136,7 +136,7 @@ static void store_bf16(const float *values, void *ret_row, size_t n)
         float values[KV_DIM_MAX];                                                            \
                                                                                              \
         for (size_t r = 0; r < n_rows; r++) {                                                \
-            kvw_dequantise_row(TENSOR, (const char *)rows + r * stride, d, values);          \
+            kvw_dequantize_row(TENSOR, (const char *)rows + r * stride, d, values);          \
             for (size_t q = 0; q < n_queries; q++)                                           \
                 for (size_t i = 0; i < d; i++)                                               \
                     out[q * d + i] += weights[q * weights_stride + r] * values[i];           \
@@ -163,7 +163,7 @@ static void silu_gate(float *gate, const float *up, size_t n)
         gate[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
 }
 
-const struct kvw_dot_table kvw_dot_scalar = {
+static const struct kvw_dot_table scalar = {
     .name = "scalar",
     .dot = {[KVW_TENSOR_F32] = dot_F32,
             [KVW_TENSOR_F16] = dot_F16,
@@ -200,10 +200,10 @@ const struct kvw_dot_table *kvw_dot_table_best(void)
 {
     const struct kvw_dot_table *avx2 = kvw_dot_avx2();
 
-    return avx2 != NULL ? avx2 : &kvw_dot_scalar;
+    return avx2 != NULL ? avx2 : &scalar;
 }
 
 const struct kvw_dot_table *kvw_dot_table_at(unsigned index)
 {
-    return index == 0 ? &kvw_dot_scalar : index == 1 ? kvw_dot_avx2() : NULL;
+    return index == 0 ? &scalar : index == 1 ? kvw_dot_avx2() : NULL;
 }

@@ -107,20 +107,20 @@ static void blocks_of_32(void **state)
         q5_0[2 + i / 8] |= (unsigned char)(1 << i % 8);
     memcpy(q5_1 + 4, q5_0 + 2, 4);
 
-    kvw_dequantise_row(KVW_TENSOR_Q8_0, q8_0, 32, values);
+    kvw_dequantize_row(KVW_TENSOR_Q8_0, q8_0, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] == (float)((i * 8 - 128) * 2));
-    kvw_dequantise_row(KVW_TENSOR_Q4_0, q4_0, 32, values);
+    kvw_dequantize_row(KVW_TENSOR_Q4_0, q4_0, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] == (float)(((i < 16 ? i : 31 - i) - 8) * 2));
-    kvw_dequantise_row(KVW_TENSOR_Q4_1, q4_1, 32, values);
+    kvw_dequantize_row(KVW_TENSOR_Q4_1, q4_1, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] == (float)((i < 16 ? i : 31 - i) * 2 - 1));
-    kvw_dequantise_row(KVW_TENSOR_Q5_0, q5_0, 32, values);
+    kvw_dequantize_row(KVW_TENSOR_Q5_0, q5_0, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] ==
                     (float)(((i < 16 ? i : 31 - i) + (i % 3 == 0 ? 16 : 0) - 16) * 2));
-    kvw_dequantise_row(KVW_TENSOR_Q5_1, q5_1, 32, values);
+    kvw_dequantize_row(KVW_TENSOR_Q5_1, q5_1, 32, values);
     for (int i = 0; i < 32; i++)
         assert_true(values[i] ==
                     (float)(((i < 16 ? i : 31 - i) + (i % 3 == 0 ? 16 : 0)) * 2 - 1));
@@ -169,15 +169,15 @@ static void blocks_of_256(void **state)
         q6_k[128 + i / 128 * 32 + i % 32] |= (unsigned char)(i % 4 << i % 128 / 32 * 2);
         q6_k[192 + i / 16] = (unsigned char)(i / 16 * 16 - 128);
     }
-    kvw_dequantise_row(KVW_TENSOR_Q4_K, q4_k, 256, values);
+    kvw_dequantize_row(KVW_TENSOR_Q4_K, q4_k, 256, values);
     for (int i = 0; i < 256; i++)
         assert_true(values[i] == (float)(2 * scales[i / 32] * (i * 7 % 16) + minima[i / 32]));
-    kvw_dequantise_row(KVW_TENSOR_Q5_K, q5_k, 256, values);
+    kvw_dequantize_row(KVW_TENSOR_Q5_K, q5_k, 256, values);
     for (int i = 0; i < 256; i++)
         assert_true(values[i] ==
                     (float)(2 * scales[i / 32] * (i * 7 % 16 + (i * 5 % 3 == 0) * 16) +
                             minima[i / 32]));
-    kvw_dequantise_row(KVW_TENSOR_Q6_K, q6_k, 256, values);
+    kvw_dequantize_row(KVW_TENSOR_Q6_K, q6_k, 256, values);
     for (int i = 0; i < 256; i++)
         assert_true(values[i] ==
                     (float)(2 * (i / 16 * 16 - 128) * (i * 7 % 16 + i % 4 * 16 - 32)));
@@ -188,7 +188,7 @@ static void blocks_of_256(void **state)
         memcpy(two + 1, q4_k, sizeof(q4_k));
         memcpy(two + 1 + sizeof(q4_k), q4_k, sizeof(q4_k));
         assert_int_equal(kvw_tensor_row_bytes(KVW_TENSOR_Q4_K, 512), sizeof(two) - 1);
-        kvw_dequantise_row(KVW_TENSOR_Q4_K, two + 1, 512, values);
+        kvw_dequantize_row(KVW_TENSOR_Q4_K, two + 1, 512, values);
         assert_memory_equal(values, values + 256, 256 * sizeof(*values));
     }
 }
@@ -200,11 +200,11 @@ static void plain_types(void **state)
     float out[3];
 
     (void)state;
-    kvw_dequantise_row(KVW_TENSOR_F32, values, 3, out);
+    kvw_dequantize_row(KVW_TENSOR_F32, values, 3, out);
     assert_memory_equal(out, values, sizeof(out));
-    kvw_dequantise_row(KVW_TENSOR_F16, halves, 3, out);
+    kvw_dequantize_row(KVW_TENSOR_F16, halves, 3, out);
     assert_true(out[0] == 1.5f && out[1] == 0 && signbit(out[1]) && out[2] == 0x1p-24f);
-    kvw_dequantise_row(KVW_TENSOR_BF16, brains, 3, out);
+    kvw_dequantize_row(KVW_TENSOR_BF16, brains, 3, out);
     assert_true(out[0] == 1.5f && signbit(out[1]) && out[2] == float_of(0x7f610000));
     assert_null(kvw_tensor_get_layout(4));
     assert_string_equal(kvw_tensor_get_layout(14)->name, "Q6_K");

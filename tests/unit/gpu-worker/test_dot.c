@@ -73,7 +73,7 @@ static void check_type(const struct kvw_dot_table *table, enum kvw_tensor_type t
     for (size_t row = 0; row < ROWS; row++) {
         double sum = 0, magnitude = 0;
 
-        kvw_dequantise_row(type, at + row * stride, n, exact);
+        kvw_dequantize_row(type, at + row * stride, n, exact);
         table->unpack[type](at + row * stride, unpacked + row * n, n);
         for (size_t i = 0; i < n; i++) {
             const double product = (double)exact[i] * (double)x[i];
