@@ -175,11 +175,10 @@ static int tear_down(void **state)
     return 0;
 }
 
-static struct kv_op *
-ask(unsigned client, uint32_t n_heads, uint32_t n_vectors, uint32_t end, uint32_t k)
+static struct kv_query
+query_of(unsigned client, uint32_t n_heads, uint32_t n_vectors, uint32_t k)
 {
-    const struct kv_range range = {0, end};
-    const struct kv_query query = {
+    return (struct kv_query){
         .n_kv_heads = n_heads,
         .n_queries = n_vectors,
         .queries = it.vectors[client],
@@ -190,12 +189,25 @@ ask(unsigned client, uint32_t n_heads, uint32_t n_vectors, uint32_t end, uint32_
         .k = k,
         .rerank = 2,
         .n_ranges = 1,
-        .ranges = &range,
     };
+}
+
+static struct kv_op *
+ask(unsigned client, uint32_t n_heads, uint32_t n_vectors, uint32_t end, uint32_t k)
+{
+    const struct kv_range range = {0, end};
+    struct kv_query query = query_of(client, n_heads, n_vectors, k);
     struct kv_op *op = NULL;
+
+    query.ranges = &range;
 
     assert_int_equal(kv_query_begin(it.sessions[client], &query, NULL, 0, &op), KV_OK);
     return op;
+}
+
+static uint32_t max(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
 }
 
 static struct kv_op *ask_much(unsigned client)
@@ -342,11 +354,57 @@ static void places_of_lost_clients_are_free(void **state)
     }
 }
 
+/* Queries that wait for others hold no buffers, which fetches and puts need. */
+static void waiting_queries_hold_no_buffers(void **state)
+{
+    enum {
+        EACH = 40
+    };
+    const struct kvs_shard *shard = node_data(it.node, 0);
+    const struct kv_range range = {0, TOKENS};
+    struct kv_op *ops[CLIENTS][EACH];
+    struct kv_buffer *buffers[CLIENTS];
+    uint32_t n_stagings = 0, n_bodies = 0, n_requests = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        struct kv_query query = query_of(i, HEADS, 2, 100);
+
+        query.ranges = &range;
+        query.answer = KV_ANSWER_ROWS;
+        query.want_ids = false;
+        const size_t bytes = kv_query_rows_bytes_max(kv_session_schema(it.sessions[i]), &query);
+        assert_int_equal(kv_buffer_alloc(it.clients[i], EACH * bytes, &buffers[i]), KV_OK);
+        for (unsigned j = 0; j < EACH; j++) {
+            const struct kv_rows_io io = {.buffer = buffers[i], .offset = j * bytes};
+
+            assert_int_equal(kv_query_begin(it.sessions[i], &query, &io, 0, &ops[i][j]), KV_OK);
+        }
+    }
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        for (unsigned j = 0; j < EACH; j++) {
+            while (!is_done(ops[i][j])) {
+                step();
+                n_stagings = max(n_stagings, kv_pool_used(shard->stagings));
+                n_bodies = max(n_bodies, kv_pool_used(shard->bodies));
+                n_requests = max(n_requests, kv_pool_used(shard->requests));
+            }
+            kv_op_free(ops[i][j]);
+        }
+        kv_buffer_free(buffers[i]);
+    }
+    assert_true(n_requests >= CLIENTS * EACH);
+    /* One for each query at work, and one for a reply on its way to each client. */
+    assert_in_range(n_stagings, 1, KVS_QUERIES_AT_ONCE + CLIENTS);
+    assert_in_range(n_bodies, 1, KVS_QUERIES_AT_ONCE + CLIENTS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(small_queries_do_not_wait, set_up, tear_down),
         cmocka_unit_test_setup_teardown(clients_progress_together, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
     };
 

@@ -2,8 +2,9 @@
  * or attention over them.
  *
  *   begin ......... checks the request; waits for its snapshot
- *   run, run, ..... gets a staging buffer (for rows) and the query pipeline, then runs slices
- *                   of it (pipeline.h)
+ *   run, run, ..... gets a pipeline, a staging buffer (for rows) and a buffer for the reply,
+ *                   then runs slices of the pipeline (pipeline.h).  Whoever waits for one of
+ *                   them holds none of the others
  *   send_reply .... rows follow the results in the body, or come as bulk
  *
  * A data thread has a few pipelines, for as many clients: query.h. */
@@ -342,10 +343,27 @@ static struct kvs_query_place *get_place(struct kvs_request *request)
         take_place(place, request);
         return place;
     }
+    kvs_request_release_staging(request); /* it waited for that before */
     kvs_request_queue_at(request, &client->waiting);
     if (client->place == NULL)
         line_up(queue, client);
     return NULL;
+}
+
+/* Gets the buffers of a request that has a place.  Returns false if the request waits for one,
+ * without its place, or has failed. */
+static bool get_buffers(struct kvs_request *request)
+{
+    if (kvs_query_of(request)->answer == KV_ANSWER_ROWS && request->staging == NULL &&
+        !kvs_request_acquire_staging(request)) {
+        kvs_op_query_release(request);
+        return false;
+    }
+    if (kvs_request_get_reply_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
+        kvs_request_fail(request, KV_BUSY, "query: no free buffer for the reply");
+        return false;
+    }
+    return true;
 }
 
 static void begin(struct kvs_request *request, struct kvs_query_place *place)
@@ -364,19 +382,14 @@ bool kvs_op_query_run(struct kvs_request *request)
 {
     if (!kvs_request_check_current(request))
         return false;
-    if (kvs_query_of(request)->answer == KV_ANSWER_ROWS && request->staging == NULL &&
-        !kvs_request_acquire_staging(request))
-        return false;
-    if (request->reply_body == NULL &&
-        kvs_request_get_reply_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
-        kvs_request_fail(request, KV_BUSY, "query: no free buffer for the reply");
-        return false;
-    }
     struct kvs_query_place *place = get_place(request);
     if (place == NULL)
         return false;
-    if (!place->begun)
+    if (!place->begun) {
+        if (!get_buffers(request))
+            return false;
         begin(request, place);
+    }
     struct kvs_query_pipeline *pipeline = place->pipeline;
     if (!kvs_query_pipeline_slice(pipeline)) {
         kvs_fail_bad_row(request, pipeline->unit, pipeline->bad);
