@@ -2756,6 +2756,49 @@ static void leases_are_looked_at_when_due(void **state)
     }
 }
 
+/* A data thread looks at no client that has nothing to check, and at one with a steady load not
+ * for each of its requests; a late request ends all the same. */
+static void clients_are_looked_at_when_due(void **state)
+{
+    enum {
+        DEADLINE_US = 50000,
+        N_ROUNDS = 200,
+        ROUND_US = 1000,
+    };
+    const struct kvs_shard *shard = &world.node->shard[0];
+    struct kv_wire_header header;
+    uint64_t n_looks;
+
+    (void)state;
+    settle();
+    n_looks = shard->n_client_looks;
+    for (unsigned i = 0; i < N_ROUNDS; i++) {
+        header = request_of(KV_OP_PING);
+        header.deadline_us = DEADLINE_US;
+        assert_int_equal(ask(world.data[0], &header, NULL, 0), KV_OK);
+        world.clock.virtual_us += ROUND_US;
+    }
+    assert_in_range(shard->n_client_looks - n_looks, 1, 2 * N_ROUNDS * ROUND_US / DEADLINE_US);
+    world.clock.virtual_us += DEADLINE_US;
+    step();
+    n_looks = shard->n_client_looks;
+    for (unsigned i = 0; i < N_ROUNDS; i++) {
+        step();
+        world.clock.virtual_us += ROUND_US;
+    }
+    assert_int_equal(shard->n_client_looks, n_looks);
+
+    open_session();
+    header = session_request(KV_OP_READ, 1);
+    const struct kv_wire_unit unit = {0, 0, 0};
+    header.n_units = 1;
+    header.token_count = 1;
+    header.deadline_us = DEADLINE_US;
+    assert_int_equal(ask(world.data[thread_of_unit(0, 0)], &header, &unit, sizeof(unit)),
+                     KV_NOT_READY);
+    close_session();
+}
+
 /* ---- floods ------------------------------------------------------------------------------ */
 
 /* More requests than the credits: bounded, and the list of clients says who it is. */
@@ -3527,6 +3570,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(chains_of_puts_take_turns),
         cmocka_unit_test(sessions_do_not_queue_for_a_look),
         cmocka_unit_test(leases_are_looked_at_when_due),
+        cmocka_unit_test(clients_are_looked_at_when_due),
         cmocka_unit_test(floods_are_bounded),
     };
     /* In a node of their own, whose places no stranger has taken. */

@@ -106,7 +106,8 @@ static void check_request(const struct kvs_request *request, struct held *held)
 
     check_state(request);
     check_list_of(request, held);
-    assert(request->client->due_us <= kvs_request_next_look(request));
+    assert(request->client->due_us <= kvs_request_next_look(request) ||
+           kvs_request_next_look(request) <= shard->now_us);
     assert(is_in_use(shard->requests, request) &&
            is_in_use(shard->bodies, request->body_slot) &&
            is_in_use(shard->bodies, request->reply_slot) &&
@@ -221,10 +222,19 @@ static void check_classes(const struct kvs_shard *shard)
     }
 }
 
+static void check_due(const struct kvs_shard *shard)
+{
+    for (uint32_t i = 0; i < shard->n_clients; i++) {
+        assert(shard->due[i]->due_at == i);
+        assert(i == 0 || shard->due[(i - 1) / 2]->due_us <= shard->due[i]->due_us);
+    }
+}
+
 void kvs_shard_check(const struct kvs_shard *shard)
 {
     struct held held = {0};
 
+    check_due(shard);
     for (uint32_t i = 0; i < shard->n_clients; i++)
         check_client(shard, &shard->clients[i], &held);
     check_receives(shard, &held);

@@ -45,7 +45,8 @@ struct kvs_shard_client {
     struct kvs_client_queue queues[KV_PRIORITY_COUNT];
     uint32_t n_requests, n_bodies, n_stagings, n_pending_receives, n_notes;
     uint64_t heard_us; /* when a message or its data last arrived */
-    uint64_t due_us;   /* no request of this client needs checking before */
+    uint64_t due_us;   /* nothing of this client needs checking before */
+    uint32_t due_at;   /* its place in shard->due */
     struct kvs_note notes[KVS_NOTES];
     bool is_told; /* the control thread knows that the channel is lost */
     struct kvs_command notice;
@@ -53,7 +54,7 @@ struct kvs_shard_client {
         struct kv_incoming *incoming;
         uint64_t request_id;
         uint64_t bytes;
-        uint64_t since_us;
+        uint64_t until_us;
     } early_bulk[4];
     /* for the table of clients */
     _Atomic uint64_t n_received, busy, dropped, rows_in, rows_out, in_flight;

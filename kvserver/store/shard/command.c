@@ -33,7 +33,6 @@ static bool client_open(struct kvs_shard *shard, struct kvs_command *command)
         client->puts_settled = 0;
         memset(client->puts_done, 0, sizeof(client->puts_done));
         client->heard_us = shard->now_us;
-        client->due_us = UINT64_MAX;
         atomic_store_explicit(&client->n_received, 0, memory_order_relaxed);
         atomic_store_explicit(&client->busy, 0, memory_order_relaxed);
         atomic_store_explicit(&client->dropped, 0, memory_order_relaxed);

@@ -6,8 +6,63 @@
 #include <stdio.h>
 
 enum {
-    EARLY_BULK_MAX_US = 1000000,
+    LOOK_AGAIN_US = 1000, /* after a look at a client that has something overdue */
 };
+
+/* ---- when to look at which client -------------------------------------------------------- */
+
+/* Clients are in a heap by the time before which none of their requests is late, so a round of
+ * checks looks only at clients that may have a late one.  A client that has nothing is last. */
+
+static void place(struct kvs_shard *shard, uint32_t at, struct kvs_shard_client *client)
+{
+    shard->due[at] = client;
+    client->due_at = at;
+}
+
+/* Moves the client to its place, up or down from the one that it has. */
+static void sift(struct kvs_shard *shard, struct kvs_shard_client *client)
+{
+    uint32_t at = client->due_at, child;
+
+    for (; at > 0 && shard->due[(at - 1) / 2]->due_us > client->due_us; at = (at - 1) / 2)
+        place(shard, at, shard->due[(at - 1) / 2]);
+    for (; (child = 2 * at + 1) < shard->n_clients; at = child) {
+        if (child + 1 < shard->n_clients &&
+            shard->due[child + 1]->due_us < shard->due[child]->due_us)
+            child++;
+        if (shard->due[child]->due_us >= client->due_us)
+            break;
+        place(shard, at, shard->due[child]);
+    }
+    place(shard, at, client);
+}
+
+static void set_due(struct kvs_shard *shard, struct kvs_shard_client *client, uint64_t due_us)
+{
+    if (due_us == client->due_us)
+        return;
+    client->due_us = due_us;
+    sift(shard, client);
+}
+
+void kvs_shard_client_due(struct kvs_shard *shard,
+                          struct kvs_shard_client *client,
+                          uint64_t due_us)
+{
+    if (due_us < client->due_us)
+        set_due(shard, client, due_us);
+}
+
+void kvs_shard_due_init(struct kvs_shard *shard)
+{
+    for (uint32_t i = 0; i < shard->n_clients; i++) {
+        shard->clients[i].due_us = UINT64_MAX;
+        place(shard, i, &shard->clients[i]);
+    }
+}
+
+/* ---- late requests ----------------------------------------------------------------------- */
 
 static void end_late(struct kvs_request *request)
 {
@@ -82,6 +137,20 @@ static void give_up_late(struct kvs_request *request)
                           "%s: the data did not arrive in time", request->type->name);
 }
 
+/* Returns when the client has to be looked at next. */
+static uint64_t next_look(const struct kvs_shard_client *client)
+{
+    uint64_t due_us = kvs_early_bulk_next_look(client);
+
+    for (const struct kvs_request *request = client->requests; request != NULL;
+         request = request->client_next) {
+        const uint64_t look_us = kvs_request_next_look(request);
+
+        due_us = look_us < due_us ? look_us : due_us;
+    }
+    return due_us;
+}
+
 /* Ends the client's late requests.  Returns true if the client makes no progress. */
 static bool check_client(struct kvs_shard *shard, struct kvs_shard_client *client)
 {
@@ -104,10 +173,6 @@ static bool check_client(struct kvs_shard *shard, struct kvs_shard_client *clien
             next = client->requests; /* ending one may have ended others */
         }
     }
-    client->due_us = UINT64_MAX;
-    for (struct kvs_request *request = client->requests; request != NULL;
-         request = request->client_next)
-        kvs_request_due(request, kvs_request_next_look(request));
     return stuck;
 }
 
@@ -132,16 +197,16 @@ static void check_pending_receives(struct kvs_shard *shard)
 
 void kvs_shard_timers(struct kvs_shard *shard)
 {
-    for (uint32_t i = 0; i < shard->n_clients; i++) {
-        struct kvs_shard_client *client = &shard->clients[i];
+    while (shard->n_clients > 0 && shard->due[0]->due_us <= shard->now_us) {
+        struct kvs_shard_client *client = shard->due[0];
 
-        if (client->state == KVS_SHARD_CLIENT_FREE)
-            continue;
-        kvs_early_bulk_clear(
-            client, shard->now_us > EARLY_BULK_MAX_US ? shard->now_us - EARLY_BULK_MAX_US : 0);
-        if (shard->now_us >= client->due_us && check_client(shard, client) &&
-            client->state == KVS_SHARD_CLIENT_OPEN)
+        shard->n_client_looks++;
+        kvs_early_bulk_clear(client, shard->now_us);
+        if (check_client(shard, client) && client->state == KVS_SHARD_CLIENT_OPEN)
             close_stuck(shard, client);
+        const uint64_t look_us = next_look(client);
+        set_due(shard, client,
+                look_us > shard->now_us ? look_us : shard->now_us + LOOK_AGAIN_US);
     }
     check_pending_receives(shard);
 }

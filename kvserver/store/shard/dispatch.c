@@ -378,7 +378,7 @@ static void on_incoming(void *owner,
         return;
     }
     /* The bulk overtook its request: keep it for a while. */
-    if (!kvs_early_bulk_keep(client, header.request_id, incoming, bytes, shard->now_us))
+    if (!kvs_early_bulk_keep(shard, client, header.request_id, incoming, bytes))
         kv_incoming_refuse(incoming);
 }
 

@@ -13,18 +13,13 @@
 #include <stdio.h>
 #include <string.h>
 
-void kvs_request_due(const struct kvs_request *request, uint64_t due_us)
-{
-    if (due_us < request->client->due_us)
-        request->client->due_us = due_us;
-}
-
 /* From now on the node waits for the client: the request counts towards its progress. */
 static void hand_over(struct kvs_request *request, enum kvs_request_state state)
 {
     request->state = state;
     request->since_us = request->shard->now_us;
-    kvs_request_due(request, request->since_us + request->shard->stuck_send_us);
+    kvs_shard_client_due(request->shard, request->client,
+                         request->since_us + request->shard->stuck_send_us);
 }
 
 struct kvs_request *kvs_request_create(struct kvs_shard *shard,
@@ -47,7 +42,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->deadline_us = shard->now_us + (header->deadline_us < KV_WIRE_DEADLINE_MAX_US
                                                 ? header->deadline_us
                                                 : KV_WIRE_DEADLINE_MAX_US);
-    kvs_request_due(request, request->deadline_us);
+    kvs_shard_client_due(shard, client, request->deadline_us);
     request->orphan = request->discard = request->received = false;
     request->transfer = request->coming = request->deferred = false;
     request->session = NULL;

@@ -116,8 +116,11 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->arena = kvs_arena_create_in(setup->pages);
     shard->sessions = calloc(setup->n_sessions, sizeof(*shard->sessions));
     shard->clients = calloc(setup->n_clients, sizeof(*shard->clients));
-    if (shard->clients != NULL)
+    shard->due = calloc(setup->n_clients, sizeof(*shard->due));
+    if (shard->clients != NULL && shard->due != NULL) {
         kvs_shard_queues_init(shard);
+        kvs_shard_due_init(shard);
+    }
     shard->requests = kv_pool_create(setup->n_requests, sizeof(struct kvs_request));
     shard->middles = kv_pool_create(setup->n_requests, KVS_MIDDLE_BYTES);
     shard->bodies = kv_pool_create(KVS_BODIES, KV_WIRE_BODY_MAX);
@@ -126,9 +129,9 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
         kv_pool_create(KVS_PENDING_RECEIVES, sizeof(struct kvs_pending_receive));
     shard->commands = kv_ring_create(setup->n_commands);
     if (shard->arena == NULL || shard->sessions == NULL || shard->clients == NULL ||
-        shard->requests == NULL || shard->middles == NULL || shard->bodies == NULL ||
-        shard->stagings == NULL || shard->pending_receives == NULL || shard->commands == NULL ||
-        !kvs_segment_store_init(&shard->store, shard->arena) ||
+        shard->due == NULL || shard->requests == NULL || shard->middles == NULL ||
+        shard->bodies == NULL || shard->stagings == NULL || shard->pending_receives == NULL ||
+        shard->commands == NULL || !kvs_segment_store_init(&shard->store, shard->arena) ||
         !kvs_codebooks_init(&shard->codebooks, &shard->store) ||
         !kvs_objects_init(&shard->objects, shard->arena, &shard->store.health, setup->secret,
                           setup->object_version))
@@ -168,6 +171,7 @@ void kvs_shard_fini(struct kvs_shard *shard)
     kv_pool_destroy(shard->bodies);
     kv_pool_destroy(shard->middles);
     kv_pool_destroy(shard->requests);
+    free(shard->due);
     free(shard->clients);
     free(shard->sessions);
     kvs_arena_destroy(shard->arena);

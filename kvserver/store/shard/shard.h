@@ -27,7 +27,9 @@
  *       requests than credits.
  *   (5) A request has outstanding sends when it is SENDING, and only then; what it has pinned
  *       is pinned.
- *   (6) No request has to be looked at before its client is (`due_us`).
+ *   (6) No request has to be looked at before its client is (`due_us`), unless it is overdue;
+ *       each client is in the heap of clients at its place, and not due before the one above
+ *       it.
  *   (7) A client has a channel while it is open, and nothing of it is in progress when it is
  *       free.
  * and kvs_shard_check_memory() asserts, of what is in memory:
@@ -94,6 +96,8 @@ struct kvs_shard {
     uint32_t n_sessions;
     struct kvs_ended_list ended;      /* sessions that ended */
     struct kvs_shard_client *clients; /* (n_clients) */
+    struct kvs_shard_client **due;    /* (n_clients) a heap by due_us, the earliest first */
+    uint64_t n_client_looks;          /* how often a client was looked at because it was due */
     uint32_t n_clients;
     struct kv_pool *requests, *bodies, *stagings, *pending_receives;
     struct kv_pool *middles; /* one per request, with the same index */

@@ -53,9 +53,6 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
                                        struct kvs_shard_client *client,
                                        const struct kv_wire_header *header);
 
-/* Makes sure that the request is checked for its deadline by `due_us`. */
-void kvs_request_due(const struct kvs_request *request, uint64_t due_us);
-
 /* Ends the request and releases everything that it holds. */
 void kvs_request_end(struct kvs_request *request);
 
@@ -92,20 +89,23 @@ void kvs_request_bulk_discarded(struct kvs_request *request);
 
 /* ---- early_bulk.c ---- */
 
-/* Keeps bulk that arrived before its request.  Returns false if the client has too much of
- * it. */
-bool kvs_early_bulk_keep(struct kvs_shard_client *client,
+/* Keeps bulk that arrived before its request, for a second.  Returns false if the client has
+ * too much of it. */
+bool kvs_early_bulk_keep(struct kvs_shard *shard,
+                         struct kvs_shard_client *client,
                          uint64_t request_id,
                          struct kv_incoming *incoming,
-                         uint64_t bytes,
-                         uint64_t now_us);
+                         uint64_t bytes);
 
 /* Returns the early bulk of a request, or NULL if there is none. */
 struct kv_incoming *
 kvs_early_bulk_take(struct kvs_shard_client *client, uint64_t request_id, uint64_t *ret_bytes);
 
-/* Refuses early bulk that arrived before that time. */
-void kvs_early_bulk_clear(struct kvs_shard_client *client, uint64_t before_us);
+/* Refuses early bulk that has been kept long enough; UINT64_MAX: all. */
+void kvs_early_bulk_clear(struct kvs_shard_client *client, uint64_t now_us);
+
+/* Returns when some of it has been kept long enough; UINT64_MAX: there is none. */
+uint64_t kvs_early_bulk_next_look(const struct kvs_shard_client *client);
 
 /* ---- scheduler.c ---- */
 
@@ -142,10 +142,19 @@ bool kvs_shard_look_again(struct kvs_shard *shard);
 
 /* ---- deadlines.c ---- */
 
+/* No client has anything to check. */
+void kvs_shard_due_init(struct kvs_shard *shard);
+
+/* Makes sure that the client is checked by `due_us`. */
+void kvs_shard_client_due(struct kvs_shard *shard,
+                          struct kvs_shard_client *client,
+                          uint64_t due_us);
+
 /* Returns when the request has to be checked next. */
 uint64_t kvs_request_next_look(const struct kvs_request *request);
 
-/* Ends late requests, and disconnects clients that make no progress. */
+/* Ends late requests, and disconnects clients that make no progress.  Looks only at clients
+ * that are due: at one with a steady load about once per deadline. */
 void kvs_shard_timers(struct kvs_shard *shard);
 
 /* ---- session.c ---- */

@@ -112,6 +112,11 @@ static void request_never_looked_at(void)
     client->due_us = UINT64_MAX;
 }
 
+static void clients_in_another_order(void)
+{
+    shard->clients[2].due_us = 0;
+}
+
 static void queue_end(void)
 {
     shard->looking.end = &request->next;
@@ -165,6 +170,7 @@ static void shard_finds(void **state)
     expect_found(request_of_other_priority, check_shard);
     expect_found(request_sends_and_is_queued, check_shard);
     expect_found(request_never_looked_at, check_shard);
+    expect_found(clients_in_another_order, check_shard);
     expect_found(queue_end, check_shard);
     expect_found(body_of_nobody, check_shard);
     expect_found(body_not_counted, check_shard);
