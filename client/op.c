@@ -412,6 +412,12 @@ bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t p
     return true;
 }
 
+void kvc_op_forget_calls(struct kv_op *op)
+{
+    kvc_calls_disown(op->client, &op->owner);
+    op->owner.n_calls = 0;
+}
+
 void kvc_op_restart(struct kv_op *op)
 {
     op->stage = KVC_STAGE_PREPARING;

@@ -201,6 +201,9 @@ bool kvc_op_requires(const struct kv_op *op, uint32_t node_index);
 /* Returns the first required node from `node_index` on; n_nodes of the client: none. */
 uint32_t kvc_op_next_required(const struct kv_op *op, uint32_t node_index);
 
+/* Detaches the operation's calls, as if it had ended: their replies are not for it. */
+void kvc_op_forget_calls(struct kv_op *op);
+
 /* Returns the operation to PREPARING, with other required nodes. */
 void kvc_op_restart(struct kv_op *op);
 

@@ -77,6 +77,12 @@ void kvc_ticket_draw(struct kv_client *client, struct kv_ticket *ret_ticket)
     memcpy(&ret_ticket->root, &ret_ticket->session_id, sizeof(ret_ticket->root));
 }
 
+void kvc_session_place(struct kv_session *session, const struct kv_ticket *ticket)
+{
+    session->ticket = *ticket;
+    kvc_client_row(session->client, ticket->root, &session->row);
+}
+
 struct kv_session *kvc_session_make(struct kv_client *client,
                                     const kv_schema_t *schema,
                                     const struct kv_ticket *ticket)
@@ -89,8 +95,7 @@ struct kv_session *kvc_session_make(struct kv_client *client,
     kvc_list_init(&session->ops);
     session->client = client;
     session->schema = *schema;
-    session->ticket = *ticket;
-    kvc_client_row(client, ticket->root, &session->row);
+    kvc_session_place(session, ticket);
     session->tokens_max = KV_TOKENS_MAX;
     session->renew_us = UINT64_MAX;
     for (uint32_t i = 0; i < schema->n_layers; i++) {

@@ -79,6 +79,9 @@ struct kv_session *kvc_session_make(struct kv_client *client,
 /* Draws a ticket for a new session: an id and a token.  Its root is the id's. */
 void kvc_ticket_draw(struct kv_client *client, struct kv_ticket *ret_ticket);
 
+/* Gives a session that is being opened another ticket, and with it other nodes. */
+void kvc_session_place(struct kv_session *session, const struct kv_ticket *ticket);
+
 /* Computes the nodes of a session from its root. */
 void kvc_client_row(const struct kv_client *client,
                     uint64_t root,

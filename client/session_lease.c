@@ -11,6 +11,8 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <string.h>
+
 static void background_done(struct kvc_call *call,
                             kv_status_t status,
                             const ProtobufCMessage *message,
@@ -111,11 +113,17 @@ void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id1
     (void)kvc_call_begin(node, NULL, NULL, KV_OP_CLOSE, &request.base, ignore_reply);
 }
 
-void kvc_session_abandon(struct kv_session *session)
+void kvc_session_withdraw(struct kv_session *session)
 {
     for (uint32_t i = 0; i < session->row.n_nodes; i++)
         if (session->nodes[i].incarnation != 0)
             kvc_session_drop(kvc_session_node(session, i), session->nodes[i].index,
                              &session->ticket.token);
+    memset(session->nodes, 0, sizeof(session->nodes));
+}
+
+void kvc_session_abandon(struct kv_session *session)
+{
+    kvc_session_withdraw(session);
     kv_session_free(session);
 }

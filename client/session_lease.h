@@ -26,7 +26,9 @@ bool kvc_call_renews(const struct kvc_call *call);
 /* Closes a session on one node, best effort; the reply is ignored. */
 void kvc_session_drop(struct kvc_node *node, uint32_t index, const struct kv_id128 *token);
 
-/* Closes a session that only some of its nodes have opened, and frees its handle. */
+/* Closes a session that only some of its nodes have opened: it is on none. */
+void kvc_session_withdraw(struct kv_session *session);
+/* The same, and frees its handle. */
 void kvc_session_abandon(struct kv_session *session);
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "client/list.h"
 #include "client/loop.h"
+#include "client/roots.h"
 #include "kvserver/base/random.h"
 #include "kvserver/cluster/members.h"
 #include "proto/kv_types.h"
@@ -60,6 +61,7 @@ struct kv_client {
     uint64_t deadline_us, peer_timeout_us, retry_us;
 
     struct kv_members *map;
+    struct kvc_roots roots;
     struct kvc_node *nodes; /* (n_nodes) as the map's members */
     uint32_t n_nodes;
     uint32_t n_failed; /* nodes with a recorded failure */

@@ -82,6 +82,14 @@ static const struct kv_option rows[] = {
      .type = KV_CONFIG_UINT,
      .min = 1,
      .max = 1 << 20},
+    {.name = "root-sessions",
+     .default_text = "0",
+     .help =
+         "sessions whose prompts begin with the same block after which later ones are spread "
+         "over more nodes; 0: a sixteenth of --sessions",
+     .offset = FIELD(root_sessions),
+     .type = KV_CONFIG_UINT,
+     .max = 1 << 20},
     {.name = "clients",
      .default_text = "256",
      .help = "maximum number of connected clients",

@@ -36,6 +36,7 @@ struct kvs_server_options {
     uint64_t scrub;   /* bytes per second; 0: none */
     uint64_t threads; /* 0: one per core */
     uint64_t sessions;
+    uint64_t root_sessions; /* 0: a sixteenth of those */
     uint64_t clients;
     uint64_t credits;
     uint64_t lease_ms;

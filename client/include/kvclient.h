@@ -233,7 +233,10 @@ struct kv_session_options {
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
     /* (n_block_names) of the prompt's full blocks, from the first one on, as
      * kv_client_block_name() makes them; NULL: unknown.  Sessions with the same first block are
-     * on the same nodes, others anywhere. */
+     * on the same nodes, others anywhere.  Where there are many of them, the nodes spread those
+     * that come later: then those are together whose prompts have block 16 in common, or, of
+     * shorter prompts, the last one of blocks 8, 4, 2 that they have.  Only the first 16 names
+     * count. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
 };

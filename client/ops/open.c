@@ -1,16 +1,23 @@
-/* Open: creates a session on every node of its row, or on none. */
+/* Open: creates a session on every node of its row, or on none.
+ *
+ * A node may know that the session's root has more rows than the client thought, and that the
+ * session belongs on another one: it tells how many.  The open then begins again over there, with
+ * another id and token, so that what a node still does for the first ones is another session.
+ */
 #include "client/call.h"
 #include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
+#include "client/roots.h"
 #include "client/session.h"
 #include "client/session_lease.h"
 #include "client/session_private.h"
 #include "client/state.h"
 #include "kvserver/base/random.h"
 #include "kvserver/base/writers.h"
+#include "kvserver/cluster/placement.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
@@ -20,12 +27,74 @@
 
 struct open_part {
     struct kv_model_info *model;
+    bool has_prompt; /* its first block has a name */
+    uint64_t prompt_root;
+    uint32_t branch, n_rows; /* of the prompt's root; n_rows 0: it has one row and no other */
 };
 static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
 static struct open_part *open_of(const struct kv_op *op)
 {
     return kvc_op_state(op);
+}
+
+static void draw_ticket(const struct kv_op *op, struct kv_ticket *ret_ticket)
+{
+    const struct open_part *part = open_of(op);
+
+    kvc_ticket_draw(op->client, ret_ticket);
+    if (part->has_prompt)
+        ret_ticket->root = kv_placement_branch_root(part->prompt_root, part->branch,
+                                                    part->n_rows > 0 ? part->n_rows : 1);
+}
+
+/* No node has replied: their limits and generations are not known. */
+static void reset(struct kv_op *op)
+{
+    struct kv_session *session = op->result;
+
+    session->lease_ms = UINT32_MAX;
+    session->tokens_max =
+        op->owner.tokens_max_wanted > 0 ? op->owner.tokens_max_wanted : KV_TOKENS_MAX;
+    op->phase = 0;
+    memset(op->required, 0, sizeof(op->required));
+    kvc_op_require_row(op, &session->row);
+}
+
+/* The root has more rows than were known.  Each time there must be more, so this ends. */
+static void move(struct kv_op *op, const struct kvc_node *node, const Kvpb__OpenReply *reply)
+{
+    struct open_part *part = open_of(op);
+    const uint32_t n_rows = reply != NULL ? reply->n_rows : 0;
+    struct kv_ticket ticket;
+
+    if (!kv_placement_is_row_count(n_rows) || n_rows <= part->n_rows) {
+        kvc_op_fail(op, node, NULL, KV_CORRUPT, "moved: root %016llx: %u rows, after %u",
+                    (unsigned long long)part->prompt_root, n_rows, part->n_rows);
+        return;
+    }
+    kvc_roots_learn(&op->client->roots, part->prompt_root, n_rows, op->client->loop.now_us);
+    part->n_rows = n_rows;
+    kvc_op_forget_calls(op);
+    kvc_session_withdraw(op->result);
+    draw_ticket(op, &ticket);
+    kvc_session_place(op->result, &ticket);
+    reset(op);
+    kvc_op_restart(op);
+}
+
+/* A node that has opened the session may know of more rows for the next one. */
+static void learn(struct kv_op *op, const struct kvc_node *node, uint32_t n_rows)
+{
+    const struct open_part *part = open_of(op);
+
+    if (part->n_rows == 0 || n_rows == 0) /* of an older version */
+        return;
+    if (!kv_placement_is_row_count(n_rows) || n_rows < part->n_rows)
+        kvc_op_fail(op, node, NULL, KV_CORRUPT, "root %016llx: %u rows, after %u",
+                    (unsigned long long)part->prompt_root, n_rows, part->n_rows);
+    else
+        kvc_roots_learn(&op->client->roots, part->prompt_root, n_rows, op->client->loop.now_us);
 }
 
 static void open_done(struct kvc_call *call,
@@ -52,6 +121,10 @@ static void open_done(struct kvc_call *call,
         }
         return;
     }
+    if (status == KV_MOVED && open_of(op)->n_rows > 0) {
+        move(op, node, reply);
+        return;
+    }
     if (status != KV_OK) {
         kvc_op_fail(op, node, NULL, status, "%s", detail);
         return;
@@ -74,6 +147,8 @@ static void open_done(struct kvc_call *call,
         session->tokens_max = reply->tokens_max;
     if (reply->generation != session->generation)
         kvc_op_fail(op, node, NULL, KV_CORRUPT, "the nodes start at different generations");
+    else
+        learn(op, node, reply->n_rows);
 }
 
 /* The node knows the model, which it may have known before: the session can be opened there.
@@ -104,6 +179,11 @@ static void model_done(struct kvc_call *call,
     placement.position = kvc_row_position(&session->row, node);
     placement.root = session->ticket.root;
     request.placement = &placement;
+    if (open_of(op)->n_rows > 0) {
+        request.prompt_root = open_of(op)->prompt_root;
+        request.branch = open_of(op)->branch;
+        request.n_rows = open_of(op)->n_rows;
+    }
     status = kvc_call_begin(node, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
     if (status != KV_OK)
         kvc_op_fail(op, node, NULL, status, "cannot send open");
@@ -162,6 +242,23 @@ static const struct kvc_op_type open_type = {
     .describe = kvc_session_describe_op,
 };
 
+/* Reads where the prompt's blocks place the session.  Where all nodes are in a row, other rows
+ * are no relief. */
+static void read_prompt(struct kv_op *op, const struct kv_session_options *options)
+{
+    const struct kv_client *client = op->client;
+    struct open_part *part = open_of(op);
+
+    if (options->block_names == NULL || options->n_block_names == 0)
+        return;
+    part->has_prompt = true;
+    part->prompt_root = kv_placement_prompt_root(&options->block_names[0]);
+    if (client->map->n_members <= KV_ROW_NODES)
+        return;
+    part->branch = kv_placement_branch(options->block_names, options->n_block_names);
+    part->n_rows = kvc_roots_look(&client->roots, part->prompt_root, client->loop.now_us);
+}
+
 kv_status_t kv_open_begin(struct kv_client *client,
                           const struct kv_model_info *model,
                           const struct kv_session_options *options,
@@ -198,9 +295,12 @@ kv_status_t kv_open_begin(struct kv_client *client,
         kvc_set_error(&client->loop, status, "open: %s", text);
         goto err;
     }
-    kvc_ticket_draw(client, &ticket);
-    if (options != NULL && options->block_names != NULL && options->n_block_names > 0)
-        memcpy(&ticket.root, options->block_names[0].bytes, sizeof(ticket.root));
+    if (options != NULL) {
+        op->owner.lease_wanted_ms = options->lease_ms;
+        op->owner.tokens_max_wanted = options->tokens_max;
+        read_prompt(op, options);
+    }
+    draw_ticket(op, &ticket);
     session = kvc_session_make(client, &copy->schema, &ticket);
     if (session == NULL) {
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
@@ -213,15 +313,8 @@ kv_status_t kv_open_begin(struct kv_client *client,
         goto err;
     }
     session->fingerprint = model->fingerprint;
-    session->lease_ms = UINT32_MAX;
-    if (options != NULL) {
-        op->owner.lease_wanted_ms = options->lease_ms;
-        op->owner.tokens_max_wanted = options->tokens_max;
-        if (options->tokens_max > 0)
-            session->tokens_max = options->tokens_max;
-    }
     op->result = session;
-    kvc_op_require_row(op, &session->row);
+    reset(op);
     return kvc_op_submit(op, ret_op);
 
 err:

@@ -1,11 +1,11 @@
 #include "kvserver/cluster/placement.h"
 
 #include <assert.h>
-#include <stdbool.h>
 #include <string.h>
 
 enum {
-    LOG_BITS = 56, /* of the fraction of a logarithm */
+    LOG_BITS = 56,      /* of the fraction of a logarithm */
+    BRANCH_BLOCKS = 16, /* a prompt's branch depends on so many of its blocks at most */
 };
 
 /* Returns -log2(hash / 2^64), rounded, with LOG_BITS bits behind the point: from 0 to 64. */
@@ -94,6 +94,37 @@ uint32_t kv_placement_first(const struct kv_members *map, uint32_t slot)
     assert(slot < KV_PLACEMENT_SLOTS);
     return choose(map, slot, &none);
 }
+
+/* ---- roots ------------------------------------------------------------------------------- */
+
+uint64_t kv_placement_prompt_root(const struct kv_id128 *block_name)
+{
+    uint64_t root;
+
+    memcpy(&root, block_name->bytes, sizeof(root));
+    return root;
+}
+
+uint32_t kv_placement_branch(const struct kv_id128 *block_names, uint32_t n_names)
+{
+    uint32_t n_blocks = BRANCH_BLOCKS;
+    uint64_t half[2];
+
+    assert(n_names > 0);
+    while (n_blocks > n_names)
+        n_blocks /= 2;
+    memcpy(half, block_names[n_blocks - 1].bytes, sizeof(half));
+    return (uint32_t)(kv_mix64(half[0] ^ kv_mix64(half[1])) % KV_ROOT_ROWS_MAX);
+}
+
+uint64_t kv_placement_branch_root(uint64_t prompt_root, uint32_t branch, uint32_t n_rows)
+{
+    assert(kv_placement_is_row_count(n_rows) && branch < KV_ROOT_ROWS_MAX);
+    /* The steps of splitmix64: kv_mix64() of the sums is a sequence of random numbers. */
+    return prompt_root + branch % n_rows * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+/* ---- slots and threads ------------------------------------------------------------------- */
 
 uint32_t kv_placement_root_slot(uint64_t root)
 {

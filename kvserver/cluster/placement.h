@@ -10,6 +10,15 @@
  *   object -> node   the first of the row of the slot of its name's hash
  *   object -> thread by hash
  *
+ * Sessions whose prompts begin with the same block have the same root.  If they are too many for
+ * one row, their root has 2, 4, ... KV_ROOT_ROWS_MAX rows: a root for each is derived from the
+ * prompt's.  The prompt's branch says which one a session has, so prompts of one branch meet
+ * however many rows there are:
+ *
+ *   prompt -> branch hash of the name of its block 16, 8, 4, 2 or 1: the last of these that it
+ *                    has, mod KV_ROOT_ROWS_MAX
+ *   prompt -> root   the first block's name, and branch mod rows
+ *
  * A session lives on the nodes of its row and on no other.  The heads of a layer are dealt to
  * them in turn, and so are a node's units to its threads.  When a member leaves the map, little
  * more changes than the positions that it had.
@@ -26,9 +35,12 @@
 #include "kvserver/cluster/members.h"
 #include "proto/kv_types.h"
 
+#include <stdbool.h>
+
 enum {
     KV_PLACEMENT_SLOTS = 65536,
     KV_ROW_NODES = 8,
+    KV_ROOT_ROWS_MAX = 64,
 };
 
 /* The nodes of a slot: indexes of members. */
@@ -43,6 +55,24 @@ void kv_placement_row(const struct kv_members *map,
                       uint32_t slot,
                       struct kv_placement_row *ret_row);
 uint32_t kv_placement_first(const struct kv_members *map, uint32_t slot);
+
+/* Returns the root of the sessions whose prompts begin with a block of that name, as long as it
+ * has one row. */
+uint64_t kv_placement_prompt_root(const struct kv_id128 *block_name);
+
+/* Returns the branch, below KV_ROOT_ROWS_MAX, of a prompt with blocks of these names.
+ *   block_names  (n_names), n_names > 0 */
+uint32_t kv_placement_branch(const struct kv_id128 *block_names, uint32_t n_names);
+
+/* Whether a root may have so many rows. */
+static inline bool kv_placement_is_row_count(uint32_t n_rows)
+{
+    return n_rows > 0 && n_rows <= KV_ROOT_ROWS_MAX && (n_rows & (n_rows - 1)) == 0;
+}
+
+/* Returns the root of a branch's sessions while the prompt's root has n_rows rows.  Branch 0 has
+ * the prompt's. */
+uint64_t kv_placement_branch_root(uint64_t prompt_root, uint32_t branch, uint32_t n_rows);
 
 /* Return the slot of a session by its root, and of an object by its name's hash. */
 uint32_t kv_placement_root_slot(uint64_t root);

@@ -50,6 +50,8 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
     if (config->sessions_max > 1 << 20)
         return reject(detail, detail_bytes, "sessions must be 1 to 1048576",
                       config->sessions_max);
+    if (config->root_sessions == 0)
+        config->root_sessions = (config->sessions_max + 15) / 16;
     if (config->clients_max > 1 << 16)
         return reject(detail, detail_bytes, "clients must be 1 to 65536", config->clients_max);
     if (config->credits > KV_CREDITS_MAX)

@@ -33,6 +33,9 @@ enum {
     N_FORKED = 150,
     DIM = 16,
     SESSIONS = 24,
+    ROOT_SESSIONS = 4,
+    BUSY_SESSIONS = 60, /* of one root */
+    BRANCHES = 12,
 };
 
 static struct cluster cluster;
@@ -46,6 +49,7 @@ static int open_store(void **state)
         .n_nodes = N_NODES,
         .n_threads = N_THREADS,
         .memory_bytes = MEMORY_BYTES,
+        .root_sessions = ROOT_SESSIONS,
     };
     const struct cluster_client reversed = {.is_reversed = true};
 
@@ -87,15 +91,21 @@ static struct kv_session *take_session(struct kv_op *op)
     return session;
 }
 
-static struct kv_op *begin_open(const struct kv_session_options *options)
+static struct kv_op *begin_open_by(struct kv_client *by,
+                                   const struct kv_session_options *options)
 {
     static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS, N_HEADS};
     struct kv_model_info model;
     struct kv_op *op;
 
     test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
-    assert_int_equal(kv_open_begin(client, &model, options, 0, &op), KV_OK);
+    assert_int_equal(kv_open_begin(by, &model, options, 0, &op), KV_OK);
     return op;
+}
+
+static struct kv_op *begin_open(const struct kv_session_options *options)
+{
+    return begin_open_by(client, options);
 }
 
 static struct kv_session *open_session(void)
@@ -210,6 +220,97 @@ static void where_the_first_block_says(void **state)
     close_session(same);
 }
 
+/* Returns over how many rows the session's root was spread when it was opened; 0: the session is
+ * not where its prompt says. */
+static uint32_t rows_of(const struct kv_session *session, const struct kv_id128 *names)
+{
+    const uint32_t branch = kv_placement_branch(names, 2);
+    struct kv_ticket ticket;
+
+    kv_session_ticket(session, &ticket);
+    for (uint32_t n_rows = 1; n_rows <= KV_ROOT_ROWS_MAX; n_rows *= 2)
+        if (ticket.root ==
+            kv_placement_branch_root(kv_placement_prompt_root(&names[0]), branch, n_rows))
+            return n_rows;
+    return 0;
+}
+
+/* One root has more and more sessions: later ones spread over more rows, and the first ones stay
+ * where they are.  Two clients open them, the second one by another list.  Everything works for
+ * each. */
+static void a_root_under_load(void **state)
+{
+    struct kv_session *sessions[BUSY_SESSIONS], *there;
+    struct kv_id128 names[2] = {{{99}}, {{0}}};
+    struct kv_session_options options = {.block_names = names, .n_block_names = 2};
+    uint32_t n_rows = 0, n_places = 0;
+    const double n_moved = cluster_total(client, "stats", "sessions_moved");
+    struct kv_ticket ticket;
+
+    (void)state;
+    for (unsigned i = 0; i < BUSY_SESSIONS; i++) {
+        bool is_new = true;
+
+        names[1].bytes[0] = (uint8_t)(i % BRANCHES);
+        sessions[i] = take_session(begin_open_by(i % 5 == 4 ? other : client, &options));
+        n_rows = rows_of(sessions[i], names);
+        assert_int_not_equal(n_rows, 0);
+        for (unsigned j = 0; j < i; j++)
+            is_new = is_new && sessions[j]->ticket.root != sessions[i]->ticket.root;
+        n_places += is_new;
+        if (i < ROOT_SESSIONS)
+            assert_int_equal(n_rows, 1);
+    }
+    print_message("%u sessions of one root: %u rows at the end, %u of them used\n",
+                  BUSY_SESSIONS, n_rows, n_places);
+    assert_in_range(n_rows, 4, 32);
+    assert_true(n_places >= 4);
+    assert_true(cluster_total(client, "stats", "sessions_moved") > n_moved);
+    /* Each open was dropped where it was not to be. */
+    assert_true(cluster_becomes(client, "status", "sessions", BUSY_SESSIONS * KV_ROW_NODES));
+    for (unsigned i = 0; i < BUSY_SESSIONS; i++) {
+        kv_session_ticket(sessions[i], &ticket);
+        there = resume(other, &ticket);
+        if (i % 16 == 0 && sessions[i]->client == client) {
+            append(sessions[i], 0, N_TOKENS);
+            expect_rows(there, others_buffer, N_TOKENS);
+        }
+        expect_length(there, i % 16 == 0 && sessions[i]->client == client ? N_TOKENS : 0);
+        kv_session_free(there);
+        close_session(sessions[i]);
+    }
+    assert_true(cluster_becomes(client, "status", "sessions", 0));
+}
+
+/* Where all nodes are in every row, a root has one. */
+static void few_nodes_have_one_row(void **state)
+{
+    const struct cluster_setup setup = {
+        .row = &kv_transport_loopback,
+        .n_nodes = KV_ROW_NODES,
+        .n_threads = 1,
+        .memory_bytes = MEMORY_BYTES / 2,
+        .root_sessions = 1,
+    };
+    struct kv_id128 names[2] = {{{99}}, {{0}}};
+    const struct kv_session_options options = {.block_names = names, .n_block_names = 2};
+    struct kv_session *session;
+    struct kv_client *of_few;
+    struct cluster few;
+
+    (void)state;
+    assert_true(cluster_open(&few, &setup));
+    of_few = cluster_connect(&few, NULL);
+    for (unsigned i = 0; i < BRANCHES; i++) {
+        names[1].bytes[0] = (uint8_t)i;
+        session = take_session(begin_open_by(of_few, &options));
+        assert_true(session->ticket.root == kv_placement_prompt_root(&names[0]));
+        kv_session_free(session);
+    }
+    kv_client_close(of_few);
+    cluster_close(&few);
+}
+
 /* The order of the list means nothing. */
 static void by_another_list(void **state)
 {
@@ -299,7 +400,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(on_eight_nodes_and_no_other),
-        cmocka_unit_test(where_the_first_block_says), cmocka_unit_test(by_another_list),
+        cmocka_unit_test(where_the_first_block_says),
+        cmocka_unit_test(by_another_list),
+        cmocka_unit_test(a_root_under_load),
+        cmocka_unit_test(few_nodes_have_one_row),
         cmocka_unit_test(a_dead_node), /* the last: the node stays dead */
     };
 

@@ -1401,6 +1401,9 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         open.tokens_max = (uint32_t)usual_or_boundary(number, 100);
         open.writer = usual_or_boundary(number, 1);
         open.placement = &placement;
+        open.branch = 6;
+        open.n_rows = 4;
+        open.prompt_root = ROOT - kv_placement_branch_root(0, open.branch, open.n_rows);
         message = &open.base;
         break;
     case KV_OP_RESUME:
@@ -2365,6 +2368,161 @@ static void sessions_are_their_tenants(void **state)
     all_say(KV_OK);
     leave(&before);
     settle();
+}
+
+/* Opens a session of a root, as a client that knows of n_rows does.  Returns the status;
+ * *ret_rows: what the node tells. */
+static kv_status_t
+try_root(uint64_t prompt_root, uint32_t branch, uint32_t n_rows, uint32_t *ret_rows)
+{
+    Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    Kvpb__OpenReply *reply;
+
+    kv_random_fill(&world.random, &world.session_id, sizeof(world.session_id));
+    request.session_id = binary(&world.session_id);
+    request.token = binary(&world.session_token);
+    request.fingerprint = binary(&world.fingerprint);
+    request.writer = WRITER;
+    request.prompt_root = prompt_root;
+    request.branch = branch;
+    request.n_rows = n_rows;
+    placement.epoch = EPOCH;
+    placement.n_nodes = 1;
+    placement.root =
+        n_rows > 0 ? kv_placement_branch_root(prompt_root, branch, n_rows) : prompt_root;
+    request.placement = &placement;
+    const kv_status_t status = try_control(KV_OP_OPEN, &request.base);
+    reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    world.session_index = reply->session_index;
+    *ret_rows = reply->n_rows;
+    kvpb__open_reply__free_unpacked(reply, NULL);
+    kvs_node_check(world.node);
+    return status;
+}
+
+/* The same, of one that must succeed.  Returns what the node tells. */
+static uint32_t open_root(uint64_t prompt_root, uint32_t branch, uint32_t n_rows)
+{
+    uint32_t n_told;
+
+    if (try_root(prompt_root, branch, n_rows, &n_told) != KV_OK)
+        fail_msg("%s", world.detail);
+    return n_told;
+}
+
+/* All leases end, and with them the roots. */
+static void outlast_leases(void)
+{
+    world.clock.virtual_us += LEASE_US;
+    settle();
+    kvs_node_check(world.node);
+    assert_int_equal(kv_map_count(world.node->control.roots), 0);
+}
+
+/* With as many sessions of a root as the configuration says, it gets twice as many rows: who
+ * comes for another one is told so, once, and nobody who does not know of rows. */
+static void roots_get_rows(void **state)
+{
+    const uint32_t most = world.node->control.config.root_sessions;
+    const uint64_t moved = counted(offsetof(struct kvs_stats, sessions_moved));
+    uint32_t n_rows, n_told;
+
+    (void)state;
+    assert_int_equal(most, world.node->control.config.sessions_max / 16);
+    for (uint32_t i = 0; i < most; i++)
+        assert_int_equal(open_root(7, i, 1), 1);
+    /* A branch of another row goes there; one of this row stays, and its client learns. */
+    assert_int_equal(try_root(7, 5, 1, &n_told), KV_MOVED);
+    assert_int_equal(n_told, 2);
+    assert_string_equal(world.detail, "open: root 0000000000000007 has 2 rows, not 1");
+    assert_int_equal(open_root(7, 6, 1), 2);
+    /* Without rows, nothing is told, counted or refused. */
+    for (uint32_t i = 0; i < 2 * most; i++)
+        assert_int_equal(open_root(7, 0, 0), 0);
+    /* As many again, and there are more; what other nodes have told is as good. */
+    for (uint32_t i = 1; i < most; i++)
+        assert_int_equal(open_root(7, 2 * i, 2), 2);
+    assert_int_equal(try_root(7, 2, 2, &n_told), KV_MOVED);
+    assert_int_equal(n_told, 4);
+    assert_int_equal(open_root(7, 32, 32), 32);
+    assert_int_equal(try_root(7, 4, 2, &n_told), KV_MOVED);
+    assert_int_equal(n_told, 32);
+    assert_int_equal(counted(offsetof(struct kvs_stats, sessions_moved)), moved + 3);
+    /* What is on other rows is another row's load. */
+    for (uint32_t i = 0; i < 2 * most; i++)
+        assert_int_equal(open_root(9, i, 2), 2);
+    /* Another root, another tenant: neither knows. */
+    assert_int_equal(open_root(8, 1, 1), 1);
+    const struct identity before = another(5);
+    assert_int_equal(open_root(7, 1, 1), 1);
+    close_session();
+    leave(&before);
+    outlast_leases();
+
+    /* Nobody is there: nothing is known.  There are never more rows than a root may have. */
+    assert_int_equal(open_root(7, 1, 1), 1);
+    n_rows = KV_ROOT_ROWS_MAX;
+    for (uint32_t i = 0; i < 3 * most; i++)
+        assert_int_equal(open_root(7, 1, n_rows), n_rows);
+    outlast_leases();
+}
+
+/* Forks are on their parent's row, and count there. */
+static void forks_count_for_their_root(void **state)
+{
+    const uint32_t most = world.node->control.config.root_sessions;
+    uint32_t n_told;
+
+    (void)state;
+    for (uint32_t i = 1; i < most; i++)
+        assert_int_equal(open_root(7, 0, 1), 1);
+    send_fork(0);
+    for (unsigned i = 0; i < 100; i++)
+        step();
+    kvs_node_check(world.node);
+    assert_int_equal(try_root(7, 1, 1, &n_told), KV_MOVED);
+    assert_int_equal(n_told, 2);
+    outlast_leases();
+}
+
+static void refused_root(uint64_t root, uint32_t branch, uint32_t n_rows, uint64_t placed)
+{
+    Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    char text[120];
+
+    request.session_id = binary(&world.fingerprint);
+    request.token = binary(&world.session_token);
+    request.fingerprint = binary(&world.fingerprint);
+    request.writer = WRITER;
+    request.prompt_root = root;
+    request.branch = branch;
+    request.n_rows = n_rows;
+    placement.epoch = EPOCH;
+    placement.n_nodes = 1;
+    placement.root = placed;
+    request.placement = &placement;
+    assert_int_equal(try_control(KV_OP_OPEN, &request.base), KV_INVALID);
+    snprintf(text, sizeof(text), "open: %u rows, branch %u: not where root %016llx is placed",
+             n_rows, branch, (unsigned long long)root);
+    assert_string_equal(world.detail, text);
+}
+
+static void wrong_rows_are_refused(void **state)
+{
+    (void)state;
+    refused_root(7, 0, 3, 7);
+    refused_root(7, 0, 128, 7);
+    refused_root(7, 0, UINT32_MAX, 7);
+    refused_root(7, 0, 1u << 31, 7);
+    refused_root(7, 64, 1, 7);
+    refused_root(7, UINT32_MAX, 64, 7);
+    refused_root(7, 1, 1, 8);
+    refused_root(7, 1, 2, 7);
+    refused_root(7, 0, 2, kv_placement_branch_root(7, 1, 2));
+    assert_int_equal(kv_map_count(world.node->control.roots), 0);
 }
 
 /* A hello that is asked again is answered with the client's token: not to another tenant. */
@@ -3551,6 +3709,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(control_needs_a_client),
         cmocka_unit_test(objects_are_their_tenants),
         cmocka_unit_test(sessions_are_their_tenants),
+        cmocka_unit_test(roots_get_rows),
+        cmocka_unit_test(forks_count_for_their_root),
+        cmocka_unit_test(wrong_rows_are_refused),
         cmocka_unit_test(sizes_of_rows_are_bounded),
         cmocka_unit_test(models_used_lately_stay),
         cmocka_unit_test(hello_again_is_the_same_client),

@@ -31,6 +31,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .memory_bytes = setup->memory_bytes,
         .n_threads = setup->n_threads,
         .sessions_max = setup->sessions_max,
+        .root_sessions = setup->root_sessions,
         .scrub_bytes = setup->scrub_bytes,
         .credits = setup->credits,
         .lease_ms = setup->lease_ms,

@@ -21,7 +21,7 @@ struct cluster_setup {
     const char *transports; /* of the row's configuration */
     uint32_t n_nodes, n_threads;
     uint64_t memory_bytes; /* of each node */
-    uint32_t lease_ms, sessions_max, credits;
+    uint32_t lease_ms, sessions_max, root_sessions, credits;
     uint64_t scrub_bytes;
     uint32_t wire_version_max;
 };

@@ -5,6 +5,7 @@
 #include "kvserver/store/control/control.h"
 
 #include <assert.h>
+#include <string.h>
 
 /* ---- calls ------------------------------------------------------------------------------- */
 
@@ -127,6 +128,46 @@ static void check_places(const struct kvs_control *control)
     assert(control->n_sessions + n_free == control->config.sessions_max);
 }
 
+/* Returns the sessions that the root should count; ret_since, by row: those since it has its
+ * rows. */
+static uint32_t n_sessions_with(const struct kvs_control *control,
+                                const struct kvs_root *root,
+                                uint32_t ret_since[KV_ROOT_ROWS_MAX])
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < control->config.sessions_max; i++) {
+        const struct kvs_session *session = &control->sessions[i];
+
+        if (!session->used || session->shared_root != root)
+            continue;
+        assert(session->row_then < session->rows_then && session->rows_then <= root->n_rows);
+        n++;
+        ret_since[session->row_then] += session->rows_then == root->n_rows;
+    }
+    return n;
+}
+
+static void check_roots(const struct kvs_control *control)
+{
+    const struct kvs_root *root;
+    uint32_t n_counted = 0, n_with = 0;
+    size_t cursor = 0;
+
+    while ((root = kv_map_next(control->roots, &cursor)) != NULL) {
+        uint32_t n_since[KV_ROOT_ROWS_MAX] = {0};
+
+        assert(kv_placement_is_row_count(root->n_rows));
+        assert(root->n_sessions > 0 &&
+               root->n_sessions == n_sessions_with(control, root, n_since));
+        assert(memcmp(root->n_since, n_since, sizeof(n_since)) == 0);
+        n_counted += root->n_sessions;
+    }
+    for (uint32_t i = 0; i < control->config.sessions_max; i++)
+        n_with += control->sessions[i].used && control->sessions[i].shared_root != NULL;
+    assert(n_counted == n_with);
+}
+
 static void check_sessions(const struct kvs_control *control)
 {
     uint32_t n = 0;
@@ -194,5 +235,6 @@ void kvs_control_check(const struct kvs_control *control)
     check_calls(control);
     check_models(control);
     check_sessions(control);
+    check_roots(control);
     check_clients(control);
 }

@@ -15,15 +15,17 @@
 struct kv_disk;
 
 struct kvs_node_config {
-    const char *name;          /* shown in tables; copied */
-    uint64_t memory_bytes;     /* for rows and objects of all threads, reserved at startup */
-    uint32_t n_threads;        /* data threads, 1..KV_THREADS_MAX */
-    uint32_t sessions_max;     /* 0: 4096 */
-    uint32_t clients_max;      /* 0: 256 */
-    uint32_t credits;          /* maximum requests in flight per client and data thread, at most
+    const char *name;       /* shown in tables; copied */
+    uint64_t memory_bytes;  /* for rows and objects of all threads, reserved at startup */
+    uint32_t n_threads;     /* data threads, 1..KV_THREADS_MAX */
+    uint32_t sessions_max;  /* 0: 4096 */
+    uint32_t root_sessions; /* sessions here on one row of a root (placement.h) after which the
+                                * root has twice as many rows; 0: a sixteenth of sessions_max */
+    uint32_t clients_max;   /* 0: 256 */
+    uint32_t credits;       /* maximum requests in flight per client and data thread, at most
                                * KV_CREDITS_MAX; hello grants fewer, not below 8, when many
                                * clients share the node; 0: 64 */
-    uint32_t lease_ms;         /* default and maximum session lease; 0: 60000 */
+    uint32_t lease_ms;      /* default and maximum session lease; 0: 60000 */
     uint32_t client_lease_ms;  /* silence after which a client is removed, if no control
                                * transport watches its process; 0: 30000 */
     uint32_t stuck_send_ms;    /* a client that for this long neither receives a reply nor sends

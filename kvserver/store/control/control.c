@@ -147,6 +147,7 @@ void kvs_control_fini(struct kvs_control *control)
     if (control->port != NULL)
         control->port->ops->port_close(control->port);
     kv_map_destroy(control->session_of_id);
+    kvs_roots_fini(control);
     if (control->sessions != NULL)
         for (uint32_t i = 0; i < control->config.sessions_max; i++)
             free(control->sessions[i].writers);

@@ -24,6 +24,8 @@
  *       one above it; all others are in the list of free places.
  *   (9) A client that is being opened has a hello in progress; one that data threads are
  *       closing, a goodbye.  No two open clients are the same.
+ *  (10) A root that sessions were opened with counts those that are here, and, row by row, those
+ *       of them that came since it has as many rows as it has.  It has at least one session.
  *
  * Threads: the control thread, except where stated otherwise.
  */
@@ -70,6 +72,15 @@ struct kvs_log_entry {
     uint32_t child_index; /* at that time; the child may be gone */
 };
 
+/* A root that prompts of one tenant have in common (placement.h). */
+struct kvs_root {
+    struct kv_id128 key; /* in control->roots: prompt root and tenant */
+    uint32_t n_rows;     /* over which its sessions are opened, as far as this node knows */
+    uint32_t n_sessions; /* here */
+    uint32_t n_since[KV_ROOT_ROWS_MAX]; /* of those, opened or forked since it has n_rows, on
+                                         * each of these rows */
+};
+
 struct kvs_session {
     bool used;
     bool busy;
@@ -86,6 +97,8 @@ struct kvs_session {
     struct kvs_session *next_free; /* while it is not in use */
     uint64_t root, epoch;          /* its placement, as the client that opened it says */
     uint32_t n_nodes, position;
+    struct kvs_root *shared_root; /* counts it; NULL: its root is its own */
+    uint32_t rows_then, row_then; /* of shared_root, when it came; and which one it is on */
     struct kv_writers *writers; /* data threads read it, until they have carried out the command
                                  * that replaces it */
     uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by
@@ -163,6 +176,7 @@ struct kvs_control {
     uint32_t n_sessions;
     struct kvs_session *free_session;  /* the first */
     struct kvs_session **due;          /* (n_sessions) a heap by due_us, the earliest first */
+    struct kv_map *roots;              /* kvs_root */
     uint64_t n_lease_looks;            /* how often a lease has been computed for its end */
     struct kvs_ended_list ended;       /* sessions that ended */
     struct kvs_client_record *clients; /* (clients_max) */
@@ -302,6 +316,28 @@ void kvs_session_set_lease(struct kvs_control *control,
 /* Closes the sessions whose lease has ended.  Looks only at those that could have: a session is
  * looked at about once per lease, however often it is used. */
 void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us);
+
+/* ---- roots.c ---- */
+
+/* Returns the rows over which a new session of the root is to be opened, at least those that its
+ * client knows.  A root of which one row has as many sessions as the configuration bounds gets
+ * twice as many. */
+uint32_t kvs_root_look(struct kvs_control *control,
+                       uint32_t tenant,
+                       uint64_t prompt_root,
+                       uint32_t branch,
+                       uint32_t n_rows_known);
+/* Counts a session, until kvs_root_leave(); n_rows: of a root that is new here.  Returns false if
+ * out of memory. */
+bool kvs_root_enter(struct kvs_control *control,
+                    struct kvs_session *session,
+                    uint64_t prompt_root,
+                    uint32_t branch,
+                    uint32_t n_rows);
+/* Counts a fork where its parent is counted. */
+void kvs_root_follow(struct kvs_session *child, const struct kvs_session *parent);
+void kvs_root_leave(struct kvs_control *control, struct kvs_session *session);
+void kvs_roots_fini(struct kvs_control *control);
 
 /* ---- clients.c ---- */
 

@@ -165,6 +165,7 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     child->epoch = session->epoch;
     child->n_nodes = session->n_nodes;
     child->position = session->position;
+    kvs_root_follow(child, session);
     session->busy = true;
     call->child = child;
     call->log_entry.child_index = child->index;

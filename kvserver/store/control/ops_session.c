@@ -153,6 +153,8 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
     reply.tokens_max = session->tokens_max;
     reply.lease_ms = (uint32_t)(session->lease_us / 1000);
     reply.placement = &placement;
+    if (call->op == KV_OP_OPEN && session->shared_root != NULL)
+        reply.n_rows = session->shared_root->n_rows;
     reply.fingerprint = kvs_pb_put_id(&facts.info.fingerprint);
     reply.model = facts.info.name;
     if (call->child != NULL) {
@@ -230,6 +232,40 @@ static bool is_placement(const Kvpb__Placement *placement)
            placement->n_nodes <= KV_ROW_NODES && placement->position < placement->n_nodes;
 }
 
+/* Whether the session is placed by the rows that the request says the root has. */
+static bool is_branch(const Kvpb__OpenRequest *request)
+{
+    return kv_placement_is_row_count(request->n_rows) && request->branch < KV_ROOT_ROWS_MAX &&
+           request->placement->root ==
+               kv_placement_branch_root(request->prompt_root, request->branch, request->n_rows);
+}
+
+/* Refuses an open that belongs on another row of its root.  Returns false if it does not. */
+static bool send_elsewhere(struct kvs_control_call *call, const Kvpb__OpenRequest *request)
+{
+    Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    uint32_t n_rows;
+    char detail[80];
+
+    if (request->n_rows == 0)
+        return false;
+    n_rows = kvs_root_look(call->control, call->tenant, request->prompt_root, request->branch,
+                           request->n_rows);
+    if (kv_placement_branch_root(request->prompt_root, request->branch, n_rows) ==
+        request->placement->root)
+        return false;
+    snprintf(detail, sizeof(detail), "open: root %016llx has %u rows, not %u",
+             (unsigned long long)request->prompt_root, n_rows, request->n_rows);
+    outcome.status = KV_MOVED;
+    outcome.detail = detail;
+    reply.outcome = &outcome;
+    reply.n_rows = n_rows;
+    kvs_count(&call->control->stats.sessions_moved, 1);
+    kvs_control_reply(call, &reply.base);
+    return true;
+}
+
 static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest *request)
 {
     struct kvs_control *control = call->control;
@@ -243,6 +279,12 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         kvs_control_refuse(call, KV_INVALID,
                            "open: invalid id, placement, tokens_max (%u) or writer (%llx)",
                            request->tokens_max, (unsigned long long)request->writer);
+        return;
+    }
+    if (request->n_rows != 0 && !is_branch(request)) {
+        kvs_control_refuse(
+            call, KV_INVALID, "open: %u rows, branch %u: not where root %016llx is placed",
+            request->n_rows, request->branch, (unsigned long long)request->prompt_root);
         return;
     }
     struct kvs_session *session = kv_map_get(control->session_of_id, &id);
@@ -269,19 +311,23 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         kvs_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
         return;
     }
+    if (send_elsewhere(call, request))
+        return;
     status = kvs_session_create(control, &id, known, &session);
     if (status != KV_OK) {
         kvs_session_refuse(call, "open", status);
         return;
     }
+    session->tenant = call->tenant;
     session->writers = kv_writers_create(NULL, 0, request->writer);
-    if (session->writers == NULL) {
+    if (session->writers == NULL ||
+        (request->n_rows != 0 && !kvs_root_enter(control, session, request->prompt_root,
+                                                 request->branch, request->n_rows))) {
         kvs_session_destroy(control, session);
         kvs_control_refuse(call, KV_NO_MEMORY, "open: out of memory");
         return;
     }
     session->token = token;
-    session->tenant = call->tenant;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
     kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
     session->root = placement->root;

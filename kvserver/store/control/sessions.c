@@ -59,11 +59,14 @@ void kvs_session_set_lease(struct kvs_control *control,
 bool kvs_sessions_init(struct kvs_control *control)
 {
     const uint32_t n = control->config.sessions_max;
+    const uint64_t secret = kv_random_next(&control->random);
 
     control->sessions = calloc(n, sizeof(*control->sessions));
     control->due = calloc(n, sizeof(*control->due));
-    control->session_of_id = kv_map_create(kv_random_next(&control->random));
-    if (control->sessions == NULL || control->due == NULL || control->session_of_id == NULL)
+    control->session_of_id = kv_map_create(secret);
+    control->roots = kv_map_create(kv_mix64(secret));
+    if (control->sessions == NULL || control->due == NULL || control->session_of_id == NULL ||
+        control->roots == NULL)
         return false;
     for (uint32_t i = n; i-- > 0;) {
         control->sessions[i].index = i;
@@ -115,6 +118,7 @@ void kvs_session_destroy(struct kvs_control *control, struct kvs_session *sessio
     struct kvs_session *last = control->due[control->n_sessions - 1];
 
     kv_map_remove(control->session_of_id, &session->id);
+    kvs_root_leave(control, session);
     free(session->writers);
     session->writers = NULL;
     session->model->n_sessions--;

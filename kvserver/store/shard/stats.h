@@ -66,6 +66,7 @@
     X(control_requests, "control requests received")                                 \
     X(control_refused, "control requests answered with an error")                    \
     X(sessions_opened, "sessions opened or forked")                                  \
+    X(sessions_moved, "opens sent to another row of nodes of their root")            \
     X(sessions_closed, "sessions closed by a client")                                \
     X(sessions_expired, "sessions closed because their lease ended")                 \
     X(clients_registered, "clients registered")                                      \

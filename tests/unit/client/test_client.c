@@ -9,6 +9,7 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/request.h"
+#include "client/roots.h"
 #include "client/session.h"
 #include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
@@ -173,11 +174,17 @@ struct fake {
     bool is_manual;          /* requests are kept, the test answers them */
     bool is_deaf;            /* nothing is answered */
     bool is_mute;            /* lifecycle operations are carried out, and not answered */
-    bool loses_child;  /* they are carried out, and what they made is gone when it answers */
-    bool denies;       /* they are not carried out: there is no such session */
-    unsigned n_busy;   /* requests that are answered with KV_BUSY first */
-    bool corrupts;     /* rows that go out have a wrong byte */
-    uint32_t stood_us; /* queries are told that they waited for so long, and a little */
+    bool loses_child; /* they are carried out, and what they made is gone when it answers */
+    bool denies;      /* they are not carried out: there is no such session */
+    unsigned n_busy;  /* requests that are answered with KV_BUSY first */
+    bool corrupts;    /* rows that go out have a wrong byte */
+    bool has_faces;   /* it is several nodes: each hello comes to another one */
+    unsigned n_opens, n_closes;
+    uint32_t rows_asked;    /* of the last open */
+    uint32_t moves_to[7];   /* opens with 2^i rows are told so many, and go; 0: they stay */
+    unsigned n_before_move; /* opens that stay before one goes */
+    uint32_t rows_told;     /* those that stay are told */
+    uint32_t stood_us;      /* queries are told that they waited for so long, and a little */
     enum lie lie;
     bool bulk_first;         /* queries: rows go before the body */
     bool no_bulk;            /* queries: rows of their own do not go at all */
@@ -268,6 +275,10 @@ static void hello(const struct kv_wire_header *request, const void *body)
     reply.lease_ms = 60000;
     reply.node = (char *)"fake";
     f.node.n_hellos++;
+    struct kv_id128 face = f.node.id;
+    face.bytes[15] = (uint8_t)f.node.n_hellos;
+    if (f.node.has_faces)
+        reply.node_id.data = face.bytes;
     reply.version += f.node.lie == LIE_HELLO_VERSION;
     reply.client_token.len -= f.node.lie == LIE_HELLO_TOKEN;
     reply.node_id.len -= f.node.lie == LIE_HELLO_NODE;
@@ -327,8 +338,33 @@ static void tell_writers(Kvpb__OpenReply *reply)
     reply->shared_tokens = f.node.lie == LIE_SHARED_TOKENS ? N_TOKENS + 1 : N_TOKENS;
 }
 
+/* What it says of the rows of an open's root.  Returns the status. */
+static kv_status_t
+tell_rows(const struct kv_wire_header *request, const void *body, Kvpb__OpenReply *reply)
+{
+    Kvpb__OpenRequest *asked = kvpb__open_request__unpack(NULL, request->body_bytes, body);
+    uint32_t moves_to = 0;
+
+    assert_non_null(asked);
+    f.node.n_opens++;
+    f.node.rows_asked = asked->n_rows;
+    reply->n_rows = f.node.rows_told;
+    if (kv_placement_is_row_count(asked->n_rows)) {
+        assert_true(asked->placement->root ==
+                    kv_placement_branch_root(asked->prompt_root, asked->branch, asked->n_rows));
+        moves_to = f.node.moves_to[__builtin_ctz(asked->n_rows)];
+    }
+    kvpb__open_request__free_unpacked(asked, NULL);
+    if (moves_to == 0 || f.node.n_before_move > 0) {
+        f.node.n_before_move -= f.node.n_before_move > 0;
+        return KV_OK;
+    }
+    reply->n_rows = moves_to;
+    return KV_MOVED;
+}
+
 /* Open and resume.  The session has been truncated once. */
-static void open_session(const struct kv_wire_header *request)
+static void open_session(const struct kv_wire_header *request, const void *body)
 {
     const uint8_t id[16] = {1};
     Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
@@ -342,6 +378,8 @@ static void open_session(const struct kv_wire_header *request)
     reply.generation = f.node.generation;
     reply.fingerprint = (ProtobufCBinaryData){.data = (uint8_t *)id, .len = sizeof(id)};
     tell_grant(&reply);
+    if (request->op == KV_OP_OPEN)
+        outcome.status = tell_rows(request, body, &reply);
     placement.n_nodes = 1;
     placement.epoch = f.client->map->epoch;
     if (f.session != NULL) {
@@ -461,7 +499,11 @@ static void on_control(
         break;
     case KV_OP_OPEN:
     case KV_OP_RESUME:
-        open_session(&request);
+        open_session(&request, body);
+        break;
+    case KV_OP_CLOSE:
+        f.node.n_closes++;
+        reply_control(&request, &other.base);
         break;
     case KV_OP_SESSION:
         session.generation = f.node.generation - (f.node.lie == LIE_GENERATION_BACK);
@@ -2893,6 +2935,171 @@ static void test_hello_lies(void **state)
     kv_op_free(op);
 }
 
+/* ---- roots with rows --------------------------------------------------------------------- */
+
+enum {
+    FACES = 9, /* one more than a row has */
+};
+
+static kv_status_t open_face(struct kv_client *client,
+                             uint32_t index,
+                             const char *address,
+                             struct kvc_control **ret_control)
+{
+    char control[256] = "loopback:";
+    const void *bytes;
+    size_t n_bytes;
+
+    (void)address;
+    f.node.control->ops->port_address(f.node.control, &bytes, &n_bytes);
+    for (size_t i = 0; i < n_bytes; i++)
+        snprintf(control + strlen(control), 3, "%02x", ((const uint8_t *)bytes)[i]);
+    return kvc_control_message_open(client, index, control, ret_control);
+}
+
+/* A client of so many nodes, all of them the fake. */
+static int set_up_faces(void **state)
+{
+    struct kvc_node_setup nodes[FACES];
+    char addresses[FACES][16];
+    struct kvc_client_setup setup = {
+        .nodes = nodes,
+        .n_nodes = FACES,
+        .open_control = open_face,
+        .clock = &f.clock,
+        .seed = 8,
+        .ops_max = OPS_MAX,
+        .retry_ms = RETRY_MS,
+        .peer_timeout_ms = PEER_TIMEOUT_MS,
+    };
+
+    (void)state;
+    set_up(NULL);
+    kv_client_close(f.client);
+    f.session = NULL;
+    f.node.has_faces = true;
+    setup.transport = f.transport;
+    for (unsigned i = 0; i < FACES; i++) {
+        snprintf(addresses[i], sizeof(addresses[i]), "face:%u", i);
+        nodes[i] = (struct kvc_node_setup){.address = addresses[i], .mode = KV_CHANNEL_NETWORK};
+    }
+    return kvc_client_create(&setup, &f.client) == KV_OK ? 0 : -1;
+}
+
+/* Opens a session of the prompt whose blocks have these names. */
+static struct kv_op *open_prompt(const struct kv_id128 *names, uint32_t n_names)
+{
+    struct kv_session_options options = {.block_names = names, .n_block_names = n_names};
+    struct kv_model_info model = {.name = "model"};
+    struct kv_op *op;
+
+    assert_int_equal(kv_schema_uniform(&model.schema, N_LAYERS, N_HEADS, 64, 64, KV_FP16),
+                     KV_OK);
+    f.node.n_opens = f.node.n_closes = 0;
+    assert_int_equal(kv_open_begin(f.client, &model, &options, 0, &op), KV_OK);
+    run(op, 1000000);
+    for (unsigned i = 0; i < 10; i++)
+        turn(1000);
+    return op;
+}
+
+/* Opens one and says where it is: the root. */
+static uint64_t root_of(const struct kv_id128 *names, uint32_t n_names)
+{
+    struct kv_op *op = open_prompt(names, n_names);
+    struct kv_session *session = kv_op_session(op);
+    struct kv_ticket ticket;
+
+    if (session == NULL)
+        fail_msg("%s", kv_op_detail(op));
+    kv_op_free(op);
+    kv_session_ticket(session, &ticket);
+    kv_session_free(session);
+    return ticket.root;
+}
+
+/* A root has as many rows as nodes tell: an open that is sent elsewhere gets there, what other
+ * nodes had opened is closed, and the next one goes there at once. */
+static void test_rows(void **state)
+{
+    struct kv_id128 names[3] = {{{7}}, {{8}}, {{9}}};
+    uint32_t branch;
+
+    (void)state;
+    do {
+        names[1].bytes[15]++;
+        branch = kv_placement_branch(names, 3);
+    } while (branch % 2 == 0 || branch % 8 < 2); /* of 1, 2 and 8 rows, each time another one */
+    assert_true(root_of(names, 3) == 7);
+    assert_int_equal(f.node.n_opens, KV_ROW_NODES);
+    assert_int_equal(f.node.rows_asked, 1);
+
+    f.node.moves_to[0] = 2;
+    f.node.n_before_move = 3;
+    assert_true(root_of(names, 3) == kv_placement_branch_root(7, branch, 2));
+    assert_in_range(f.node.n_opens, KV_ROW_NODES + 4, 2 * KV_ROW_NODES);
+    assert_int_equal(f.node.n_closes, 3);
+    assert_true(root_of(names, 3) == kv_placement_branch_root(7, branch, 2));
+    assert_int_equal(f.node.n_opens, KV_ROW_NODES);
+    assert_int_equal(f.node.rows_asked, 2);
+
+    /* Those that stay are told as well. */
+    f.node.rows_told = 8;
+    assert_true(root_of(names, 3) == kv_placement_branch_root(7, branch, 2));
+    assert_true(root_of(names, 3) == kv_placement_branch_root(7, branch, 8));
+    /* A node of an older version tells nothing. */
+    f.node.rows_told = 0;
+    assert_true(root_of(names, 3) == kv_placement_branch_root(7, branch, 8));
+
+    /* All the way. */
+    for (unsigned i = 0; i < 6; i++)
+        f.node.moves_to[i] = 2u << i;
+    assert_true(root_of(&names[1], 2) ==
+                kv_placement_branch_root(8, kv_placement_branch(&names[1], 2), 64));
+    assert_int_equal(f.node.rows_asked, 64);
+    /* What was told long ago is asked again. */
+    memset(f.node.moves_to, 0, sizeof(f.node.moves_to));
+    f.clock.virtual_us += KVC_ROOT_US;
+    assert_true(root_of(names, 3) == 7);
+    assert_int_equal(f.node.rows_asked, 1);
+}
+
+static void refuses(const char *why)
+{
+    const struct kv_id128 names[1] = {{{0x2a}}};
+    struct kv_op *op = open_prompt(names, 1);
+
+    assert_int_equal(kv_op_status(op), KV_CORRUPT);
+    if (strstr(kv_op_detail(op), why) == NULL)
+        fail_msg("%s: not: %s", kv_op_detail(op), why);
+    kv_op_free(op);
+}
+
+/* What a node tells of rows is a number that may be, and more each time. */
+static void test_row_lies(void **state)
+{
+    (void)state;
+    f.node.moves_to[0] = 3;
+    refuses("moved: root 000000000000002a: 3 rows, after 1");
+    f.node.moves_to[0] = 128;
+    refuses("moved: root 000000000000002a: 128 rows, after 1");
+    f.node.moves_to[0] = UINT32_MAX;
+    refuses("moved: root 000000000000002a: 4294967295 rows, after 1");
+    f.node.moves_to[0] = 1;
+    refuses("moved: root 000000000000002a: 1 rows, after 1");
+    f.node.moves_to[0] = 0;
+    f.node.rows_told = 5;
+    refuses("root 000000000000002a: 5 rows, after 1");
+    /* They cannot be moved for ever. */
+    f.node.rows_told = 0;
+    for (unsigned i = 0; i < 7; i++)
+        f.node.moves_to[i] = i < 6 ? 2u << i : 64;
+    refuses("moved: root 000000000000002a: 64 rows, after 64");
+    f.node.moves_to[6] = 0;
+    f.node.rows_told = 32;
+    refuses("root 000000000000002a: 32 rows, after 64");
+}
+
 /* Its names are shown to people, whose terminals they must not steer. */
 static void test_names(void **state)
 {
@@ -3376,6 +3583,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_control_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hello_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_rows, set_up_faces, tear_down),
+        cmocka_unit_test_setup_teardown(test_row_lies, set_up_faces, tear_down),
         cmocka_unit_test_setup_teardown(test_query_noise, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_troubles, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_index, set_up, tear_down),

@@ -303,6 +303,129 @@ static void units_are_even(void **state)
     free(map);
 }
 
+/* ---- the rows of one root ---------------------------------------------------------------- */
+
+/* Names a prompt's blocks, each by those before it and its own text. */
+static void name_blocks(struct kv_random *random,
+                        struct kv_id128 *names,
+                        uint32_t n_common,
+                        uint32_t n_names)
+{
+    for (uint32_t i = n_common; i < n_names; i++)
+        kv_random_fill(random, &names[i], sizeof(names[i]));
+}
+
+/* Sessions whose prompts have their first block in common and no other: over k rows as evenly as
+ * chance does it, and over nodes the more so, the more rows. */
+static void rows_of_a_root(void **state)
+{
+    enum {
+        NODES = 100,
+        SESSIONS = 10000,
+        BLOCKS = 16,
+    };
+    /* The busiest node, over the mean of all nodes, is at most: with one row it is one of eight
+     * nodes that have everything. */
+    static const struct {
+        uint32_t n_rows;
+        double most;
+    } cases[] = {{1, 12.6}, {2, 12.6}, {4, 6.4}, {8, 4.8}, {16, 3.3}, {32, 2.8}, {64, 2.4}};
+    static uint32_t branches[SESSIONS];
+    struct kv_members *map = make_map(NODES, NULL);
+    struct kv_id128 names[BLOCKS];
+    struct kv_random random;
+
+    (void)state;
+    kv_random_init(&random, 5);
+    name_blocks(&random, names, 0, BLOCKS);
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        const uint32_t n_names = 2 + (uint32_t)kv_random_below(&random, BLOCKS - 1);
+
+        name_blocks(&random, names, 1, n_names);
+        branches[i] = kv_placement_branch(names, n_names);
+    }
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        const uint32_t k = cases[c].n_rows;
+        uint32_t of_row[KV_ROOT_ROWS_MAX] = {0}, of_node[NODES] = {0};
+        uint32_t least = SESSIONS, most = 0, most_node = 0;
+
+        for (uint32_t i = 0; i < SESSIONS; i++)
+            of_row[branches[i] % k]++;
+        for (uint32_t branch = 0; branch < k; branch++) {
+            const uint64_t root = kv_placement_branch_root(12345, branch, k);
+            struct kv_placement_row row;
+
+            kv_placement_row(map, kv_placement_root_slot(root), &row);
+            for (uint32_t j = 0; j < row.n_nodes; j++)
+                of_node[row.nodes[j]] += of_row[branch];
+            least = of_row[branch] < least ? of_row[branch] : least;
+            most = of_row[branch] > most ? of_row[branch] : most;
+        }
+        for (uint32_t node = 0; node < NODES; node++)
+            most_node = of_node[node] > most_node ? of_node[node] : most_node;
+        const double mean = (double)SESSIONS / k,
+                     mean_node = (double)SESSIONS * KV_ROW_NODES / NODES;
+
+        print_message("%u rows: idlest %.3f of the mean, busiest %.3f; busiest node %.2f\n", k,
+                      least / mean, most / mean, most_node / mean_node);
+        assert_true(least >= mean - 4 * sqrt(mean) && most <= mean + 4 * sqrt(mean));
+        assert_true(most_node / mean_node <= cases[c].most);
+    }
+    free(map);
+}
+
+/* Prompts that have a block 1, 2, 4, 8 or 16 in common, and not the next of these, are on one row,
+ * however many there are; those with another one may be anywhere. */
+static void branches_meet(void **state)
+{
+    enum {
+        ROUNDS = 2000,
+        BLOCKS = 40,
+    };
+    struct kv_id128 names[BLOCKS];
+    uint32_t n_apart = 0;
+    struct kv_random random;
+
+    (void)state;
+    kv_random_init(&random, 6);
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        const uint32_t d = 1u << kv_random_below(&random, 5);
+        const uint32_t most = d < 16 ? 2 * d : BLOCKS;
+        const uint32_t n_left = d + (uint32_t)kv_random_below(&random, most - d);
+        const uint32_t n_right = d + (uint32_t)kv_random_below(&random, most - d);
+        uint32_t left, right;
+
+        name_blocks(&random, names, 0, n_left);
+        left = kv_placement_branch(names, n_left);
+        assert_true(left < KV_ROOT_ROWS_MAX);
+        name_blocks(&random, names, d, n_right);
+        right = kv_placement_branch(names, n_right);
+        for (uint32_t k = 1; k <= KV_ROOT_ROWS_MAX; k *= 2)
+            assert_true(kv_placement_branch_root(i, left, k) ==
+                        kv_placement_branch_root(i, right, k));
+        name_blocks(&random, names, d - 1, n_right);
+        n_apart += kv_placement_branch(names, n_right) != left;
+    }
+    assert_in_range(n_apart, ROUNDS - ROUNDS / 32, ROUNDS);
+}
+
+/* Twice as many rows move half of the branches, and none back. */
+static void rows_split(void **state)
+{
+    (void)state;
+    for (uint32_t k = 2; k <= KV_ROOT_ROWS_MAX; k *= 2) {
+        uint32_t n_moved = 0;
+
+        for (uint32_t branch = 0; branch < KV_ROOT_ROWS_MAX; branch++)
+            n_moved += kv_placement_branch_root(9, branch, k) !=
+                       kv_placement_branch_root(9, branch, k / 2);
+        assert_int_equal(n_moved, KV_ROOT_ROWS_MAX / 2);
+    }
+    for (uint32_t n = 0; n <= 200; n++)
+        assert_int_equal(kv_placement_is_row_count(n),
+                         n == 1 || n == 2 || n == 4 || n == 8 || n == 16 || n == 32 || n == 64);
+}
+
 /* A session's units go round its nodes, and a node's go round its threads: no share is off by
  * more than one. */
 static void units_are_dealt(void **state)
@@ -368,6 +491,11 @@ static void numbers_stay(void **state)
         assert_int_equal(row.nodes[i], ((const uint16_t[]){4, 0, 2, 8, 6, 5, 7, 3})[i]);
     assert_int_equal(kv_placement_root_slot(12345), 56657);
     assert_int_equal(kv_placement_object_slot(&name), 8689);
+    assert_true(kv_placement_prompt_root(&name) == 0x030201);
+    assert_int_equal(kv_placement_branch(&name, 1), 8689 % 64);
+    assert_true(kv_placement_branch_root(12345, 4, 4) == 12345);
+    assert_true(kv_placement_branch_root(12345, 5, 4) == UINT64_C(0x9e3779b97f4aac4e));
+    assert_true(kv_placement_branch_root(12345, 63, 64) == UINT64_C(0xefa6f4a65354b964));
     assert_int_equal(kv_placement_unit_thread(12345, 678, 8, 128), 37);
     assert_int_equal(kv_placement_object_thread(1000, 4), 0);
     assert_int_equal(kv_placement_epoch32(UINT64_C(0x0000000300000005)), 6);
@@ -379,11 +507,19 @@ static void numbers_stay(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_are_valid),           cmocka_unit_test(rows_are_even),
-        cmocka_unit_test(a_lost_node_takes_little), cmocka_unit_test(order_means_nothing),
-        cmocka_unit_test(weights_are_honoured),     cmocka_unit_test(as_in_doubles),
-        cmocka_unit_test(units_are_even),           cmocka_unit_test(units_are_dealt),
-        cmocka_unit_test(objects_are_even),         cmocka_unit_test(numbers_stay),
+        cmocka_unit_test(rows_are_valid),
+        cmocka_unit_test(rows_are_even),
+        cmocka_unit_test(a_lost_node_takes_little),
+        cmocka_unit_test(order_means_nothing),
+        cmocka_unit_test(weights_are_honoured),
+        cmocka_unit_test(as_in_doubles),
+        cmocka_unit_test(units_are_even),
+        cmocka_unit_test(units_are_dealt),
+        cmocka_unit_test(rows_of_a_root),
+        cmocka_unit_test(branches_meet),
+        cmocka_unit_test(rows_split),
+        cmocka_unit_test(objects_are_even),
+        cmocka_unit_test(numbers_stay),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

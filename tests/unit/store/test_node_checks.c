@@ -356,6 +356,38 @@ static void lease_at_another_place(void)
     session->due_at++;
 }
 
+/* The session of a root that has two rows. */
+static void open_branch(void)
+{
+    open_session();
+    if (!kvs_root_enter(control, session, 7, 1, 2))
+        _exit(3);
+}
+
+static void root_forgets_session(void)
+{
+    open_branch();
+    session->shared_root->n_sessions--;
+}
+
+static void root_counts_another_row(void)
+{
+    open_branch();
+    session->row_then = 0;
+}
+
+static void root_of_three_rows(void)
+{
+    open_branch();
+    session->shared_root->n_rows = session->rows_then = 3;
+}
+
+static void root_of_nobody(void)
+{
+    open_branch();
+    session->shared_root = NULL;
+}
+
 static void place_in_no_list(void)
 {
     control->free_session = control->free_session->next_free;
@@ -378,6 +410,11 @@ static void control_finds(void **state)
     expect_found(writer_nobody, check_control);
     expect_found(lease_at_another_place, check_control);
     expect_found(place_in_no_list, check_control);
+    assert_false(aborts(open_branch, check_control));
+    expect_found(root_forgets_session, check_control);
+    expect_found(root_counts_another_row, check_control);
+    expect_found(root_of_three_rows, check_control);
+    expect_found(root_of_nobody, check_control);
 }
 
 static void check_node(void)
