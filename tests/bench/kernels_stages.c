@@ -25,6 +25,7 @@
  * The best run of each record counts, so a sum may exceed the sum of its stages.  Not included:
  * the request's transport, ids in the result, and recall, which a node samples. */
 #include "tests/bench/kernels.h"
+#include "tests/support/lone_unit.h"
 
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/builder.h"
@@ -362,7 +363,7 @@ static void close_units(struct stages *stages)
     if (stages->has_heap) {
         for (unsigned head = 0; head < stages->n_heads; head++)
             if (stages->units[head].row_bytes > 0)
-                kvs_unit_clear(&stages->units[head], &stages->heap);
+                lone_unit_clear(&stages->units[head]);
         kvs_indexer_destroy(stages->indexer);
         kvs_codebooks_fini(&stages->codebooks);
     }
@@ -399,8 +400,8 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
     for (unsigned head = 0; is_good && head < stages->n_heads; head++) {
         struct kvs_unit *unit = &stages->units[head];
 
-        is_good = kvs_unit_init(unit, &stages->heap, 0, head, ROW_BYTES) == KV_OK &&
-                  kvs_unit_reserve(unit, &stages->heap, stages->n_tokens) == KV_OK;
+        is_good = lone_unit_init(unit, &stages->heap, 0, head, ROW_BYTES) == KV_OK &&
+                  kvs_unit_reserve(unit, stages->n_tokens) == KV_OK;
         if (!is_good)
             break;
         fill_rows(stages, head);
@@ -425,10 +426,10 @@ static double full_cells(const struct stages *stages, uint32_t chapter)
 
     for (unsigned head = 0; head < stages->n_heads; head++)
         for (uint32_t token = 0; token < stages->n_tokens; token += chapter, n++) {
-            const struct kvs_segment *segment =
-                stages->units[head].segments[token / KV_BLOCK_TOKENS];
+            const struct kvs_column *column =
+                kvs_unit_column(&stages->units[head], token / KV_BLOCK_TOKENS);
             const struct kvs_codebook *book =
-                kvs_codebook_at(&stages->codebooks, segment->codebook);
+                kvs_codebook_at(&stages->codebooks, column->codebook);
             const struct kv_cells cells = kvs_codebook_cells(book);
 
             sum += book->cells != NULL ? kv_cells_n_full(&codes, &cells) : 0;

@@ -367,10 +367,9 @@ static struct kvs_unit *unit_at(unsigned session, unsigned layer, unsigned head)
 /* The codebook of the segment that begins the chapter; NULL: it has none. */
 static struct kvs_codebook *book_at(const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_segment *segment = unit->segments[block];
+    const struct kvs_column *column = kvs_unit_column(unit, block);
 
-    return segment->codes == NULL ? NULL
-                                  : kvs_codebook_at(&data()->codebooks, segment->codebook);
+    return column->codes == NULL ? NULL : kvs_codebook_at(&data()->codebooks, column->codebook);
 }
 
 static size_t n_floats(const struct kvs_codebook *book)
@@ -409,15 +408,17 @@ static void copy_memory(void)
         const struct kvs_unit *unit = unit_at(session, layer, head);
 
         for (uint32_t i = 0; i < BLOCKS; i++) {
-            const struct kvs_segment *segment = unit->segments[i];
+            const struct kvs_column *column = kvs_unit_column(unit, i);
+            const uint8_t *rows = kvs_unit_row(unit, i * KV_BLOCK_TOKENS);
+            const uint32_t *crcs = kvs_unit_crc(unit, i * KV_BLOCK_TOKENS);
             struct block_copy *copy = &it.blocks[session][layer][head][i];
 
-            memcpy(copy->rows, segment->rows, sizeof(copy->rows));
-            memcpy(copy->crcs, segment->crcs, sizeof(copy->crcs));
-            copy->n_coded = segment->n_coded;
-            n_coded += segment->n_coded;
-            if (segment->codes != NULL)
-                memcpy(copy->tile, segment->codes, kv_tile_bytes(&book_at(unit, i)->shape));
+            memcpy(copy->rows, rows, sizeof(copy->rows));
+            memcpy(copy->crcs, crcs, sizeof(copy->crcs));
+            copy->n_coded = column->n_coded;
+            n_coded += column->n_coded;
+            if (column->codes != NULL)
+                memcpy(copy->tile, column->codes, kv_tile_bytes(&book_at(unit, i)->shape));
             const struct kvs_codebook *book = book_at(unit, i);
             if (book == NULL || book->block_begin != i)
                 continue;
@@ -466,7 +467,9 @@ static const char *difference(void)
         const struct kvs_unit *unit = unit_at(session, layer, head);
 
         for (uint32_t i = 0; i < BLOCKS; i++) {
-            const struct kvs_segment *segment = unit->segments[i];
+            const struct kvs_column *column = kvs_unit_column(unit, i);
+            const uint8_t *rows = kvs_unit_row(unit, i * KV_BLOCK_TOKENS);
+            const uint32_t *crcs = kvs_unit_crc(unit, i * KV_BLOCK_TOKENS);
             const struct block_copy *copy = &it.blocks[session][layer][head][i];
             const uint32_t n = TOKENS - i * KV_BLOCK_TOKENS < KV_BLOCK_TOKENS
                                    ? TOKENS - i * KV_BLOCK_TOKENS
@@ -474,16 +477,16 @@ static const char *difference(void)
             const struct kvs_codebook *book = book_at(unit, i);
             const char *what = NULL;
 
-            if (memcmp(segment->rows, copy->rows, (size_t)n * ROW_BYTES) != 0)
+            if (memcmp(rows, copy->rows, (size_t)n * ROW_BYTES) != 0)
                 what = "rows";
-            else if (memcmp(segment->crcs, copy->crcs, n * sizeof(uint32_t)) != 0)
+            else if (memcmp(crcs, copy->crcs, n * sizeof(uint32_t)) != 0)
                 what = "checksums";
-            else if ((segment->bad[0] | segment->bad[1]) != 0)
+            else if (kvs_segment_has_bad(kvs_unit_block(unit, i), unit->at))
                 what = "marks";
-            else if (segment->n_coded != copy->n_coded || segment->n_lost > 0)
+            else if (column->n_coded != copy->n_coded || column->n_lost > 0)
                 what = "codes, how many";
-            else if (segment->codes != NULL &&
-                     memcmp(segment->codes, copy->tile, kv_tile_bytes(&book->shape)) != 0)
+            else if (column->codes != NULL &&
+                     memcmp(column->codes, copy->tile, kv_tile_bytes(&book->shape)) != 0)
                 what = "codes";
             else if (book != NULL && book->block_begin == i &&
                      !is_same_book(
@@ -545,7 +548,7 @@ static bool plant(void)
         if (is_same_place(&it.flips[i], &flip))
             return false;
     unit = unit_at(flip.session, flip.layer, flip.head);
-    struct kvs_segment *segment = unit->segments[flip.token / KV_BLOCK_TOKENS];
+    const struct kvs_column *column = kvs_unit_column(unit, flip.token / KV_BLOCK_TOKENS);
     book = book_at(unit, flip.token / KV_BLOCK_TOKENS);
     if (flip.kind >= CODES && flip.kind < OBJECT && book == NULL)
         return false;
@@ -557,7 +560,7 @@ static bool plant(void)
         flip_bit(kvs_unit_crc(unit, flip.token), sizeof(uint32_t));
         break;
     case CODES:
-        flip_bit(segment->codes, kv_tile_bytes(&book->shape));
+        flip_bit(column->codes, kv_tile_bytes(&book->shape));
         break;
     case CENTROIDS:
         flip_bit(book->centroids, n_floats(book) * sizeof(float));
@@ -979,9 +982,9 @@ static bool is_found(const struct flip *flip)
         return true;
     switch (flip->kind) {
     case CODES:
-        return unit->segments[block]->n_lost > 0 ||
-               memcmp(unit->segments[block]->codes, copy->tile, kv_tile_bytes(&book->shape)) ==
-                   0;
+        return kvs_unit_column(unit, block)->n_lost > 0 ||
+               memcmp(kvs_unit_column(unit, block)->codes, copy->tile,
+                      kv_tile_bytes(&book->shape)) == 0;
     case CENTROIDS:
         return has_same_centroids(book, book_copy);
     case CELLS:
@@ -1170,6 +1173,30 @@ static void fork_chapter(uint32_t blocks, uint32_t forked)
     assert_true(it.sessions[FORK]->nodes[0].index < it.sessions[BY_CHAPTER]->nodes[0].index);
 }
 
+/* Rows of a shared block that only the session which the scrub comes to later has. */
+static void shared_blocks_are_scrubbed_whole(void **state)
+{
+    enum {
+        SHARED = 2 * KV_BLOCK_TOKENS + 60
+    };
+    const struct kvs_unit *fork, *unit;
+
+    (void)state;
+    kv_random_init(&it.random, 6);
+    open_node();
+    fork_chapter(16, SHARED);
+    fork = unit_at(FORK, 1, 1);
+    unit = unit_at(BY_CHAPTER, 1, 1);
+    assert_ptr_equal(kvs_unit_block(fork, 2), kvs_unit_block(unit, 2));
+    flip_bit(kvs_unit_row(unit, SHARED + 10), ROW_BYTES);
+    flip_bit(kvs_unit_row(unit, SHARED - 10), ROW_BYTES);
+    scrub();
+    assert_true(kvs_unit_is_bad(unit, SHARED + 10));
+    assert_true(kvs_unit_is_bad(unit, SHARED - 10) && kvs_unit_is_bad(fork, SHARED - 10));
+    assert_int_equal(data()->store.health.rows_bad, 2);
+    close_node();
+}
+
 /* What is lost of a chapter that sessions share is made again as far as one of them has it, not
  * as far as the first one has. */
 static void chapters_are_made_again_whole(void **state)
@@ -1193,7 +1220,7 @@ static void chapters_are_made_again_whole(void **state)
     book = book_at(unit, 0);
     assert_true(book != NULL && !book->is_broken);
     for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
-        assert_int_equal(unit->segments[i]->n_coded, KV_BLOCK_TOKENS);
+        assert_int_equal(kvs_unit_column(unit, i)->n_coded, KV_BLOCK_TOKENS);
         assert_ptr_equal(book_at(unit, i), book);
     }
     assert_int_equal(book->summaries.n_rows, CHAPTER_BLOCKS * KV_BLOCK_TOKENS);
@@ -1249,15 +1276,15 @@ static void chapters_are_replaced_whole(void **state)
     unit = unit_at(BY_CHAPTER, 0, 0);
     before = *book_at(unit, 0);
     scrub_passes(scrub, 2);
-    const uint32_t broken = unit->segments[0]->codebook;
+    const uint32_t broken = kvs_unit_column(unit, 0)->codebook;
     flip_centroid(unit_at(BY_CHAPTER, 0, 0));
     scrub_passes(scrub, 1);
-    while (unit->segments[BAD_BLOCK - 1]->codebook == broken)
+    while (kvs_unit_column(unit, BAD_BLOCK - 1)->codebook == broken)
         assert_true(kvs_indexer_step(data()->indexer));
     flip_bit(kvs_unit_row(unit, BAD_BLOCK * KV_BLOCK_TOKENS), 1);
     while (kvs_indexer_step(data()->indexer))
         ;
-    assert_int_equal(unit->segments[BAD_BLOCK]->codebook, broken);
+    assert_int_equal(kvs_unit_column(unit, BAD_BLOCK)->codebook, broken);
     assert_true(kvs_unit_is_bad(unit, BAD_BLOCK * KV_BLOCK_TOKENS));
     scrub_passes(scrub, 3);
     assert_false(kvs_indexer_step(data()->indexer));
@@ -1268,7 +1295,7 @@ static void chapters_are_replaced_whole(void **state)
         ;
     book = book_at(unit, 0);
     for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
-        assert_int_equal(unit->segments[i]->n_coded, KV_BLOCK_TOKENS);
+        assert_int_equal(kvs_unit_column(unit, i)->n_coded, KV_BLOCK_TOKENS);
         assert_ptr_equal(book_at(unit, i), book);
     }
     assert_false(book->is_broken);
@@ -1317,6 +1344,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(flips_enter_no_answer),
         cmocka_unit_test(objects_go_while_the_scrub_is_at_them),
+        cmocka_unit_test(shared_blocks_are_scrubbed_whole),
         cmocka_unit_test(chapters_are_made_again_whole),
         cmocka_unit_test(chapters_are_replaced_whole),
         cmocka_unit_test(queries_do_not_stop_the_scrub),

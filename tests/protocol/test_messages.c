@@ -2587,54 +2587,6 @@ static void tables_tell_no_secrets(void **state)
 
 /* ---- counters at their ends -------------------------------------------------------------- */
 
-/* A segment that as many transfers have pinned as it can count: others get and bring their rows
- * by way of a buffer. */
-static void pins_are_counted_out(void **state)
-{
-    const struct kv_wire_unit unit = {0, 0, 0};
-    const uint32_t thread = thread_of_unit(0, 0);
-    const uint32_t n_tokens = 5 * KV_BLOCK_TOKENS / 2;
-    struct kv_wire_header header;
-    struct kvs_segment *segments[3];
-    size_t head;
-
-    (void)state;
-    open_session();
-    fill_unit(&unit, ROW_BYTES, 0, n_tokens);
-    for (uint32_t i = 0; i < 3; i++) {
-        const struct kvs_shard_session *part =
-            &world.node->shard[thread].sessions[world.session_index];
-
-        segments[i] = kvs_shard_session_unit(part, 0, 0)->segments[i];
-        segments[i]->pins = UINT16_MAX;
-    }
-    header = session_request(KV_OP_READ, 1);
-    header.n_units = 1;
-    header.token_count = n_tokens;
-    assert_true(n_tokens * ROW_BYTES > KV_WIRE_INLINE_MAX / 2); /* not in the answer's body */
-    assert_int_equal(ask(world.data[thread], &header, &unit, sizeof(unit)), KV_OK);
-
-    header = session_request(KV_OP_PUT, 1);
-    header.n_units = 1;
-    header.token_begin = n_tokens;
-    header.token_count = 10;
-    header.bulk_bytes = 10 * ROW_BYTES;
-    head = put_body(&unit, ROW_BYTES, n_tokens, 10, scratch);
-    send_message(world.data[thread], &header, scratch, head);
-    send_bulk(world.data[thread], &header, scratch + head, 10 * ROW_BYTES);
-    for (unsigned i = 0; i < 10; i++)
-        step();
-    assert_int_equal(world.reply.request_id, header.request_id);
-    assert_int_equal(world.reply.status, KV_OK);
-    for (uint32_t i = 0; i < 3; i++) {
-        assert_int_equal(segments[i]->pins, UINT16_MAX);
-        segments[i]->pins = 1; /* the put has copied the last one: it goes with its pin */
-        kvs_segment_unpin(&world.node->shard[thread].store, segments[i]);
-    }
-    settle();
-    close_session();
-}
-
 /* The request that is number 2^32 and names units that none has named before. */
 static void requests_are_counted_on(void **state)
 {
@@ -3725,7 +3677,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_of_any_bits),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(rows_land_while_the_session_forks),
-        cmocka_unit_test(pins_are_counted_out),
         cmocka_unit_test(requests_are_counted_on),
         cmocka_unit_test(puts_wait_for_what_is_under_way),
         cmocka_unit_test(chains_of_puts_take_turns),

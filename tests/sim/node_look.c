@@ -9,22 +9,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Records of segments stay with the heap once they were carved, and so do the pages where they
- * are. */
-static uint64_t record_bytes(const struct kvs_segment_store *heap)
-{
-    const char *base = kvs_arena_base(heap->arena);
-    uint64_t n_pages = kvs_arena_bytes(heap->arena) / KVS_ARENA_PAGE, n_held = 0;
-    bool *is_held = calloc(n_pages, sizeof(bool));
+/* Pages with free records: these stay with the store, and so do the pages where they are. */
+struct held {
+    const char *base;
+    bool *pages;
+};
 
-    if (is_held == NULL)
+static void hold(void *arg, const void *record)
+{
+    const struct held *held = arg;
+
+    held->pages[(uint64_t)((const char *)record - held->base) / KVS_ARENA_PAGE] = true;
+}
+
+static uint64_t record_bytes(const struct kvs_segment_store *store)
+{
+    const uint64_t n_pages = kvs_arena_bytes(store->arena) / KVS_ARENA_PAGE;
+    struct held held = {kvs_arena_base(store->arena), calloc(n_pages, sizeof(bool))};
+    uint64_t n_held = 0;
+
+    if (held.pages == NULL)
         abort();
-    for (const struct kvs_segment *record = heap->free_records; record != NULL;
-         record = (const struct kvs_segment *)(const void *)record->rows)
-        is_held[((const char *)record - base) / KVS_ARENA_PAGE] = true;
+    kvs_segment_store_visit_free(store, hold, &held);
     for (uint64_t i = 0; i < n_pages; i++)
-        n_held += is_held[i];
-    free(is_held);
+        n_held += held.pages[i];
+    free(held.pages);
     return n_held * KVS_ARENA_PAGE;
 }
 
@@ -60,7 +69,8 @@ void node_look(struct kvs_node *node, struct node_look *ret_look)
 
 /* Are these the codes that the codebook gives the segment's keys? */
 static bool are_codes(const struct kvs_codebook *book,
-                      const struct kvs_segment *segment,
+                      const struct kvs_column *column,
+                      const uint8_t *rows,
                       enum kv_key_type type,
                       uint32_t row_bytes)
 {
@@ -68,12 +78,12 @@ static bool are_codes(const struct kvs_codebook *book,
     static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
     const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
 
-    kv_exact_scores_load(type, segment->rows, row_bytes, segment->n_coded, book->shape.d, keys);
-    kv_kmeans_encode(&book->shape, &kmeans, keys, segment->n_coded, codes, KV_PQ_TILE);
-    kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);
+    kv_exact_scores_load(type, rows, row_bytes, column->n_coded, book->shape.d, keys);
+    kv_kmeans_encode(&book->shape, &kmeans, keys, column->n_coded, codes, KV_PQ_TILE);
+    kv_tile_get(&book->shape, column->codes, 0, column->n_coded, own, KV_PQ_TILE);
     for (uint32_t j = 0; j < book->shape.m; j++)
         if (memcmp(codes + (size_t)j * KV_PQ_TILE, own + (size_t)j * KV_PQ_TILE,
-                   segment->n_coded) != 0)
+                   column->n_coded) != 0)
             return false;
     return true;
 }
@@ -86,24 +96,27 @@ static const char *unit_fault(const struct kvs_shard *data,
     static char text[160];
     const char *why = NULL;
 
-    for (uint32_t i = 0; i < unit->n_segments && why == NULL; i++) {
-        const struct kvs_segment *segment = unit->segments[i];
+    for (uint32_t i = 0; i < kvs_unit_n_segments(unit) && why == NULL; i++) {
+        const struct kvs_segment *segment = kvs_unit_segment(unit, i);
+        const struct kvs_column *column = kvs_unit_column(unit, i);
         const struct kvs_codebook *book;
 
-        if (segment->training && segment->pins == 0)
+        if (segment->training && kvs_unit_block(unit, i)->pins == 0)
             why = "a job has it, and it is not pinned";
-        if (segment->codes == NULL)
+        if (column->codes == NULL)
             continue;
-        book = kvs_codebook_at(&data->codebooks, segment->codebook);
-        if (segment->n_coded == 0 || segment->n_coded > segment->n_written)
+        book = kvs_codebook_at(&data->codebooks, column->codebook);
+        if (column->n_coded == 0 || column->n_coded > segment->n_written)
             why = "its codes are too few or too many";
         else if (book->refs == 0 || book->shape.d != layer->d_k)
             why = "its codebook is not its own";
-        else if (!are_codes(book, segment, (enum kv_key_type)layer->dtype, unit->row_bytes))
+        else if (!are_codes(book, column, kvs_unit_row(unit, i * KV_BLOCK_TOKENS),
+                            (enum kv_key_type)layer->dtype, unit->row_bytes))
             why = "its codes are not those of its keys";
         if (why != NULL)
             snprintf(text, sizeof(text), "layer %u, head %u, block %u: %u rows, %u codes: %s",
-                     unit->layer, unit->kv_head, i, segment->n_written, segment->n_coded, why);
+                     unit->layer, unit->kv_head, i, (unsigned)segment->n_written,
+                     column->n_coded, why);
     }
     return why != NULL ? text : NULL;
 }
@@ -138,13 +151,16 @@ bool node_swap(struct kvs_node *node, const struct node_place *place)
         struct kvs_unit *a = unit_of(&node->shard[i], place, 0);
         struct kvs_unit *b = unit_of(&node->shard[i], place, 1);
 
-        if (a == NULL || b == NULL || place->block >= a->n_segments ||
-            place->block >= b->n_segments)
+        if (a == NULL || b == NULL || place->block >= kvs_unit_n_segments(a) ||
+            place->block >= kvs_unit_n_segments(b))
             continue;
-        struct kvs_segment *segment = a->segments[place->block];
-        a->segments[place->block] = b->segments[place->block];
-        b->segments[place->block] = segment;
-        return segment != a->segments[place->block];
+        struct kvs_block **of_a = &a->blocks->list[place->block];
+        struct kvs_block **of_b = &b->blocks->list[place->block];
+        struct kvs_block *block = *of_a;
+
+        *of_a = *of_b;
+        *of_b = block;
+        return kvs_unit_block(a, place->block) != kvs_unit_block(b, place->block);
     }
     return false;
 }

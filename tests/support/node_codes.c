@@ -46,12 +46,12 @@ static void codes_of_unit(const struct kvs_shard *data,
                           bool *ret_coded)
 {
     for (uint32_t token = 0; token < n_tokens; token++) {
-        const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+        const struct kvs_column *column = kvs_unit_column(unit, token / KV_BLOCK_TOKENS);
         const uint32_t row = token % KV_BLOCK_TOKENS;
 
-        ret_coded[token] = segment->codes != NULL && row < segment->n_coded;
+        ret_coded[token] = column->codes != NULL && row < column->n_coded;
         if (ret_coded[token])
-            stand_for(kvs_codebook_at(&data->codebooks, segment->codebook), segment->codes, row,
+            stand_for(kvs_codebook_at(&data->codebooks, column->codebook), column->codes, row,
                       ret_keys + (size_t)token * d_k);
     }
 }

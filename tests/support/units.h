@@ -1,7 +1,7 @@
 /* units.h - units with rows of random fp32 keys, for tests of what works on units directly.
  *
  * Threads: one.  Memory: a bench owns its arena; units are the caller's, cleared with
- * kvs_unit_clear().
+ * lone_unit_clear().
  */
 #ifndef KV_TESTS_SUPPORT_UNITS_H
 #define KV_TESTS_SUPPORT_UNITS_H
@@ -12,6 +12,7 @@
 #include "kvserver/store/index/scorer_pq.h"
 #include "kvserver/store/rows/unit.h"
 #include "kvserver/store/rows/verify.h"
+#include "tests/support/lone_unit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,7 @@ static inline kv_status_t
 unit_append(struct bench *bench, struct kvs_unit *unit, uint32_t count)
 {
     uint32_t begin = unit->committed;
-    kv_status_t status = kvs_unit_reserve(unit, &bench->heap, begin + count);
+    kv_status_t status = kvs_unit_reserve(unit, begin + count);
 
     if (status != KV_OK)
         return status;
@@ -89,7 +90,7 @@ unit_append(struct bench *bench, struct kvs_unit *unit, uint32_t count)
 static inline void
 unit_make(struct bench *bench, struct kvs_unit *unit, uint32_t head, uint32_t d, uint32_t rows)
 {
-    if (kvs_unit_init(unit, &bench->heap, 0, head, d * (uint32_t)sizeof(float)) != KV_OK ||
+    if (lone_unit_init(unit, &bench->heap, 0, head, d * (uint32_t)sizeof(float)) != KV_OK ||
         unit_append(bench, unit, rows) != KV_OK)
         abort();
 }
@@ -99,18 +100,19 @@ static inline bool unit_codes_are_right(const struct bench *bench, const struct 
 {
     uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
 
-    for (uint32_t i = 0; i < unit->n_segments; i++) {
-        const struct kvs_segment *segment = unit->segments[i];
+    for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++) {
+        const struct kvs_column *column = kvs_unit_column(unit, i);
 
-        if (segment->codes == NULL)
+        if (column->codes == NULL)
             continue;
-        const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, segment->codebook);
+        const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, column->codebook);
         const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
-        kv_kmeans_encode(&book->shape, &kmeans, (const float *)(const void *)segment->rows,
-                         segment->n_coded, codes, KV_PQ_TILE);
-        kv_tile_get(&book->shape, segment->codes, 0, segment->n_coded, own, KV_PQ_TILE);
+        kv_kmeans_encode(&book->shape, &kmeans,
+                         (const float *)(const void *)kvs_unit_row(unit, i * KV_BLOCK_TOKENS),
+                         column->n_coded, codes, KV_PQ_TILE);
+        kv_tile_get(&book->shape, column->codes, 0, column->n_coded, own, KV_PQ_TILE);
         for (uint32_t j = 0; j < book->shape.m; j++)
-            if (memcmp(codes + j * KV_PQ_TILE, own + j * KV_PQ_TILE, segment->n_coded) != 0)
+            if (memcmp(codes + j * KV_PQ_TILE, own + j * KV_PQ_TILE, column->n_coded) != 0)
                 return false;
     }
     return true;

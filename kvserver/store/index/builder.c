@@ -28,9 +28,10 @@ struct job {
     struct kvs_queued_job queued;
     enum job_state state;
     struct kvs_index_plan plan;
-    struct kvs_segment **segments; /* pinned; the list is from the arena */
-    int segments_class;
+    struct kvs_block **blocks; /* that have the rows; pinned; the list is from the arena */
+    int blocks_class;
     uint32_t n_segments;
+    uint32_t at;     /* the unit's place in the blocks */
     uint32_t n_rows; /* from row 0 of the first segment */
     uint32_t row_bytes;
     uint16_t layer, kv_head;
@@ -128,13 +129,13 @@ static void job_end(struct kvs_indexer *indexer, struct job *job)
     kvs_job_queue_remove(indexer->queue, &job->queued);
     if (job->state == JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
-    job->segments[0]->begins_job = false;
+    job->blocks[0]->segments[job->at].begins_job = false;
     for (uint32_t i = 0; i < job->n_segments; i++) {
         if (!job->is_late)
-            job->segments[i]->training = false;
-        kvs_segment_unpin(indexer->books->store, job->segments[i]);
+            job->blocks[i]->segments[job->at].training = false;
+        kvs_block_unpin(indexer->books->store, job->blocks[i]);
     }
-    kvs_arena_free(arena, job->segments_class, job->segments);
+    kvs_arena_free(arena, job->blocks_class, job->blocks);
     if (job->training != NULL)
         kvs_arena_free(arena, job->training_class, job->training);
     if (job->lists.memory != NULL)
@@ -167,7 +168,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     struct kvs_arena *arena = indexer->books->store->arena;
     uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
     uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    const size_t list_bytes = n_segments * sizeof(struct kvs_segment *);
+    const size_t list_bytes = n_segments * sizeof(struct kvs_block *);
     const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
     const size_t runs_bytes =
         writers != NULL ? kv_writers_slice_bytes(writers, first, row_end) : 0;
@@ -175,9 +176,6 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
 
     if (class_id < 0)
         return KV_NO_MEMORY;
-    for (uint32_t i = 0; i < n_segments; i++)
-        if (unit->segments[block_begin + i]->pins == UINT16_MAX)
-            return KV_BUSY;
     /* Whatever one session queues, others may queue as much. */
     if (kvs_job_queue_n_of(indexer->queue, unit->session) >=
         KVS_INDEX_JOBS_MAX - kv_pool_used(indexer->jobs))
@@ -185,16 +183,17 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     struct job *job = kv_pool_get(indexer->jobs);
     if (job == NULL)
         return KV_BUSY;
-    struct kvs_segment **segments = kvs_arena_alloc(arena, class_id);
-    if (segments == NULL) {
+    struct kvs_block **blocks = kvs_arena_alloc(arena, class_id);
+    if (blocks == NULL) {
         kv_pool_put(indexer->jobs, job);
         return KV_NO_MEMORY;
     }
     *job = (struct job){
         .plan = *plan,
-        .segments = segments,
-        .segments_class = class_id,
+        .blocks = blocks,
+        .blocks_class = class_id,
         .n_segments = n_segments,
+        .at = unit->at,
         .n_rows = n_rows,
         .row_bytes = unit->row_bytes,
         .layer = unit->layer,
@@ -204,19 +203,20 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         .replaces = kind == KVS_INDEX_JOB_REPLACE,
     };
     if (writers != NULL) {
-        job->writers = (struct kv_writers *)(void *)(segments + n_segments);
+        job->writers = (struct kv_writers *)(void *)(blocks + n_segments);
         kv_writers_slice(writers, first, row_end, job->writers);
     }
     for (uint32_t i = 0; i < n_segments; i++) {
-        segments[i] = unit->segments[block_begin + i];
-        segments[i]->pins++;
+        blocks[i] = kvs_unit_block(unit, block_begin + i);
+        assert(blocks[i]->pins < UINT32_MAX);
+        blocks[i]->pins++;
         if (!is_late)
-            segments[i]->training = true;
+            blocks[i]->segments[job->at].training = true;
     }
-    segments[0]->begins_job = true;
+    blocks[0]->segments[job->at].begins_job = true;
     if (is_late) {
         job->has_codebook = true;
-        job->codebook = segments[0]->codebook;
+        job->codebook = kvs_block_column(blocks[0], job->at)->codebook;
         kvs_codebook_ref(indexer->books, job->codebook);
         job->wants_lists = kvs_codebook_can_mend_cells(book_of(indexer, job), n_rows);
     }
@@ -226,9 +226,14 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
 
 /* ---- slices: each runs for about 50 us, and advances job->cursor or job->state ----------- */
 
+static const struct kvs_column *column_at(const struct job *job, uint32_t i)
+{
+    return kvs_block_column(job->blocks[i], job->at);
+}
+
 static const uint8_t *row_at(const struct job *job, uint32_t row)
 {
-    return job->segments[row / KV_BLOCK_TOKENS]->rows +
+    return kvs_block_rows(job->blocks[row / KV_BLOCK_TOKENS], job->at) +
            (size_t)(row % KV_BLOCK_TOKENS) * job->row_bytes;
 }
 
@@ -240,7 +245,8 @@ static bool are_good(struct kvs_indexer *indexer,
                      uint32_t n)
 {
     const struct kvs_row_set rows = {
-        .segments = job->segments,
+        .blocks = job->blocks,
+        .at = job->at,
         .block = job->block_begin,
         .row_bytes = job->row_bytes,
         .layer = job->layer,
@@ -350,25 +356,26 @@ static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uin
 
 /* ---- codes ------------------------------------------------------------------------------- */
 
-static bool has_codes_of_another(const struct kvs_segment *segment, uint32_t codebook)
+static bool has_codes_of_another(const struct kvs_column *column, uint32_t codebook)
 {
-    return segment->codes != NULL && segment->codebook != codebook;
+    return column->codes != NULL && column->codebook != codebook;
 }
 
 /* Encodes some rows of a segment.  *ret_done is true after the last segment.  A segment keeps the
  * codes of a broken codebook until its rows are verified: a job that fails leaves them. */
 static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
-    struct kvs_segment *segment = job->segments[job->cursor];
+    struct kvs_block *block = job->blocks[job->cursor];
+    const struct kvs_column *column = column_at(job, job->cursor);
     uint32_t n_rows = job->n_rows - job->cursor * KV_BLOCK_TOKENS;
     uint32_t begin, end;
     kv_status_t status;
 
-    *ret_done = segment->refs == 0; /* no unit has this segment, nor those after it */
+    *ret_done = block->refs == 0; /* no unit has this segment, nor those after it */
     if (*ret_done)
         return KV_OK;
-    const bool has_old = job->replaces && has_codes_of_another(segment, job->codebook);
-    begin = has_old ? 0 : segment->n_coded;
+    const bool has_old = job->replaces && has_codes_of_another(column, job->codebook);
+    begin = has_old ? 0 : column->n_coded;
     end = begin + scorer_of(job)->rows_at_once(&job->plan.shape);
     if (n_rows > KV_BLOCK_TOKENS)
         n_rows = KV_BLOCK_TOKENS;
@@ -379,16 +386,16 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
         return KV_CORRUPT;
     if (has_old) {
         /* Queries may be in progress, which began when this codebook was broken already. */
-        assert(kvs_codebook_at(indexer->books, segment->codebook)->is_broken);
-        kvs_segment_drop_codes(indexer->books, segment);
+        assert(kvs_codebook_at(indexer->books, column->codebook)->is_broken);
+        kvs_segment_drop_codes(indexer->books, block, job->at);
     }
-    status = kvs_segment_encode(indexer->books, segment, job->codebook, job->plan.type,
+    status = kvs_segment_encode(indexer->books, block, job->at, job->codebook, job->plan.type,
                                 job->row_bytes, end);
     if (status != KV_OK)
         return status;
     indexer->stats.rows_coded += end - begin;
     if (end == KV_BLOCK_TOKENS)
-        segment->in_chapter = true;
+        kvs_block_column_make(indexer->books->store, block, job->at)->in_chapter = true;
     job->cursor += end == n_rows;
     *ret_done = job->cursor == job->n_segments;
     return KV_OK;
@@ -401,8 +408,8 @@ static uint32_t rows_in_chapter(const struct job *job)
 {
     uint32_t n_full = 0;
 
-    while (n_full < job->n_segments && job->segments[n_full]->in_chapter &&
-           job->segments[n_full]->codebook == job->codebook)
+    while (n_full < job->n_segments && column_at(job, n_full)->in_chapter &&
+           column_at(job, n_full)->codebook == job->codebook)
         n_full++;
     return n_full * KV_BLOCK_TOKENS;
 }
@@ -449,13 +456,13 @@ static bool lists_slice(struct kvs_indexer *indexer, struct job *job)
         n_segments - job->cursor < SLICE_BLOCKS ? n_segments : job->cursor + SLICE_BLOCKS;
 
     for (; job->cursor < end; job->cursor++) {
-        const struct kvs_segment *segment = job->segments[job->cursor];
+        const struct kvs_column *column = column_at(job, job->cursor);
 
-        if (!segment->in_chapter || !kvs_segment_codes_are_good(indexer->books, segment)) {
+        if (!column->in_chapter || !kvs_segment_codes_are_good(indexer->books, column)) {
             give_up_lists(indexer, job);
             return true;
         }
-        scorer->lists_add(&job->lists, segment->codes, job->cursor * KV_BLOCK_TOKENS);
+        scorer->lists_add(&job->lists, column->codes, job->cursor * KV_BLOCK_TOKENS);
     }
     if (end < n_segments)
         return false;
@@ -525,7 +532,7 @@ static bool is_wanted(const struct job *job)
     uint32_t least = job->is_late || job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;
 
     assert(least <= job->n_segments);
-    return job->segments[least - 1]->refs > 0;
+    return job->blocks[least - 1]->refs > 0;
 }
 
 static void drop(struct kvs_indexer *indexer, struct job *job)
@@ -640,8 +647,8 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
     for (; queued != NULL; queued = queued->all_next) {
         const struct job *job = job_of(queued);
         const struct kvs_index_job_look look = {
-            .segments = job->segments,
-            .n_segments = job->n_segments,
+            .blocks = job->blocks,
+            .n_blocks = job->n_segments,
             .codebook = job->codebook,
             .has_codebook = job->has_codebook,
         };
@@ -656,10 +663,11 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
 
     assert(job->n_segments > 0 && job->n_rows > (job->n_segments - 1) * KV_BLOCK_TOKENS);
     assert(job->n_rows <= job->n_segments * KV_BLOCK_TOKENS);
-    assert(kvs_arena_is_in_use(arena, job->segments_class, job->segments));
-    assert(job->segments[0]->begins_job);
+    assert(kvs_arena_is_in_use(arena, job->blocks_class, job->blocks));
+    assert(job->blocks[0]->segments[job->at].begins_job);
     for (uint32_t i = 0; i < job->n_segments; i++)
-        assert(job->segments[i]->pins > 0 && (job->is_late || job->segments[i]->training));
+        assert(job->blocks[i]->pins > 0 &&
+               (job->is_late || job->blocks[i]->segments[job->at].training));
     assert(job->has_codebook == (job->is_late || job->state != JOB_QUEUED));
     assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
                                   book_of(indexer, job)->refs > 0));

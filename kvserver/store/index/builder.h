@@ -122,8 +122,8 @@ void kvs_indexer_check(const struct kvs_indexer *indexer);
 
 /* What a job has of others. */
 struct kvs_index_job_look {
-    struct kvs_segment *const *segments; /* (n_segments) pinned */
-    uint32_t n_segments;
+    struct kvs_block *const *blocks; /* (n_blocks) pinned */
+    uint32_t n_blocks;
     uint32_t codebook; /* where has_codebook */
     bool has_codebook;
 };

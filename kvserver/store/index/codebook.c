@@ -6,9 +6,9 @@
 #include <assert.h>
 #include <string.h>
 
-static void release_codes(void *arg, struct kvs_segment *segment)
+static void release_codes(void *arg, struct kvs_block *block, uint32_t at)
 {
-    kvs_segment_drop_codes(arg, segment);
+    kvs_segment_drop_codes(arg, block, at);
 }
 
 bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *store)

@@ -1,6 +1,7 @@
 /* encode.h - the codes of a segment's keys: makes, verifies, loses and remakes them.
  *
- * The segment stores the bytes (segment.h); its codebook gives them their meaning.
+ * The segment's column stores the bytes (segment.h); its codebook gives them their meaning.
+ * A segment is one of the block that has its rows, at the unit's place in it.
  *
  * Threads: the data thread.  Memory: codes belong to the segment, which then holds a reference
  * to its codebook.
@@ -11,14 +12,14 @@
 #include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/unit.h"
 
-/* Returns how many of the segment's first n_rows rows have codes that may be used. */
+/* Returns how many of a segment's first n_rows rows, by its column, have codes that may be used. */
 static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
-                                         const struct kvs_segment *segment,
+                                         const struct kvs_column *column,
                                          uint32_t n_rows)
 {
-    if (segment->codes == NULL || kvs_codebook_at(books, segment->codebook)->is_broken)
+    if (column->codes == NULL || kvs_codebook_at(books, column->codebook)->is_broken)
         return 0;
-    return segment->n_coded < n_rows ? segment->n_coded : n_rows;
+    return column->n_coded < n_rows ? column->n_coded : n_rows;
 }
 
 /* Encodes the segment's rows [n_coded, n_rows), which are good, with the codebook.  A segment
@@ -26,7 +27,8 @@ static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
  * KV_NO_MEMORY nothing has changed.  Fails with KV_CORRUPT if existing codes are bad and now
  * lost, or were lost before: call kvs_segment_recode() first. */
 kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
-                               struct kvs_segment *segment,
+                               struct kvs_block *block,
+                               uint32_t at,
                                uint32_t codebook,
                                enum kv_key_type type,
                                uint32_t row_bytes,
@@ -34,14 +36,15 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
 
 /* Verifies the codes with their checksum. */
 bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
-                                const struct kvs_segment *segment);
+                                const struct kvs_column *column);
 
 /* Counts codes as bad and stops using them; kvs_segment_recode() can make them again. */
-void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_segment *segment);
+void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at);
 
 /* Makes lost codes again from rows that are good, in the same tile. */
 void kvs_segment_recode(struct kvs_codebooks *books,
-                        struct kvs_segment *segment,
+                        struct kvs_block *block,
+                        uint32_t at,
                         enum kv_key_type type,
                         uint32_t row_bytes);
 
@@ -54,6 +57,6 @@ uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
 
 /* Frees the codes and drops the reference to the codebook.  The segment store calls it for
  * segments that are freed (kvs_codebooks_init()). */
-void kvs_segment_drop_codes(struct kvs_codebooks *books, struct kvs_segment *segment);
+void kvs_segment_drop_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at);
 
 #endif

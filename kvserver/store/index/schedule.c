@@ -4,9 +4,20 @@
 
 #include <assert.h>
 
-static bool is_bare(const struct kvs_segment *segment)
+static bool is_training(const struct kvs_unit *unit, uint32_t block)
 {
-    return segment->codes == NULL && !segment->training;
+    return kvs_unit_segment(unit, block)->training;
+}
+
+static bool is_bare(const struct kvs_unit *unit, uint32_t block)
+{
+    return kvs_unit_column(unit, block)->codes == NULL && !is_training(unit, block);
+}
+
+/* Returns whether an index job works on the segment, or begins with it. */
+static bool has_job(const struct kvs_unit *unit, uint32_t block)
+{
+    return is_training(unit, block) || kvs_unit_segment(unit, block)->begins_job;
 }
 
 /* Queues a job for one codebook of all rows.  It is made once, by the first request; later rows
@@ -18,11 +29,11 @@ static kv_status_t cut_whole(struct kvs_indexer *indexer,
 {
     uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, begin = n_blocks;
 
-    while (begin > 0 && is_bare(unit->segments[begin - 1]))
+    while (begin > 0 && is_bare(unit, begin - 1))
         begin--;
     if (begin > 0) {
-        const struct kvs_segment *before = unit->segments[begin - 1];
-        if (before->training ||
+        const struct kvs_column *before = kvs_unit_column(unit, begin - 1);
+        if (is_training(unit, begin - 1) ||
             kvs_codebook_at(kvs_indexer_books(indexer), before->codebook)->open)
             return KV_OK;
     }
@@ -41,16 +52,15 @@ static kv_status_t cut_late(struct kvs_indexer *indexer,
     kv_status_t status = KV_OK;
 
     for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
-        const struct kvs_segment *segment = unit->segments[begin];
+        const struct kvs_column *column = kvs_unit_column(unit, begin);
 
         end = begin + 1;
-        if (!segment->in_chapter)
+        if (!column->in_chapter)
             continue;
         const struct kvs_codebook *book =
-            kvs_codebook_at(kvs_indexer_books(indexer), segment->codebook);
+            kvs_codebook_at(kvs_indexer_books(indexer), column->codebook);
         end = kvs_unit_chapter_end(unit, begin, n_blocks);
-        if (begin != book->block_begin || segment->training || segment->begins_job ||
-            book->is_broken)
+        if (begin != book->block_begin || has_job(unit, begin) || book->is_broken)
             continue;
         uint32_t n_rows = book->summaries.shape.bits == plan->summaries_bits &&
                                   book->summaries.shape.d_v == plan->d_v
@@ -81,7 +91,7 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
                 ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
                 : n_blocks;
 
-        for (end = begin; end < chapter_end && is_bare(unit->segments[end]); end++)
+        for (end = begin; end < chapter_end && is_bare(unit, end); end++)
             ;
         if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
             status = kvs_index_job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan,
@@ -97,11 +107,11 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
 kv_status_t
 kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_segment *segment = unit->segments[block];
+    const struct kvs_column *column = kvs_unit_column(unit, block);
 
-    if (!segment->in_chapter || segment->training || segment->begins_job)
+    if (!column->in_chapter || has_job(unit, block))
         return KV_OK;
-    struct kvs_codebook *book = kvs_codebook_at(kvs_indexer_books(indexer), segment->codebook);
+    struct kvs_codebook *book = kvs_codebook_at(kvs_indexer_books(indexer), column->codebook);
     const uint32_t end = kvs_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
     const bool wants_cells = kvs_codebook_can_mend_cells(book, n_rows);
@@ -134,7 +144,7 @@ kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
 {
     assert(kvs_index_is_enough(plan, block, tokens));
     for (uint32_t i = block; i * KV_BLOCK_TOKENS < tokens; i++)
-        assert(kvs_codebook_at(kvs_indexer_books(indexer), unit->segments[i]->codebook)
+        assert(kvs_codebook_at(kvs_indexer_books(indexer), kvs_unit_column(unit, i)->codebook)
                    ->is_broken);
     return kvs_index_job_create(indexer, unit, block, tokens, plan, KVS_INDEX_JOB_REPLACE);
 }
@@ -149,14 +159,15 @@ bool kvs_index_look_on(const struct kvs_codebooks *books,
     const uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 
     for (; most > 0 && look->n_blocks < n_blocks; most--, look->n_blocks++) {
-        const struct kvs_segment *segment = unit->segments[look->n_blocks];
+        const struct kvs_segment *segment = kvs_unit_segment(unit, look->n_blocks);
+        const struct kvs_column *column = kvs_unit_column(unit, look->n_blocks);
 
         look->n_pending += segment->begins_job;
-        if (segment->codes == NULL)
+        if (column->codes == NULL)
             continue;
         look->n_coded +=
-            kvs_segment_coded(books, segment, tokens - look->n_blocks * KV_BLOCK_TOKENS);
-        const struct kvs_codebook *book = kvs_codebook_at(books, segment->codebook);
+            kvs_segment_coded(books, column, tokens - look->n_blocks * KV_BLOCK_TOKENS);
+        const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
         if (book->serial == look->last_serial || segment->training)
             continue; /* counted, or still in progress */
         look->last_serial = book->serial;
@@ -177,7 +188,7 @@ bool kvs_index_look_on(const struct kvs_codebooks *books,
 
 uint32_t kvs_index_find_pending(const struct kvs_unit *unit, uint32_t block, uint32_t end)
 {
-    while (block < end && !unit->segments[block]->begins_job)
+    while (block < end && !kvs_unit_segment(unit, block)->begins_job)
         block++;
     return block;
 }

@@ -151,8 +151,7 @@ static bool mend_rows(struct kvs_request *request, const uint8_t *rows)
                     request->type->name, unit->layer, unit->kv_head, token);
                 return false;
             }
-            kvs_unit_mend(unit, &request->shard->store, token,
-                          rows + (size_t)(token - begin) * unit->row_bytes,
+            kvs_unit_mend(unit, token, rows + (size_t)(token - begin) * unit->row_bytes,
                           crcs[token - begin]);
         }
         rows += (size_t)header->token_count * unit->row_bytes;
@@ -302,12 +301,11 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
         return;
     for (uint32_t i = 0; i < header->n_units; i++) {
         struct kvs_unit *unit = kvs_unit_at(request, i);
-        if (end > unit->reserved &&
-            kvs_unit_reserve(unit, &request->shard->store, end) != KV_OK) {
+        if (end > unit->reserved && kvs_unit_reserve(unit, end) != KV_OK) {
             while (i-- > 0) {
                 struct kvs_unit *done = kvs_unit_at(request, i);
                 if (done->committed < end)
-                    kvs_unit_unreserve(done, &request->shard->store, done->committed);
+                    kvs_unit_unreserve(done, done->committed);
             }
             kvs_request_fail(request, KV_NO_MEMORY, "%s: store full", request->type->name);
             return;
@@ -342,12 +340,11 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
  * ended: these were to follow the failed rows, so none of them can be committed. */
 
 /* Reserves and pins the rows, and lists their memory for the transfer.  Fails with
- * KV_NO_MEMORY, or with KV_TOO_LARGE if they are more pieces than a transfer may have, or a
- * segment cannot be pinned once more. */
+ * KV_NO_MEMORY, or with KV_TOO_LARGE if they are more pieces than a transfer may
+ * have. */
 static kv_status_t put_reserve(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
-    struct kvs_segment_store *store = &request->shard->store;
     uint32_t begin = header->token_begin, count = header->token_count;
     kv_status_t status = KV_OK;
     uint32_t i;
@@ -357,12 +354,12 @@ static kv_status_t put_reserve(struct kvs_request *request)
     for (i = 0; i < header->n_units; i++) {
         struct kvs_unit *unit = kvs_unit_at(request, i);
 
-        status = kvs_unit_reserve(unit, store, begin + count);
+        status = kvs_unit_reserve(unit, begin + count);
         if (status != KV_OK)
             goto err_unreserve;
         request->n_iov =
             kvs_unit_pieces(unit, begin, count, request->iov, request->n_iov, KV_IOV_MAX);
-        if (request->n_iov > KV_IOV_MAX || !kvs_unit_can_pin(unit, begin, count)) {
+        if (request->n_iov > KV_IOV_MAX) {
             i++;
             status = KV_TOO_LARGE;
             goto err_unreserve;
@@ -379,7 +376,7 @@ static kv_status_t put_reserve(struct kvs_request *request)
 err_unreserve:
     request->n_iov = 0;
     while (i-- > 0)
-        kvs_unit_unreserve(kvs_unit_at(request, i), store, begin);
+        kvs_unit_unreserve(kvs_unit_at(request, i), begin);
     return status;
 }
 
@@ -392,7 +389,7 @@ static void stop_transfer(struct kvs_request *request)
         unit->broken = true;
         if (--unit->n_transfers == 0) {
             unit->broken = false;
-            kvs_unit_unreserve(unit, &request->shard->store, unit->committed);
+            kvs_unit_unreserve(unit, unit->committed);
         }
     }
 }

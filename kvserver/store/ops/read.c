@@ -139,8 +139,7 @@ static void read_ready(struct kvs_request *request)
         struct kv_iov piece;
 
         if (kvs_unit_pieces(unit, header->token_begin, header->token_count, &piece, 0, 1) ==
-                1 &&
-            kvs_unit_can_pin(unit, header->token_begin, header->token_count)) {
+            1) {
             request->n_pins =
                 kvs_unit_pin(unit, header->token_begin, header->token_count, request->pins);
             kvs_count(&request->shard->stats.direct_sends, 1);

@@ -24,11 +24,20 @@ struct kvs_scrub {
     uint16_t pass;     /* number of the pass, never 0 */
     struct kvs_scrub_progress progress;
 
-    uint32_t session, serial, unit, block; /* the next segment */
+    uint32_t session, serial, block, unit; /* the next segment: units of a block, one by one */
+    uint32_t n_checked;      /* rows that all units of the block so far had, and were checked */
     uint32_t codebook, step; /* the next check of a codebook: see check_codebook() */
 
     uint32_t piece, at, crc; /* position in the current object, and the CRC so far */
 };
+
+/* Moves the cursor to a block. */
+static void begin_block(struct kvs_scrub *scrub, uint32_t block)
+{
+    scrub->block = block;
+    scrub->unit = 0;
+    scrub->n_checked = KV_BLOCK_TOKENS;
+}
 
 struct kvs_scrub *kvs_scrub_create(struct kvs_shard *shard, uint64_t bytes_per_s)
 {
@@ -41,6 +50,7 @@ struct kvs_scrub *kvs_scrub_create(struct kvs_shard *shard, uint64_t bytes_per_s
     scrub->begun_us = scrub->due_us = kv_clock_now(shard->clock);
     scrub->pass = 1;
     scrub->serial = shard->sessions[0].serial;
+    begin_block(scrub, 0);
     return scrub;
 }
 
@@ -57,9 +67,9 @@ void kvs_scrub_get_progress(const struct kvs_scrub *scrub,
 }
 
 static struct kvs_codebook *book_of(const struct kvs_scrub *scrub,
-                                    const struct kvs_segment *segment)
+                                    const struct kvs_column *column)
 {
-    return kvs_codebook_at(&scrub->shard->codebooks, segment->codebook);
+    return kvs_codebook_at(&scrub->shard->codebooks, column->codebook);
 }
 
 /* ---- rows and codes ---------------------------------------------------------------------- */
@@ -67,6 +77,8 @@ static struct kvs_codebook *book_of(const struct kvs_scrub *scrub,
 /* Returns the number of the segment's rows that the unit has. */
 static uint32_t rows_of(const struct kvs_unit *unit, uint32_t block)
 {
+    if (unit->committed <= block * KV_BLOCK_TOKENS)
+        return 0;
     const uint32_t n = unit->committed - block * KV_BLOCK_TOKENS;
 
     return n < KV_BLOCK_TOKENS ? n : KV_BLOCK_TOKENS;
@@ -74,26 +86,24 @@ static uint32_t rows_of(const struct kvs_unit *unit, uint32_t block)
 
 static uint64_t check_rows(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t block)
 {
-    struct kvs_segment *segment = unit->segments[block];
+    const struct kvs_block *of = kvs_unit_block(unit, block);
     const struct kvs_row_set rows = kvs_unit_rows(unit);
-    const uint32_t begin = segment->pass == scrub->pass ? segment->n_checked : 0;
+    /* Other sessions that share the block were here in this pass. */
+    const uint32_t begin = of->pass == scrub->pass ? of->n_checked : 0;
     const uint32_t end = rows_of(unit, block);
 
     if (begin >= end)
         return 0;
     kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS + begin, 1,
                    end - begin);
-    segment->pass = scrub->pass;
-    segment->n_checked = (uint8_t)end;
     return (uint64_t)(end - begin) * (unit->row_bytes + sizeof(uint32_t));
 }
 
 /* Returns whether all rows that have lost their codes are good. */
 static bool can_recode(const struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_segment *segment = unit->segments[block];
     const struct kvs_row_set rows = kvs_unit_rows(unit);
-    const uint32_t n = segment->n_lost;
+    const uint32_t n = kvs_unit_column(unit, block)->n_lost;
 
     return rows_of(unit, block) >= n &&
            kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
@@ -107,13 +117,14 @@ static uint64_t check_codes(struct kvs_scrub *scrub,
                             uint32_t block)
 {
     struct kvs_codebooks *books = &scrub->shard->codebooks;
-    struct kvs_segment *segment = unit->segments[block];
-    const struct kvs_codebook *book = book_of(scrub, segment);
+    struct kvs_block *of = kvs_unit_block(unit, block);
+    const struct kvs_column *column = kvs_block_column(of, unit->at);
+    const struct kvs_codebook *book = book_of(scrub, column);
 
-    if (segment->n_coded > 0 && !kvs_segment_codes_are_good(books, segment))
-        kvs_segment_lose_codes(books, segment);
-    if (segment->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
-        kvs_segment_recode(books, segment,
+    if (column->n_coded > 0 && !kvs_segment_codes_are_good(books, column))
+        kvs_segment_lose_codes(books, of, unit->at);
+    if (column->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
+        kvs_segment_recode(books, of, unit->at,
                            (enum kv_key_type)session->schema->layers[unit->layer].dtype,
                            unit->row_bytes);
     return book->scorer->codes_bytes(&book->shape);
@@ -168,7 +179,8 @@ static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
 static bool
 is_in_chapter_before(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_segment *before = unit->segments[block - 1], *at = unit->segments[block];
+    const struct kvs_column *before = kvs_unit_column(unit, block - 1);
+    const struct kvs_column *at = kvs_unit_column(unit, block);
 
     return before->codes != NULL && at->codes != NULL &&
            book_of(scrub, before)->block_begin == book_of(scrub, at)->block_begin;
@@ -193,7 +205,7 @@ static bool may_recut(const struct kvs_unit *unit, uint32_t begin, uint32_t toke
     const uint32_t first = begin * KV_BLOCK_TOKENS;
 
     for (uint32_t i = begin; i * KV_BLOCK_TOKENS < tokens; i++)
-        if (unit->segments[i]->training || unit->segments[i]->begins_job)
+        if (kvs_unit_segment(unit, i)->training || kvs_unit_segment(unit, i)->begins_job)
             return false;
     return kvs_unit_known_bad(unit, first, tokens - first) == tokens;
 }
@@ -219,7 +231,7 @@ static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32
     uint32_t at = begin;
 
     while (at < end && (at + 1) * KV_BLOCK_TOKENS <= unit->committed &&
-           (unit->segments[at]->in_chapter || unit->segments[at]->lost_chapter))
+           (kvs_unit_column(unit, at)->in_chapter || kvs_unit_column(unit, at)->lost_chapter))
         at++;
     return at - begin;
 }
@@ -233,12 +245,12 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
     const uint32_t begin = chapter_begin(scrub, unit, end);
     const uint32_t tokens =
         unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
-    struct kvs_codebook *book = book_of(scrub, unit->segments[begin]);
+    struct kvs_codebook *book = book_of(scrub, kvs_unit_column(unit, begin));
     const uint32_t n_full = n_of_chapter(unit, begin, end);
 
     for (uint32_t i = begin; i < end; i++)
-        if (book_of(scrub, unit->segments[i])->n_seen < n_full)
-            book_of(scrub, unit->segments[i])->n_seen = n_full;
+        if (book_of(scrub, kvs_unit_column(unit, i))->n_seen < n_full)
+            book_of(scrub, kvs_unit_column(unit, i))->n_seen = n_full;
     if (!book->is_broken) {
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kvs_index_repair(shard->indexer, unit, begin);
@@ -255,7 +267,7 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
         return;
     }
     for (uint32_t i = end; i-- > begin;)
-        kvs_segment_drop_codes(&shard->codebooks, unit->segments[i]);
+        kvs_segment_drop_codes(&shard->codebooks, kvs_unit_block(unit, i), unit->at);
 }
 
 /* ---- the walk ---------------------------------------------------------------------------- */
@@ -273,26 +285,42 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
                               const struct kvs_shard_session *session,
                               struct kvs_unit *unit)
 {
-    const struct kvs_segment *segment = unit->segments[scrub->block];
-    const bool has_codes = segment->codes != NULL && !segment->training;
+    const uint32_t block = scrub->block;
+    const struct kvs_column *column = kvs_unit_column(unit, block);
+    const bool has_codes = column->codes != NULL && !kvs_unit_segment(unit, block)->training;
     uint64_t bytes = 0;
 
-    if (has_codes && book_of(scrub, segment)->pass != scrub->pass)
-        return check_codebook(scrub, segment->codebook);
-    bytes += check_rows(scrub, unit, scrub->block);
+    if (has_codes && book_of(scrub, column)->pass != scrub->pass)
+        return check_codebook(scrub, column->codebook);
+    bytes += check_rows(scrub, unit, block);
+    if (scrub->n_checked > rows_of(unit, block))
+        scrub->n_checked = rows_of(unit, block);
     if (has_codes)
-        bytes += check_codes(scrub, session, unit, scrub->block);
-    scrub->block++;
-    if (has_codes && is_last_of_chapter(scrub, unit, scrub->block))
-        mend_codebook(scrub, unit, scrub->block);
+        bytes += check_codes(scrub, session, unit, block);
+    scrub->unit++;
+    if (has_codes && is_last_of_chapter(scrub, unit, block + 1))
+        mend_codebook(scrub, unit, block + 1);
     return bytes;
+}
+
+/* Moves the cursor to the next block; other sessions that share this one need not check its rows
+ * again in this pass. */
+static void next_block(struct kvs_scrub *scrub, const struct kvs_shard_session *session)
+{
+    struct kvs_block *block = session->blocks.list[scrub->block];
+
+    if (block->pass != scrub->pass || block->n_checked < scrub->n_checked)
+        block->n_checked = (uint8_t)scrub->n_checked;
+    block->pass = scrub->pass;
+    begin_block(scrub, scrub->block + 1);
 }
 
 /* Moves the cursor to the next session. */
 static void next_part(struct kvs_scrub *scrub)
 {
     scrub->session++;
-    scrub->unit = scrub->block = scrub->step = 0;
+    scrub->step = 0;
+    begin_block(scrub, 0);
     if (scrub->session < scrub->shard->n_sessions) {
         scrub->serial = scrub->shard->sessions[scrub->session].serial;
         return;
@@ -310,18 +338,19 @@ static uint64_t walk_rows(struct kvs_scrub *scrub)
                          scrub->progress.phase == KVS_SCRUB_ROWS;) {
         const struct kvs_shard_session *session = &scrub->shard->sessions[scrub->session];
 
-        if (!session->used || scrub->unit >= session->n_units ||
+        if (!session->used || scrub->block >= session->blocks.n ||
             session->serial != scrub->serial) {
             next_part(scrub);
             n++;
             continue;
         }
-        struct kvs_unit *unit = &session->units[scrub->unit];
-        if (scrub->block * KV_BLOCK_TOKENS >= unit->committed) {
+        if (scrub->unit >= session->n_units) {
+            next_block(scrub, session);
+        } else if (rows_of(&session->units[scrub->unit], scrub->block) == 0) {
+            scrub->n_checked = 0;
             scrub->unit++;
-            scrub->block = 0;
         } else {
-            bytes += check_segment(scrub, session, unit);
+            bytes += check_segment(scrub, session, &session->units[scrub->unit]);
         }
     }
     return bytes;
@@ -366,7 +395,8 @@ static void begin_pass(struct kvs_scrub *scrub, uint64_t now_us)
     scrub->begun_us = now_us;
     if (++scrub->pass == 0)
         scrub->pass = 1;
-    scrub->session = scrub->unit = scrub->block = scrub->step = 0;
+    scrub->session = scrub->step = 0;
+    begin_block(scrub, 0);
     scrub->serial = scrub->shard->sessions[0].serial;
     scrub->progress.pass_bytes = 0;
     scrub->progress.phase = KVS_SCRUB_ROWS;

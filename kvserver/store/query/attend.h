@@ -61,16 +61,20 @@ void kvs_attention_begin(struct kvs_attention *attention,
 static inline bool
 kvs_attention_add(struct kvs_attention *attention, uint32_t token, uint32_t query_mask)
 {
-    const struct kvs_segment *segment = attention->unit->segments[token / KV_BLOCK_TOKENS];
+    const struct kvs_unit *unit = attention->unit;
+    const struct kvs_block *block = kvs_unit_block(unit, token / KV_BLOCK_TOKENS);
     const uint32_t row = token % KV_BLOCK_TOKENS;
+    const uint32_t *crc = &kvs_block_crcs(block, unit->at)[row];
 
-    attention->rows[attention->n] = segment->rows + (size_t)row * attention->unit->row_bytes;
-    attention->stored[attention->n] = &segment->crcs[row];
+    attention->rows[attention->n] =
+        kvs_block_rows(block, unit->at) + (size_t)row * unit->row_bytes;
+    attention->stored[attention->n] = crc;
     attention->tokens[attention->n] = token;
     attention->query_mask[attention->n] = query_mask;
-    attention->has_bad |= kvs_segment_is_bad(segment, row);
+    attention->has_bad |= kvs_segment_has_bad(block, unit->at) &&
+                          kvs_segment_is_bad(unit->blocks->store, block, unit->at, row);
     /* The CRC lies elsewhere, and is needed once the row has been read. */
-    __builtin_prefetch(&segment->crcs[row], 0, 2);
+    __builtin_prefetch(crc, 0, 2);
     return ++attention->n == attention->slice_rows;
 }
 

@@ -297,9 +297,10 @@ static bool is_cached(struct kvs_query_pipeline *pipeline,
         return false;
     if (pipeline->looked != pipeline->cached) {
         pipeline->looked = pipeline->cached;
-        pipeline->looked_same = unit->committed / KV_BLOCK_TOKENS > block &&
-                                kv_wire_block_fingerprint(unit->segments[block]->crcs) ==
-                                    pipeline->cached->fingerprint;
+        pipeline->looked_same =
+            unit->committed / KV_BLOCK_TOKENS > block &&
+            kv_wire_block_fingerprint(kvs_unit_crc(unit, block * KV_BLOCK_TOKENS)) ==
+                pipeline->cached->fingerprint;
     }
     return pipeline->looked_same;
 }

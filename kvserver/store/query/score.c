@@ -51,12 +51,12 @@ static uint32_t cells_end(const struct kvs_score *score,
                           uint32_t token,
                           uint32_t most)
 {
-    struct kvs_segment *const *segments = score->unit->segments;
     const uint32_t at = token / KV_BLOCK_TOKENS;
+    const struct kvs_column *column = kvs_unit_column(score->unit, at);
 
-    if (!segments[at]->in_chapter)
+    if (!column->in_chapter)
         return token;
-    const struct kvs_codebook *book = kvs_codebook_at(books, segments[at]->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
     if (book->is_broken || book->cells == NULL || book->n_cells_lost > 0)
         return token;
     const uint32_t celled_end = book->block_begin + book->n_celled / KV_BLOCK_TOKENS;
@@ -79,7 +79,8 @@ static void add_range(struct kvs_score *score,
 
     for (uint32_t token = range->begin, end; token < range->end;
          n_left -= end - token, token = end) {
-        const uint32_t codebook = score->unit->segments[token / KV_BLOCK_TOKENS]->codebook;
+        const uint32_t codebook =
+            kvs_unit_column(score->unit, token / KV_BLOCK_TOKENS)->codebook;
         uint32_t n_full = 0;
         bool pays = false;
 
@@ -153,7 +154,7 @@ static bool rows_are_good(const struct kvs_score *score,
                           uint32_t at,
                           uint32_t n_rows)
 {
-    const uint32_t n_coded = score->unit->segments[at]->n_coded, n = n_rows - n_coded;
+    const uint32_t n_coded = kvs_unit_column(score->unit, at)->n_coded, n = n_rows - n_coded;
     const struct kvs_row_set rows = kvs_unit_rows(score->unit);
 
     return kvs_verify_run(books->store, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
@@ -167,19 +168,21 @@ static uint32_t coded_rows(const struct kvs_score *score,
                            uint32_t n_rows,
                            bool *ret_made)
 {
-    struct kvs_segment *segment = score->unit->segments[at];
-    const struct kvs_segment *from = segment;
+    struct kvs_block *block = kvs_unit_block(score->unit, at);
+    const uint32_t unit_at = score->unit->at;
+    const struct kvs_column *from = kvs_block_column(block, unit_at);
+    const uint32_t n_coded = kvs_segment_coded(books, from, n_rows);
 
-    if (segment->training || kvs_segment_coded(books, segment, n_rows) == n_rows)
-        return kvs_segment_coded(books, segment, n_rows);
-    if (segment->codes == NULL && at > 0)
-        from = score->unit->segments[at - 1];
+    if (block->segments[unit_at].training || n_coded == n_rows)
+        return n_coded;
+    if (from->codes == NULL && at > 0)
+        from = kvs_unit_column(score->unit, at - 1);
     if (from->codes != NULL && is_open(books, from->codebook) &&
         rows_are_good(score, books, at, n_rows))
         /* If memory is short, the rows are scored by their keys. */
-        *ret_made = kvs_segment_encode(books, segment, from->codebook, score->type,
+        *ret_made = kvs_segment_encode(books, block, unit_at, from->codebook, score->type,
                                        score->unit->row_bytes, n_rows) == KV_OK;
-    return kvs_segment_coded(books, segment, n_rows);
+    return kvs_segment_coded(books, kvs_block_column(block, unit_at), n_rows);
 }
 
 static void make_tables(struct kvs_score *score, const struct kvs_codebook *book)
@@ -213,12 +216,12 @@ static void subtract_counts(const struct kvs_score *score,
                             uint32_t *counts)
 {
     for (uint32_t row = begin, n; row < end; row += n) {
-        const struct kvs_segment *segment =
-            score->unit->segments[book->block_begin + row / KV_BLOCK_TOKENS];
+        const struct kvs_column *column =
+            kvs_unit_column(score->unit, book->block_begin + row / KV_BLOCK_TOKENS);
         const uint32_t left = KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS;
 
         n = end - row < left ? end - row : left;
-        book->scorer->subtract_counts(book, segment->codes, row % KV_BLOCK_TOKENS, n, counts);
+        book->scorer->subtract_counts(book, column->codes, row % KV_BLOCK_TOKENS, n, counts);
     }
 }
 
@@ -280,7 +283,6 @@ static uint32_t score_coded(struct kvs_score *score,
                             struct kvs_codebooks *books,
                             const struct kvs_score_run *run)
 {
-    struct kvs_segment *const *segments = score->unit->segments;
     uint32_t at = score->token / KV_BLOCK_TOKENS, n_tiles = 0, n = 0;
     const uint32_t begin = score->token % KV_BLOCK_TOKENS;
     const uint8_t *tiles[RUN_SEGMENTS];
@@ -292,11 +294,11 @@ static uint32_t score_coded(struct kvs_score *score,
                                          !has_made && at * KV_BLOCK_TOKENS < run->token_end;
          at++) {
         end = coded_rows(score, books, at, rows_end(run, at), &has_made);
-        if (end <= (n_tiles == 0 ? begin : 0) ||
-            (n_tiles > 0 && segments[at]->codebook != codebook))
+        const struct kvs_column *column = kvs_unit_column(score->unit, at);
+        if (end <= (n_tiles == 0 ? begin : 0) || (n_tiles > 0 && column->codebook != codebook))
             break;
-        codebook = segments[at]->codebook;
-        tiles[n_tiles++] = segments[at]->codes;
+        codebook = column->codebook;
+        tiles[n_tiles++] = column->codes;
         n += end;
     }
     if (n_tiles == 0)
@@ -320,10 +322,10 @@ static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_ru
     const uint32_t bad = kvs_unit_known_bad(score->unit, score->token, n);
     if (bad < score->token + n && score->bad == UINT32_MAX)
         score->bad = bad;
-    kv_exact_scores_score(
-        score->type, score->unit->segments[at]->rows + (size_t)begin * row_bytes, row_bytes, n,
-        score->d, score->queries, score->n_queries,
-        score->scores + (run->item + score->token - run->token_begin), score->n_items);
+    kv_exact_scores_score(score->type, kvs_unit_row(score->unit, score->token), row_bytes, n,
+                          score->d, score->queries, score->n_queries,
+                          score->scores + (run->item + score->token - run->token_begin),
+                          score->n_items);
     score->n_exact += n;
     return n;
 }

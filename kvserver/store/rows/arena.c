@@ -322,6 +322,14 @@ uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
 
 /* ---- checks ------------------------------------------------------------------------------ */
 
+int kvs_arena_class_of(const struct kvs_arena *arena, const void *element)
+{
+    const uintptr_t offset = (uintptr_t)element - (uintptr_t)arena->pages->base;
+
+    assert(offset < arena->pages->bytes);
+    return page_at(arena, (int64_t)(offset / KVS_ARENA_PAGE))->class_id;
+}
+
 bool kvs_arena_is_in_use(const struct kvs_arena *arena, int class_id, const void *element)
 {
     const uint64_t offset = (uint64_t)((uintptr_t)element - (uintptr_t)arena->pages->base);

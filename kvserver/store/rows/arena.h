@@ -66,6 +66,9 @@ kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32
 void *kvs_arena_alloc(struct kvs_arena *arena, int class_id);
 void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element);
 
+/* Returns the class of an element in use. */
+int kvs_arena_class_of(const struct kvs_arena *arena, const void *element);
+
 /* Returns how many elements of the class could be allocated now. */
 uint64_t kvs_arena_room(const struct kvs_arena *arena, int class_id);
 

@@ -1,185 +1,499 @@
-/* Segments: their records, and when their memory is freed.  A segment lives while units refer
- * to it or transfers have it pinned; whichever lets go of it last frees it. */
+/* Blocks and segments: their records, and when their memory is freed.  A block lives while
+ * sessions or blocks over it refer to it, or transfers have it pinned; whichever lets go of it
+ * last frees it. */
 #include "kvserver/store/rows/segment.h"
 
-#include "kvserver/store/rows/unit.h"
-
 #include <assert.h>
+#include <string.h>
 
 enum {
-    RECORDS_BYTES = 16 << 10, /* divided at once */
-    RECORDS = RECORDS_BYTES / sizeof(struct kvs_segment),
+    CHUNK_BYTES = 16 << 10, /* divided into records at once */
 };
 
-bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena)
+struct kvs_record {
+    struct kvs_record *next;
+};
+
+const struct kvs_column kvs_no_column = {0};
+
+/* ---- records ------------------------------------------------------------------------------ */
+
+static size_t record_step_up(size_t bytes)
 {
-    store->arena = arena;
-    store->free_records = NULL;
-    store->n_segments = 0;
-    store->health = (struct kvs_health){0};
-    store->crc_class = kvs_arena_class_rounded(arena, KV_BLOCK_TOKENS * sizeof(uint32_t));
-    store->record_class = kvs_arena_class_rounded(arena, RECORDS_BYTES);
-    store->release_codes = NULL;
-    store->release_arg = NULL;
-    return store->crc_class >= 0 && store->record_class >= 0;
+    return (bytes + KVS_RECORD_STEP - 1) / KVS_RECORD_STEP * KVS_RECORD_STEP;
 }
 
-static struct kvs_segment *record_get(struct kvs_segment_store *store)
+/* Divides a chunk into records of `bytes`. */
+static bool divide(struct kvs_segment_store *store, size_t bytes)
 {
-    if (store->free_records == NULL) {
-        /* Records are small and numerous; a page that was divided into records stays so. */
-        struct kvs_segment *records = kvs_arena_alloc(store->arena, store->record_class);
-        if (records == NULL)
-            return NULL;
-        for (size_t i = RECORDS; i-- > 0;) {
-            records[i].rows = (uint8_t *)store->free_records;
-            store->free_records = &records[i];
-        }
+    struct kvs_record **first = &store->free_records[bytes / KVS_RECORD_STEP];
+    /* Records are small and numerous; a page that was divided into records stays so. */
+    char *chunk = kvs_arena_alloc(store->arena, store->chunk_class);
+
+    if (chunk == NULL)
+        return false;
+    for (size_t i = CHUNK_BYTES / bytes; i-- > 0;) {
+        struct kvs_record *record = (struct kvs_record *)(void *)(chunk + i * bytes);
+
+        record->next = *first;
+        *first = record;
+        store->records_bytes += bytes;
     }
-    struct kvs_segment *record = store->free_records;
-    store->free_records = (struct kvs_segment *)(void *)record->rows;
+    return true;
+}
+
+static void *record_get(struct kvs_segment_store *store, size_t bytes)
+{
+    bytes = record_step_up(bytes);
+    if (bytes > KVS_RECORD_MAX) {
+        const int class_id = kvs_arena_class_rounded(store->arena, bytes);
+
+        return class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
+    }
+    struct kvs_record **first = &store->free_records[bytes / KVS_RECORD_STEP];
+    if (*first == NULL && !divide(store, bytes))
+        return NULL;
+    struct kvs_record *record = *first;
+    *first = record->next;
+    store->records_used += bytes;
     return record;
 }
 
-/* A free record's `rows` links the list of free ones. */
-static void record_put(struct kvs_segment_store *store, struct kvs_segment *record)
+static void record_put(struct kvs_segment_store *store, void *memory, size_t bytes)
 {
-    record->rows = (uint8_t *)store->free_records;
-    store->free_records = record;
+    struct kvs_record *record = memory;
+
+    bytes = record_step_up(bytes);
+    if (bytes > KVS_RECORD_MAX) {
+        kvs_arena_free(store->arena, kvs_arena_class_rounded(store->arena, bytes), memory);
+        return;
+    }
+    record->next = store->free_records[bytes / KVS_RECORD_STEP];
+    store->free_records[bytes / KVS_RECORD_STEP] = record;
+    store->records_used -= bytes;
 }
+
+bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena)
+{
+    *store = (struct kvs_segment_store){
+        .arena = arena,
+        .chunk_class = kvs_arena_class_rounded(arena, CHUNK_BYTES),
+    };
+    return store->chunk_class >= 0;
+}
+
+void kvs_segment_store_visit_free(const struct kvs_segment_store *store,
+                                  void (*visit)(void *arg, const void *record),
+                                  void *arg)
+{
+    for (size_t i = 0; i < sizeof(store->free_records) / sizeof(store->free_records[0]); i++)
+        for (const struct kvs_record *record = store->free_records[i]; record != NULL;
+             record = record->next)
+            visit(arg, record);
+}
+
+/* ---- bad rows ----------------------------------------------------------------------------- */
+
+static struct kvs_bad_rows **
+bad_find(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
+{
+    const uint64_t hash = ((uintptr_t)block / KVS_RECORD_STEP + at) * 0x9e3779b97f4a7c15;
+    /* The list is the store's, which is not const to who changes it. */
+    struct kvs_bad_rows **link =
+        (struct kvs_bad_rows **)&store->bad[(hash >> 32) % KVS_BAD_LISTS];
+
+    while (*link != NULL && ((*link)->block != block || (*link)->at != at))
+        link = &(*link)->next;
+    return link;
+}
+
+/* Makes an entry for the segment.  Returns NULL if there is no memory. */
+static struct kvs_bad_rows *
+bad_add(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at, uint64_t bits)
+{
+    struct kvs_bad_rows **link = bad_find(store, block, at);
+
+    assert(*link == NULL);
+    struct kvs_bad_rows *bad = record_get(store, sizeof(*bad));
+    if (bad == NULL)
+        return NULL;
+    *bad = (struct kvs_bad_rows){.block = block, .at = at};
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++)
+        bad->rows[i] = bits;
+    *link = bad;
+    block->segments[at].has_bad = true;
+    return bad;
+}
+
+static void bad_remove(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_bad_rows **link = bad_find(store, block, at), *bad = *link;
+
+    assert(bad != NULL);
+    *link = bad->next;
+    record_put(store, bad, sizeof(*bad));
+    block->segments[at].has_bad = false;
+}
+
+static bool bad_is_empty(const struct kvs_bad_rows *bad)
+{
+    uint64_t any = 0;
+
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++)
+        any |= bad->rows[i];
+    return any == 0;
+}
+
+uint32_t kvs_segment_count_bad(const struct kvs_segment_store *store,
+                               const struct kvs_block *block,
+                               uint32_t at)
+{
+    uint32_t n = 0;
+
+    if (block->segments[at].is_all_bad)
+        return KV_BLOCK_TOKENS;
+    if (!block->segments[at].has_bad)
+        return 0;
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++)
+        n += (uint32_t)__builtin_popcountll((*bad_find(store, block, at))->rows[i]);
+    return n;
+}
+
+bool kvs_segment_is_bad(const struct kvs_segment_store *store,
+                        const struct kvs_block *block,
+                        uint32_t at,
+                        uint32_t row)
+{
+    if (!block->segments[at].has_bad)
+        return block->segments[at].is_all_bad;
+    return (*bad_find(store, block, at))->rows[row / 64] >> row % 64 & 1;
+}
+
+void kvs_segment_copy_bad(struct kvs_segment_store *store,
+                          struct kvs_block *block,
+                          uint32_t at,
+                          uint32_t row)
+{
+    struct kvs_bad_rows *bad;
+
+    if (kvs_segment_is_bad(store, block, at, row))
+        return;
+    bad = block->segments[at].has_bad ? *bad_find(store, block, at)
+                                      : bad_add(store, block, at, 0);
+    if (bad == NULL) { /* rather too many than one too few */
+        block->segments[at].is_all_bad = true;
+        store->health.rows_bad += KV_BLOCK_TOKENS;
+        return;
+    }
+    bad->rows[row / 64] |= (uint64_t)1 << row % 64;
+    store->health.rows_bad++;
+}
+
+void kvs_segment_mark_bad(struct kvs_segment_store *store,
+                          struct kvs_block *block,
+                          uint32_t at,
+                          uint32_t row)
+{
+    if (kvs_segment_is_bad(store, block, at, row))
+        return;
+    store->health.found[KVS_KIND_ROWS]++;
+    kvs_segment_copy_bad(store, block, at, row);
+}
+
+void kvs_segment_unmark_bad(struct kvs_segment_store *store,
+                            struct kvs_block *block,
+                            uint32_t at,
+                            uint32_t row)
+{
+    assert(kvs_segment_is_bad(store, block, at, row));
+    if (block->segments[at].is_all_bad) {
+        if (bad_add(store, block, at, UINT64_MAX) == NULL)
+            return; /* it counts as bad until there is memory to say otherwise */
+        block->segments[at].is_all_bad = false;
+    }
+    struct kvs_bad_rows *bad = *bad_find(store, block, at);
+    bad->rows[row / 64] &= ~((uint64_t)1 << row % 64);
+    store->health.rows_bad--;
+    if (bad_is_empty(bad))
+        bad_remove(store, block, at);
+}
+
+/* Rows from `filled` on no longer count as bad. */
+static void forget_bad(struct kvs_segment_store *store,
+                       struct kvs_block *block,
+                       uint32_t at,
+                       uint32_t filled)
+{
+    store->health.rows_bad -= kvs_segment_count_bad(store, block, at);
+    if (filled == 0)
+        block->segments[at].is_all_bad = false;
+    if (block->segments[at].has_bad) {
+        struct kvs_bad_rows *bad = *bad_find(store, block, at);
+
+        for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
+            const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
+
+            bad->rows[i] &= n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+        }
+        if (bad_is_empty(bad))
+            bad_remove(store, block, at);
+    }
+    store->health.rows_bad += kvs_segment_count_bad(store, block, at);
+}
+
+/* ---- segments ----------------------------------------------------------------------------- */
 
 /* Rows from `filled` on will be overwritten, so what is known of them no longer holds.  Without
  * all its codes the segment leaves its chapter, whose cells list whole segments. */
 void kvs_segment_forget_rows(struct kvs_segment_store *store,
-                             struct kvs_segment *segment,
+                             struct kvs_block *block,
+                             uint32_t at,
                              uint32_t filled)
 {
-    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
-        const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
-        const uint64_t kept = n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
-
-        store->health.rows_bad -= (uint64_t)__builtin_popcountll(segment->bad[i] & ~kept);
-        segment->bad[i] &= kept;
+    if (kvs_segment_has_bad(block, at))
+        forget_bad(store, block, at, filled);
+    if (block->n_checked > filled)
+        block->n_checked = (uint8_t)filled;
+    if (kvs_block_group(block, at)->columns == NULL)
+        return;
+    struct kvs_column *column = kvs_block_column_make(store, block, at);
+    if (column->n_coded > filled) {
+        column->n_coded = (uint8_t)filled;
+        column->in_chapter = false;
     }
-    if (segment->n_checked > filled)
-        segment->n_checked = (uint8_t)filled;
-    if (segment->n_coded > filled) {
-        segment->n_coded = (uint8_t)filled;
-        segment->in_chapter = false;
-    }
-    if (segment->n_lost > filled) {
-        segment->n_lost = (uint8_t)filled;
-        segment->lost_chapter = false;
+    if (column->n_lost > filled) {
+        column->n_lost = (uint8_t)filled;
+        column->lost_chapter = false;
     }
 }
 
-static void segment_free(struct kvs_segment_store *store, struct kvs_segment *segment)
+/* Returns how many of the block's segments are in the group of one. */
+static uint32_t n_of_group(const struct kvs_block *block, uint32_t at)
 {
-    assert(segment->refs == 0 && segment->pins == 0);
-    kvs_segment_forget_rows(store, segment, 0);
-    kvs_arena_free(store->arena, segment->row_class, segment->rows);
-    kvs_arena_free(store->arena, store->crc_class, segment->crcs);
-    if (segment->codes != NULL)
-        store->release_codes(store->release_arg, segment);
-    record_put(store, segment);
+    const uint32_t left = block->n_segments - at / KVS_GROUP_SEGMENTS * KVS_GROUP_SEGMENTS;
+
+    return left < KVS_GROUP_SEGMENTS ? left : KVS_GROUP_SEGMENTS;
+}
+
+static int
+crcs_class(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
+{
+    return kvs_arena_class_rounded(store->arena, (size_t)n_of_group(block, at) *
+                                                     KV_BLOCK_TOKENS * sizeof(uint32_t));
+}
+
+static int
+columns_class(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
+{
+    return kvs_arena_class_rounded(store->arena,
+                                   n_of_group(block, at) * sizeof(struct kvs_column));
+}
+
+struct kvs_column *
+kvs_block_column_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_segment_group *group = kvs_block_group(block, at);
+
+    if (group->columns == NULL) {
+        const int class_id = columns_class(store, block, at);
+
+        group->columns = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
+        if (group->columns == NULL)
+            return NULL;
+        memset(group->columns, 0, n_of_group(block, at) * sizeof(*group->columns));
+    }
+    return &group->columns[at % KVS_GROUP_SEGMENTS];
+}
+
+bool kvs_segment_add(struct kvs_segment_store *store,
+                     struct kvs_block *block,
+                     uint32_t at,
+                     uint8_t *rows)
+{
+    struct kvs_segment_group *group = kvs_block_group(block, at);
+
+    assert(block->segments[at].rows == 0);
+    if (group->crcs == NULL) {
+        const int class_id = crcs_class(store, block, at);
+
+        group->crcs = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
+        if (group->crcs == NULL)
+            return false;
+    }
+    block->segments[at] = (struct kvs_segment){.rows = (uintptr_t)rows};
+    assert(kvs_block_rows(block, at) == rows);
+    block->n_own++;
+    store->n_segments++;
+    if (block->n_own == block->n_segments && block->under != NULL) {
+        kvs_block_unref(store, block->under);
+        block->under = NULL;
+    }
+    return true;
+}
+
+void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    uint8_t *rows = kvs_block_rows(block, at);
+
+    assert(rows != NULL);
+    kvs_segment_forget_rows(store, block, at, 0);
+    if (kvs_block_column(block, at)->codes != NULL)
+        store->release_codes(store->release_arg, block, at);
+    kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, rows), rows);
+    block->segments[at] = (struct kvs_segment){0};
+    block->n_own--;
     store->n_segments--;
 }
 
-void kvs_segment_unref(struct kvs_segment_store *store, struct kvs_segment *segment)
+/* ---- blocks ------------------------------------------------------------------------------- */
+
+static uint32_t n_groups(uint32_t n_segments)
 {
-    assert(segment->refs > 0);
-    if (--segment->refs == 0 && segment->pins == 0)
-        segment_free(store, segment);
+    return (n_segments + KVS_GROUP_SEGMENTS - 1) / KVS_GROUP_SEGMENTS;
 }
 
-void kvs_segment_unpin(struct kvs_segment_store *store, struct kvs_segment *segment)
+static size_t block_bytes(uint32_t n_segments)
 {
-    assert(segment->pins > 0);
-    if (--segment->pins == 0 && segment->refs == 0)
-        segment_free(store, segment);
+    return sizeof(struct kvs_block) + n_segments * sizeof(struct kvs_segment) +
+           n_groups(n_segments) * sizeof(struct kvs_segment_group);
 }
 
-kv_status_t kvs_segments_add(struct kvs_unit *unit,
-                             struct kvs_segment_store *store,
-                             uint32_t at,
-                             uint32_t count)
+struct kvs_block *
+kvs_block_create(struct kvs_segment_store *store, uint32_t n_segments, struct kvs_block *under)
 {
-    const size_t stride = kvs_arena_class_bytes(store->arena, unit->row_class);
-    uint32_t n_done = 0;
+    struct kvs_block *block = record_get(store, block_bytes(n_segments));
 
-    while (n_done < count) {
-        /* Consecutive segments lie next to each other where the arena has room for a run, so
-         * that long transfers have few pieces (kvs_unit_pieces()). */
-        uint32_t run;
-        uint8_t *rows =
-            kvs_arena_alloc_run(store->arena, unit->row_class, count - n_done, &run);
-        if (rows == NULL)
-            goto err_drop;
-        for (uint32_t i = 0; i < run; i++, rows += stride) {
-            struct kvs_segment *segment = record_get(store);
-            uint32_t *crcs = kvs_arena_alloc(store->arena, store->crc_class);
+    if (block == NULL)
+        return NULL;
+    memset(block, 0, block_bytes(n_segments));
+    block->refs = 1;
+    block->n_segments = (uint16_t)n_segments;
+    block->under = under;
+    store->n_blocks++;
+    return block;
+}
 
-            if (segment == NULL || crcs == NULL) {
-                if (segment != NULL)
-                    record_put(store, segment);
-                kvs_arena_free(store->arena, store->crc_class, crcs);
-                for (; i < run; i++, rows += stride)
-                    kvs_arena_free(store->arena, unit->row_class, rows);
-                goto err_drop;
-            }
-            *segment = (struct kvs_segment){
-                .rows = rows, .crcs = crcs, .refs = 1, .row_class = unit->row_class};
-            store->n_segments++;
-            unit->segments[at + n_done++] = segment;
+static void free_groups(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    for (uint32_t at = 0; at < block->n_segments; at += KVS_GROUP_SEGMENTS) {
+        struct kvs_segment_group *group = kvs_block_group(block, at);
+
+        if (group->crcs != NULL)
+            kvs_arena_free(store->arena, crcs_class(store, block, at), group->crcs);
+        if (group->columns != NULL)
+            kvs_arena_free(store->arena, columns_class(store, block, at), group->columns);
+    }
+}
+
+/* Frees the block if nobody has it any more, and then those under it. */
+static void free_unused(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    while (block != NULL && block->refs == 0 && block->pins == 0) {
+        struct kvs_block *under = block->under;
+
+        for (uint32_t at = 0; block->n_own > 0; at++)
+            if (block->segments[at].rows != 0)
+                kvs_segment_free(store, block, at);
+        free_groups(store, block);
+        record_put(store, block, block_bytes(block->n_segments));
+        store->n_blocks--;
+        if (under != NULL)
+            under->refs--;
+        block = under;
+    }
+}
+
+void kvs_block_unref(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    assert(block->refs > 0);
+    block->refs--;
+    free_unused(store, block);
+}
+
+void kvs_block_unpin(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    assert(block->pins > 0);
+    block->pins--;
+    free_unused(store, block);
+}
+
+/* ---- checks ------------------------------------------------------------------------------- */
+
+static void
+check_segment(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
+{
+    const struct kvs_segment *segment = &block->segments[at];
+    const struct kvs_column *column = kvs_block_column(block, at);
+    const uint8_t *rows = kvs_block_rows(block, at);
+
+    assert(block->pins > 0 || (!segment->training && !segment->begins_job));
+    assert(kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, rows), rows));
+    assert(segment->n_written <= KV_BLOCK_TOKENS);
+    assert(column->n_coded <= segment->n_written && column->n_lost <= segment->n_written);
+    assert(segment->has_bad == (*bad_find(store, block, at) != NULL));
+    assert(!segment->has_bad || !segment->is_all_bad);
+    for (uint32_t row = (uint32_t)segment->n_written; row < KV_BLOCK_TOKENS; row++)
+        assert(segment->is_all_bad || !kvs_segment_is_bad(store, block, at, row));
+    /* Codes are lost as a whole: a segment has good ones or lost ones, never both. */
+    assert(column->n_coded == 0 || column->n_lost == 0);
+    assert(column->codes != NULL || (column->n_coded == 0 && column->n_lost == 0));
+    assert(!column->in_chapter || column->n_coded == KV_BLOCK_TOKENS);
+    assert(!column->lost_chapter || column->n_lost == KV_BLOCK_TOKENS);
+}
+
+void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_block *block)
+{
+    uint32_t n_own = 0;
+
+    assert(block->refs > 0 || block->pins > 0);
+    assert(block->under == NULL ||
+           (block->under->refs > 0 && block->under->n_segments == block->n_segments));
+    assert(block->n_checked <= KV_BLOCK_TOKENS);
+    for (uint32_t at = 0; at < block->n_segments; at++) {
+        const struct kvs_segment_group *group = kvs_block_group(block, at);
+
+        assert(group->crcs == NULL ||
+               kvs_arena_is_in_use(store->arena, crcs_class(store, block, at), group->crcs));
+        assert(
+            group->columns == NULL ||
+            kvs_arena_is_in_use(store->arena, columns_class(store, block, at), group->columns));
+        if (block->segments[at].rows != 0) {
+            assert(group->crcs != NULL);
+            check_segment(store, block, at);
+            n_own++;
+        } else {
+            assert(kvs_block_column(block, at)->codes == NULL);
         }
     }
-    return KV_OK;
-
-err_drop:
-    while (n_done-- > 0)
-        kvs_segment_unref(store, unit->segments[at + n_done]);
-    return KV_NO_MEMORY;
+    assert(n_own == block->n_own);
+    assert(block->under == NULL || n_own < block->n_segments);
 }
 
-/* Returns the number of rows up to and with the last bad one. */
-static uint32_t last_bad(const struct kvs_segment *segment)
-{
-    for (uint32_t row = KV_BLOCK_TOKENS; row > 0; row--)
-        if (kvs_segment_is_bad(segment, row - 1))
-            return row;
-    return 0;
-}
+/* What is free, by memory. */
+struct free_count {
+    const struct kvs_segment_store *store;
+    uint64_t n;
+};
 
-void kvs_segment_check(const struct kvs_segment_store *store, const struct kvs_segment *segment)
+static void count_free(void *arg, const void *record)
 {
-    assert(segment->refs > 0 || segment->pins > 0);
-    assert(segment->pins > 0 || (!segment->training && !segment->begins_job));
-    assert(kvs_arena_is_in_use(store->arena, segment->row_class, segment->rows));
-    assert(kvs_arena_is_in_use(store->arena, store->crc_class, segment->crcs));
-    assert(segment->n_written <= KV_BLOCK_TOKENS);
-    assert(segment->n_coded <= segment->n_written && segment->n_lost <= segment->n_written);
-    assert(segment->n_checked <= segment->n_written);
-    assert(last_bad(segment) <= segment->n_written);
-    /* Codes are lost as a whole: a segment has good ones or lost ones, never both. */
-    assert(segment->n_coded == 0 || segment->n_lost == 0);
-    assert(segment->codes != NULL || (segment->n_coded == 0 && segment->n_lost == 0));
-    assert(!segment->in_chapter || segment->n_coded == KV_BLOCK_TOKENS);
-    assert(!segment->lost_chapter || segment->n_lost == KV_BLOCK_TOKENS);
+    struct free_count *count = arg;
+    const uintptr_t at = (uintptr_t)record - (uintptr_t)kvs_arena_base(count->store->arena);
+
+    assert(at < kvs_arena_bytes(count->store->arena));
+    count->n++;
+    assert(count->n <= kvs_arena_bytes(count->store->arena) / KVS_RECORD_STEP); /* no cycle */
 }
 
 void kvs_segment_store_check(const struct kvs_segment_store *store)
 {
-    uint64_t n = store->n_segments;
+    uint64_t bytes = 0;
+    struct free_count count = {.store = store};
 
-    for (const struct kvs_segment *record = store->free_records; record != NULL;
-         record = (const struct kvs_segment *)(const void *)record->rows) {
-        const uintptr_t at = (uintptr_t)record - (uintptr_t)kvs_arena_base(store->arena);
-
-        n++;
-        assert(at < kvs_arena_bytes(store->arena));
-        assert(n <= kvs_arena_bytes(store->arena) / sizeof(*record)); /* no cycle */
-    }
-    /* Every record is in use or in the list of free ones, and they are made RECORDS at a
-     * time. */
-    assert(n % RECORDS == 0);
+    kvs_segment_store_visit_free(store, count_free, &count);
+    for (size_t i = 0; i < sizeof(store->free_records) / sizeof(store->free_records[0]); i++)
+        for (const struct kvs_record *record = store->free_records[i]; record != NULL;
+             record = record->next)
+            bytes += i * KVS_RECORD_STEP;
+    assert(bytes + store->records_used == store->records_bytes);
 }

@@ -1,18 +1,33 @@
-/* segment.h - segments: KV_BLOCK_TOKENS rows with their CRCs and the codes of their keys, and
- * the store that allocates them.  unit.h says how units use them.
+/* segment.h - blocks and their segments, and the store that allocates them.
  *
- * A segment holds the bytes of its codes without knowing what they mean: the module that makes
- * codes (index/encode.h) is told by the segment store when they are freed.
+ * A segment is KV_BLOCK_TOKENS rows of one unit.  The segments of a block, one of each unit of a
+ * session on this data thread, share a record: whoever refers to a block refers to all of them.
  *
- * Invariants, which kvs_segment_check() asserts of a segment between two calls:
- *   (1) A unit refers to it, or it is pinned.  It is pinned if a job gives it codes or begins
- *       with it.
- *   (2) Its rows, CRCs and codes are elements of the arena in use.
- *   (3) No more rows have codes, have lost them, are bad or verified than were ever written.
- *   (4) It has codes, or has lost them, but not both; without a tile it has neither.
+ *     struct kvs_block    refs, pins, under
+ *       segments[n]       8 bytes each: where the rows are, how many were written
+ *       groups[n / 256]   CRCs of the rows, and columns, once there are any
+ *
+ * So a node's bookkeeping is at most 64 bytes a block and 8 a segment.  What a few segments have
+ * (marks of bad rows) lies in a table on the side, and what is made of rows (codes) in columns,
+ * which are there once a segment has some.
+ *
+ * A block may lie over another one (`under`): it has its own rows of some units, and those of the
+ * others are found under it.  A session that writes to a block that a fork shares gets such a
+ * block, and copies only the rows of the units it writes (unit.h).
+ *
+ * A column holds the bytes of codes without knowing what they mean: the module that makes codes
+ * (index/encode.h) is told by the segment store when they are freed.
+ *
+ * Invariants, which kvs_block_check() asserts of a block between two calls:
+ *   (1) A session or a block over it refers to it, or it is pinned.  It is pinned if a job gives
+ *       one of its segments codes or begins with it.
+ *   (2) Its rows, CRCs and codes are elements of the arena in use; as many segments have rows as
+ *       it counts, and if all have, nothing is under it.
+ *   (3) No more rows have codes, have lost them or are bad than were ever written, in a segment.
+ *   (4) A segment has codes, or has lost them, but not both; without a tile it has neither.
  *   (5) In a chapter all of its rows have codes, or had when they were lost.
  * and kvs_segment_store_check() of the store:
- *   (6) The records in use and the free ones are all records that pages were divided into.
+ *   (6) The records in use and the free ones are all that memory was divided into.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
@@ -26,76 +41,211 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* 64 bytes, and 8 more in each unit that refers to it. */
-struct kvs_segment {
-    uint8_t *rows;                      /* (KV_BLOCK_TOKENS, row_bytes) */
-    uint32_t *crcs;                     /* (KV_BLOCK_TOKENS) */
-    uint8_t *codes;                     /* a tile, see kernels/pq_tiles.h; NULL: none */
-    uint64_t bad[KV_BLOCK_TOKENS / 64]; /* a bit per row: its CRC was wrong (verify.h) */
-    uint32_t refs;
-    uint32_t codebook;  /* of `codes` */
-    uint32_t codes_crc; /* of the whole tile */
-    uint16_t pins;
-    uint16_t pass;         /* the scrubber's last pass here (scrub.h) */
-    uint8_t n_checked;     /* rows that this pass verified */
-    uint8_t n_written;     /* 0..KV_BLOCK_TOKENS */
-    uint8_t n_coded;       /* 0..n_written */
-    uint8_t n_lost;        /* rows whose codes were bad and have not been made again */
-    uint8_t row_class;     /* of `rows` */
-    bool training : 1;     /* an index job will give it codes */
-    bool begins_job : 1;   /* the first segment of an index job */
-    bool in_chapter : 1;   /* all its codes are from the job that made the codebook: cells and
-                            * summaries of the codebook refer to it */
-    bool lost_chapter : 1; /* it was in_chapter when its codes were lost */
+enum {
+    KVS_GROUP_SEGMENTS = 256, /* whose CRCs are one piece of memory, 128 KiB at most */
+    KVS_RECORD_STEP = 16,     /* sizes of records are multiples of it */
+    KVS_RECORD_MAX = 4096,    /* larger ones are elements of the arena themselves */
+    KVS_BAD_LISTS = 256,
 };
-static_assert(sizeof(struct kvs_segment) == 64, "bookkeeping of a segment");
+
+/* The rows of one unit in a block. */
+struct kvs_segment {
+    uint64_t rows : 48;      /* address of (KV_BLOCK_TOKENS, row_bytes); 0: none here */
+    uint64_t n_written : 8;  /* 0..KV_BLOCK_TOKENS; only rises while there are rows */
+    uint64_t training : 1;   /* an index job will give it codes */
+    uint64_t begins_job : 1; /* the first segment of an index job */
+    uint64_t has_bad : 1;    /* the table of bad rows has an entry for it */
+    uint64_t is_all_bad : 1; /* one of its rows is bad, and there was no memory to say which */
+};
+static_assert(sizeof(struct kvs_segment) == 8, "bookkeeping of a segment");
+
+/* What was made of a segment's rows: the codes of their keys. */
+struct kvs_column {
+    uint8_t *codes;    /* a tile, see kernels/pq_tiles.h; NULL: none */
+    uint32_t codebook; /* of `codes` */
+    uint32_t crc;      /* of the whole tile */
+    uint8_t n_coded;   /* 0..n_written */
+    uint8_t n_lost;    /* rows whose codes were bad and have not been made again */
+    bool in_chapter;   /* all its codes are from the job that made the codebook: cells and
+                        * summaries of the codebook refer to it */
+    bool lost_chapter; /* it was in_chapter when its codes were lost */
+};
+static_assert(sizeof(struct kvs_column) <= 24, "bookkeeping of codes");
+
+/* Of KVS_GROUP_SEGMENTS segments, or those that the block has: NULL until one has rows, or
+ * codes. */
+struct kvs_segment_group {
+    uint32_t *crcs;             /* (segments, KV_BLOCK_TOKENS) */
+    struct kvs_column *columns; /* (segments) */
+};
+
+struct kvs_block {
+    uint32_t refs;           /* sessions, and blocks over it */
+    uint32_t pins;           /* transfers, and jobs */
+    struct kvs_block *under; /* has the rows that are not here; NULL: none */
+    uint16_t n_segments;     /* in `segments` */
+    uint16_t n_own;          /* of these: with rows */
+    uint16_t pass;           /* the scrubber's last pass here (scrub.h) */
+    uint8_t n_checked;       /* rows of each segment that this pass verified */
+    struct kvs_segment segments[];
+};
+/* With what its size is rounded up by, and a session's pointer to it. */
+static_assert(sizeof(struct kvs_block) + sizeof(struct kvs_segment_group) + KVS_RECORD_STEP +
+                      sizeof(struct kvs_block *) <=
+                  64,
+              "bookkeeping of a block");
+static_assert(KV_UNITS_MAX <= UINT16_MAX, "units are counted in a block");
+
+/* The bad rows of a segment: a bit for each whose CRC was wrong (verify.h). */
+struct kvs_bad_rows {
+    struct kvs_bad_rows *next;
+    const struct kvs_block *block;
+    uint32_t at;
+    uint64_t rows[KV_BLOCK_TOKENS / 64];
+};
 static_assert(KV_BLOCK_TOKENS % 64 == 0, "a bit for each row");
 
-/* The allocator of segments: one per data thread. */
+struct kvs_record; /* a free one */
+
+/* The allocator of blocks and segments: one per data thread. */
 struct kvs_segment_store {
     struct kvs_arena *arena;
-    int crc_class;
-    int record_class;                 /* for pages of segment records */
-    struct kvs_segment *free_records; /* linked through `rows` */
-    uint64_t n_segments;
+    int chunk_class; /* what records are divided from */
+    struct kvs_record *free_records[KVS_RECORD_MAX / KVS_RECORD_STEP + 1]; /* by size */
+    uint64_t records_bytes;                                                /* divided */
+    uint64_t records_used;                                                 /* bytes in use */
+    uint64_t n_blocks, n_segments;
+    struct kvs_bad_rows *bad[KVS_BAD_LISTS];
     struct kvs_health health;
 
     /* Frees the codes of a segment that is freed.  The owner of codes sets it before making
      * any. */
-    void (*release_codes)(void *arg, struct kvs_segment *segment);
+    void (*release_codes)(void *arg, struct kvs_block *block, uint32_t at);
     void *release_arg;
 };
 
 /* Returns false if the arena has no free page. */
 bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *arena);
 
-void kvs_segment_check(const struct kvs_segment_store *store,
-                       const struct kvs_segment *segment);
+void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_block *block);
 /* Visits the free records. */
 void kvs_segment_store_check(const struct kvs_segment_store *store);
 
-struct kvs_unit;
+/* Returns memory of free records, for whoever counts the arena's. */
+void kvs_segment_store_visit_free(const struct kvs_segment_store *store,
+                                  void (*visit)(void *arg, const void *record),
+                                  void *arg);
 
-/* Adds `count` segments at index `at` of the unit's array, adjacent where the arena can. */
-kv_status_t kvs_segments_add(struct kvs_unit *unit,
-                             struct kvs_segment_store *store,
-                             uint32_t at,
-                             uint32_t count);
+/* ---- blocks ------------------------------------------------------------------------------- */
 
-/* Drops one unit's reference. */
-void kvs_segment_unref(struct kvs_segment_store *store, struct kvs_segment *segment);
+/* Returns a block of n segments without rows, with a ref of the caller's, over `under`, whose
+ * ref becomes its own; NULL: no memory, and nothing has changed. */
+struct kvs_block *
+kvs_block_create(struct kvs_segment_store *store, uint32_t n_segments, struct kvs_block *under);
+
+/* Drops one ref. */
+void kvs_block_unref(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Drops one transfer's pin. */
-void kvs_segment_unpin(struct kvs_segment_store *store, struct kvs_segment *segment);
+void kvs_block_unpin(struct kvs_segment_store *store, struct kvs_block *block);
 
-/* No unit has the rows from `filled` on any more: they no longer count as bad or lost. */
+/* Returns the block, of it and those under it, that has the segment's rows; the lowest one if
+ * none has. */
+static inline struct kvs_block *kvs_block_owner(struct kvs_block *block, uint32_t at)
+{
+    while (block->segments[at].rows == 0 && block->under != NULL)
+        block = block->under;
+    return block;
+}
+
+/* ---- segments of the block that has their rows -------------------------------------------- */
+
+static inline uint8_t *kvs_block_rows(const struct kvs_block *block, uint32_t at)
+{
+    return (uint8_t *)(uintptr_t)block->segments[at].rows;
+}
+
+static inline struct kvs_segment_group *kvs_block_group(const struct kvs_block *block,
+                                                        uint32_t at)
+{
+    return (struct kvs_segment_group *)(void *)(block->segments + block->n_segments) +
+           at / KVS_GROUP_SEGMENTS;
+}
+
+/* Returns the CRCs of a segment that has rows. */
+static inline uint32_t *kvs_block_crcs(const struct kvs_block *block, uint32_t at)
+{
+    return kvs_block_group(block, at)->crcs +
+           (size_t)(at % KVS_GROUP_SEGMENTS) * KV_BLOCK_TOKENS;
+}
+
+extern const struct kvs_column kvs_no_column;
+
+/* Returns the segment's column; one without codes if it has none. */
+static inline const struct kvs_column *kvs_block_column(const struct kvs_block *block,
+                                                        uint32_t at)
+{
+    const struct kvs_segment_group *group = kvs_block_group(block, at);
+
+    return group->columns != NULL ? &group->columns[at % KVS_GROUP_SEGMENTS] : &kvs_no_column;
+}
+
+/* The same to write to; NULL: there was none, and no memory for it. */
+struct kvs_column *
+kvs_block_column_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+
+/* Gives a segment without rows these, an element of the arena that the block then owns.  Returns
+ * false if there is no memory for its CRCs; nothing has changed then. */
+bool kvs_segment_add(struct kvs_segment_store *store,
+                     struct kvs_block *block,
+                     uint32_t at,
+                     uint8_t *rows);
+
+/* Frees the rows of a segment and what was made of them. */
+void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+
+/* Nobody has the rows from `filled` on any more: they no longer count as bad or lost. */
 void kvs_segment_forget_rows(struct kvs_segment_store *store,
-                             struct kvs_segment *segment,
+                             struct kvs_block *block,
+                             uint32_t at,
                              uint32_t filled);
 
-static inline bool kvs_segment_is_bad(const struct kvs_segment *segment, uint32_t row)
+/* ---- bad rows ----------------------------------------------------------------------------- */
+
+/* Marks a row, which is then rejected until it is written again.  Does nothing if it is
+ * marked. */
+void kvs_segment_mark_bad(struct kvs_segment_store *store,
+                          struct kvs_block *block,
+                          uint32_t at,
+                          uint32_t row);
+
+/* The same for a row that was marked where it was copied from: it was found there. */
+void kvs_segment_copy_bad(struct kvs_segment_store *store,
+                          struct kvs_block *block,
+                          uint32_t at,
+                          uint32_t row);
+
+/* Takes the mark of a row away that has been written again. */
+void kvs_segment_unmark_bad(struct kvs_segment_store *store,
+                            struct kvs_block *block,
+                            uint32_t at,
+                            uint32_t row);
+
+/* Returns whether any row of the segment is known to be bad. */
+static inline bool kvs_segment_has_bad(const struct kvs_block *block, uint32_t at)
 {
-    return segment->bad[row / 64] >> row % 64 & 1;
+    return block->segments[at].has_bad || block->segments[at].is_all_bad;
 }
+
+/* Returns whether the row is known to be bad. */
+bool kvs_segment_is_bad(const struct kvs_segment_store *store,
+                        const struct kvs_block *block,
+                        uint32_t at,
+                        uint32_t row);
+
+/* Returns the number of rows of the segment that count as bad. */
+uint32_t kvs_segment_count_bad(const struct kvs_segment_store *store,
+                               const struct kvs_block *block,
+                               uint32_t at);
 
 #endif

@@ -3,8 +3,8 @@
  *     0 ------------ committed ------------ reserved
  *        can be read              being received
  *
- * A fork shares all segments, the partial last one too; the first of the two units that writes
- * to it makes a copy. */
+ * A fork shares all blocks, the partial last one too; whoever writes to it first gets a block of
+ * its own over it, with a copy of the rows of the unit it writes. */
 #include "kvserver/store/rows/unit.h"
 
 #include <assert.h>
@@ -16,42 +16,156 @@ enum {
     NO_CLASS = UINT8_MAX, /* the unit was cleared */
 };
 
-static kv_status_t
-array_grow(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t n_segments)
+/* ---- the blocks of a session -------------------------------------------------------------- */
+
+void kvs_blocks_init(struct kvs_blocks *blocks,
+                     struct kvs_segment_store *store,
+                     struct kvs_unit *units,
+                     uint32_t n_units)
 {
-    if (n_segments <= unit->capacity)
+    *blocks = (struct kvs_blocks){.store = store, .units = units, .n_units = n_units};
+}
+
+static void blocks_cut(struct kvs_blocks *blocks, uint32_t n)
+{
+    while (blocks->n > n)
+        kvs_block_unref(blocks->store, blocks->list[--blocks->n]);
+}
+
+void kvs_blocks_clear(struct kvs_blocks *blocks)
+{
+    blocks_cut(blocks, 0);
+    if (blocks->list != NULL)
+        kvs_arena_free(blocks->store->arena, blocks->array_class, blocks->list);
+    blocks->list = NULL;
+    blocks->capacity = blocks->n_top = 0;
+}
+
+static kv_status_t array_grow(struct kvs_blocks *blocks, uint32_t n)
+{
+    struct kvs_arena *arena = blocks->store->arena;
+
+    if (n <= blocks->capacity)
         return KV_OK;
     /* Doubling keeps the number of copies logarithmic, and the array in an arena class. */
     size_t bytes = ARRAY_BYTES_MIN;
-    while (bytes < n_segments * sizeof(*unit->segments))
+    while (bytes < n * sizeof(struct kvs_block *))
         bytes *= 2;
-    int class_id = kvs_arena_class_rounded(store->arena, bytes);
+    const int class_id = kvs_arena_class_rounded(arena, bytes);
     if (class_id < 0)
         return KV_NO_MEMORY;
-    struct kvs_segment **segments = kvs_arena_alloc(store->arena, class_id);
-    if (segments == NULL)
+    struct kvs_block **list = kvs_arena_alloc(arena, class_id);
+    if (list == NULL)
         return KV_NO_MEMORY;
-    if (unit->segments != NULL) {
-        memcpy(segments, unit->segments, unit->n_segments * sizeof(*segments));
-        kvs_arena_free(store->arena, unit->array_class, unit->segments);
+    if (blocks->list != NULL) {
+        memcpy(list, blocks->list, blocks->n * sizeof(struct kvs_block *));
+        kvs_arena_free(arena, blocks->array_class, blocks->list);
     }
-    unit->segments = segments;
-    unit->capacity = (uint32_t)(bytes / sizeof(*segments));
-    unit->array_class = (uint8_t)class_id;
+    blocks->list = list;
+    blocks->capacity = (uint32_t)(bytes / sizeof(struct kvs_block *));
+    blocks->array_class = (uint8_t)class_id;
     return KV_OK;
 }
 
+/* No unit has rows in the last block any more: releases those that none has rows in, and counts
+ * the units in the last one that is left. */
+static void blocks_settle(struct kvs_blocks *blocks)
+{
+    uint32_t most = 0, n_top = 0;
+
+    for (uint32_t i = 0; i < blocks->n_units; i++) {
+        const uint32_t n = kvs_unit_n_segments(&blocks->units[i]);
+
+        if (n > most) {
+            most = n;
+            n_top = 0;
+        }
+        n_top += n == most && n > 0;
+    }
+    blocks_cut(blocks, most);
+    blocks->n_top = n_top;
+}
+
+/* Changes `reserved`; the session has the blocks up to it. */
+static void unit_reach(struct kvs_unit *unit, uint32_t reserved)
+{
+    struct kvs_blocks *blocks = unit->blocks;
+    const uint32_t before = kvs_unit_n_segments(unit), n = kvs_blocks_for(reserved);
+
+    unit->reserved = reserved;
+    if (before == n || blocks->n == 0)
+        return;
+    if (before == blocks->n)
+        blocks->n_top--;
+    if (n == blocks->n)
+        blocks->n_top++;
+    if (blocks->n_top == 0)
+        blocks_settle(blocks);
+}
+
+kv_status_t kvs_blocks_fork_begin(struct kvs_blocks *child, uint32_t tokens)
+{
+    assert(child->n == 0);
+    return array_grow(child, kvs_blocks_for(tokens));
+}
+
+bool kvs_blocks_fork_on(const struct kvs_blocks *parent,
+                        struct kvs_blocks *child,
+                        uint32_t tokens,
+                        uint32_t most)
+{
+    const uint32_t n = kvs_blocks_for(tokens);
+
+    /* No row is copied.  The last block may have rows after `tokens`, which are the parent's;
+     * the child copies it when it first writes (tail_own()). */
+    for (; most > 0 && child->n < n; most--, child->n++) {
+        child->list[child->n] = parent->list[child->n];
+        child->list[child->n]->refs++;
+    }
+    if (child->n < n)
+        return false;
+    for (uint32_t i = 0; i < child->n_units; i++) {
+        assert(tokens <= parent->units[i].committed);
+        child->units[i].committed = child->units[i].reserved = tokens;
+    }
+    child->n_top = tokens > 0 ? child->n_units : 0;
+    return true;
+}
+
+void kvs_blocks_check(const struct kvs_blocks *blocks)
+{
+    uint32_t most = 0, n_top = 0;
+
+    for (uint32_t i = 0; i < blocks->n_units; i++)
+        if (kvs_unit_n_segments(&blocks->units[i]) > most)
+            most = kvs_unit_n_segments(&blocks->units[i]);
+    for (uint32_t i = 0; i < blocks->n_units; i++)
+        n_top += most > 0 && kvs_unit_n_segments(&blocks->units[i]) == most;
+    assert(blocks->n == most && blocks->n_top == n_top && blocks->n <= blocks->capacity);
+    assert(blocks->capacity == 0
+               ? blocks->list == NULL
+               : kvs_arena_is_in_use(blocks->store->arena, blocks->array_class, blocks->list));
+    for (uint32_t i = 0; i < blocks->n; i++)
+        assert(blocks->list[i]->n_segments == blocks->n_units);
+}
+
+/* ---- reservations ------------------------------------------------------------------------- */
+
 kv_status_t kvs_unit_init(struct kvs_unit *unit,
-                          struct kvs_segment_store *store,
+                          struct kvs_blocks *blocks,
+                          uint32_t at,
                           uint32_t layer,
                           uint32_t kv_head,
                           uint32_t row_bytes)
 {
-    int row_class = kvs_arena_class_hold(store->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
+    const int row_class =
+        kvs_arena_class_hold(blocks->store->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
 
     if (row_class < 0)
         return KV_TOO_LARGE;
     *unit = (struct kvs_unit){
+        .blocks = blocks,
+        .at = at,
         .layer = (uint16_t)layer,
         .kv_head = (uint16_t)kv_head,
         .row_bytes = row_bytes,
@@ -61,137 +175,188 @@ kv_status_t kvs_unit_init(struct kvs_unit *unit,
     return KV_OK;
 }
 
-static uint32_t segments_for(uint32_t tokens)
+void kvs_unit_clear(struct kvs_unit *unit)
 {
-    return (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-}
-
-static void
-segments_cut(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t n_segments)
-{
-    while (unit->n_segments > n_segments)
-        kvs_segment_unref(store, unit->segments[--unit->n_segments]);
-}
-
-void kvs_unit_clear(struct kvs_unit *unit, struct kvs_segment_store *store)
-{
-    segments_cut(unit, store, 0);
-    kvs_arena_free(store->arena, unit->array_class, unit->segments);
-    unit->segments = NULL;
-    unit->capacity = unit->committed = unit->reserved = 0;
-    unit->n_transfers = unit->n_coming = 0;
-    unit->broken = false;
+    kvs_unit_truncate(unit, 0);
     if (unit->row_class != NO_CLASS)
-        kvs_arena_class_release(store->arena, unit->row_class);
+        kvs_arena_class_release(unit->blocks->store->arena, unit->row_class);
     unit->row_class = NO_CLASS;
 }
 
-/* ---- reservations, forks ----------------------------------------------------------------- */
+/* Returns whether the unit's rows in a block may be overwritten from `filled` on: no other
+ * session sees them, and of a block that is pinned, only rows that were never written: a transfer
+ * out of it may still read those that were. */
+static bool is_own(const struct kvs_unit *unit, uint32_t i, uint32_t filled)
+{
+    const struct kvs_block *block = unit->blocks->list[i];
+
+    return block->refs == 1 && block->segments[unit->at].rows != 0 &&
+           (block->pins == 0 || filled >= block->segments[unit->at].n_written);
+}
+
+/* Gives the unit a segment of its own in block i, which may be the one after the session's last.
+ * The block owns the rows then, or nothing has changed. */
+static bool segment_place(struct kvs_unit *unit, uint32_t i, uint8_t *rows)
+{
+    struct kvs_blocks *blocks = unit->blocks;
+    struct kvs_block *before = i < blocks->n ? blocks->list[i] : NULL, *block = before;
+
+    /* What others see, or a transfer, stays as it is: a block over it. */
+    if (block == NULL || block->refs > 1 || block->segments[unit->at].rows != 0) {
+        block = kvs_block_create(blocks->store, blocks->n_units, before);
+        if (block == NULL)
+            return false;
+    }
+    if (!kvs_segment_add(blocks->store, block, unit->at, rows)) {
+        if (block != before) {
+            block->under = NULL; /* the session has it still */
+            kvs_block_unref(blocks->store, block);
+        }
+        return false;
+    }
+    blocks->list[i] = block;
+    if (before == NULL)
+        blocks->n = i + 1;
+    return true;
+}
+
+/* Gives the segments of blocks [begin, end) back that only this unit has; the others are freed
+ * with their blocks. */
+static void segments_release(struct kvs_unit *unit, uint32_t begin, uint32_t end)
+{
+    for (uint32_t i = begin; i < end; i++) {
+        struct kvs_block *block = unit->blocks->list[i];
+
+        if (block->refs == 1 && block->pins == 0 && block->segments[unit->at].rows != 0)
+            kvs_segment_free(unit->blocks->store, block, unit->at);
+    }
+}
+
+/* Gives the unit a segment of its own in each of blocks [begin, end).  Consecutive ones lie next
+ * to each other where the arena has room for a run, so that long transfers have few pieces
+ * (kvs_unit_pieces()). */
+static kv_status_t segments_add(struct kvs_unit *unit, uint32_t begin, uint32_t end)
+{
+    struct kvs_blocks *blocks = unit->blocks;
+    struct kvs_arena *arena = blocks->store->arena;
+    const size_t stride = kvs_arena_class_bytes(arena, unit->row_class);
+    const uint32_t n_before = blocks->n;
+    uint32_t at = begin;
+
+    while (at < end) {
+        if (at < blocks->n && is_own(unit, at, 0)) { /* it was reserved once before */
+            kvs_segment_forget_rows(blocks->store, blocks->list[at], unit->at, 0);
+            at++;
+            continue;
+        }
+        uint32_t run;
+        uint8_t *rows = kvs_arena_alloc_run(arena, unit->row_class, end - at, &run);
+
+        if (rows == NULL)
+            goto err_release;
+        for (uint32_t i = 0; i < run; i++, at++, rows += stride) {
+            if (segment_place(unit, at, rows))
+                continue;
+            for (; i < run; i++, rows += stride)
+                kvs_arena_free(arena, unit->row_class, rows);
+            goto err_release;
+        }
+    }
+    /* Where there are more blocks than before, this unit alone has rows in the last. */
+    if (blocks->n > n_before)
+        blocks->n_top = 0;
+    return KV_OK;
+
+err_release:
+    segments_release(unit, begin, at);
+    blocks_cut(blocks, n_before);
+    return KV_NO_MEMORY;
+}
 
 /* Makes sure that the unit may write to its partial last segment: copies a segment that is
  * shared or still visible to a transfer.  Fails with KV_BUSY while rows are being received into
  * it, because they would arrive in the old one. */
-static kv_status_t tail_own(struct kvs_unit *unit, struct kvs_segment_store *store)
+static kv_status_t tail_own(struct kvs_unit *unit)
 {
-    /* `filled` rows stay.  A pinned segment may be written after them only if no row there was
-     * ever written: a transfer out of it may still read those that were. */
-    uint32_t filled = unit->reserved % KV_BLOCK_TOKENS;
+    struct kvs_segment_store *store = unit->blocks->store;
+    const uint32_t filled = unit->reserved % KV_BLOCK_TOKENS; /* rows that stay */
+    const uint32_t i = unit->reserved / KV_BLOCK_TOKENS;
 
     if (filled == 0)
         return KV_OK;
-    uint32_t at = unit->reserved / KV_BLOCK_TOKENS;
-    struct kvs_segment *old = unit->segments[at];
-    if (old->refs == 1 && (old->pins == 0 || filled >= old->n_written)) {
-        kvs_segment_forget_rows(store, old, filled); /* rows after these will be overwritten */
+    if (is_own(unit, i, filled)) { /* rows after these will be overwritten */
+        kvs_segment_forget_rows(store, unit->blocks->list[i], unit->at, filled);
         return KV_OK;
     }
     if (unit->committed < unit->reserved)
         return KV_BUSY;
-    kv_status_t status = kvs_segments_add(unit, store, at, 1);
-    if (status != KV_OK) {
-        unit->segments[at] = old;
-        return status;
+    struct kvs_block *old = kvs_unit_block(unit, i);
+    uint8_t *rows = kvs_arena_alloc(store->arena, unit->row_class);
+    if (rows == NULL)
+        return KV_NO_MEMORY;
+    old->pins++; /* it may be freed once nothing of it is visible through the copy */
+    if (!segment_place(unit, i, rows)) {
+        kvs_arena_free(store->arena, unit->row_class, rows);
+        kvs_block_unpin(store, old);
+        return KV_NO_MEMORY;
     }
-    struct kvs_segment *copy = unit->segments[at];
-    memcpy(copy->rows, old->rows, (size_t)filled * unit->row_bytes);
-    memcpy(copy->crcs, old->crcs, filled * sizeof(*copy->crcs));
+    struct kvs_block *copy = unit->blocks->list[i];
+    memcpy(rows, kvs_block_rows(old, unit->at), (size_t)filled * unit->row_bytes);
+    memcpy(kvs_block_crcs(copy, unit->at), kvs_block_crcs(old, unit->at),
+           filled * sizeof(uint32_t));
     /* Codes are not copied: they are made again from the keys when a query needs them.  Marks
      * of bad rows are, because the copy has the same damage. */
-    copy->n_written = (uint8_t)filled;
-    for (uint32_t row = 0; row < filled; row++)
-        if (kvs_segment_is_bad(old, row)) {
-            copy->bad[row / 64] |= (uint64_t)1 << row % 64;
-            store->health.rows_bad++;
-        }
-    kvs_segment_unref(store, old);
+    copy->segments[unit->at].n_written = filled;
+    for (uint32_t row = 0; kvs_segment_has_bad(old, unit->at) && row < filled; row++)
+        if (kvs_segment_is_bad(store, old, unit->at, row))
+            kvs_segment_copy_bad(store, copy, unit->at, row);
+    kvs_block_unpin(store, old);
     return KV_OK;
 }
 
-kv_status_t
-kvs_unit_reserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t end)
+kv_status_t kvs_unit_reserve(struct kvs_unit *unit, uint32_t end)
 {
-    uint32_t n_segments = segments_for(end);
-    kv_status_t status = array_grow(unit, store, n_segments);
+    const uint32_t n = kvs_blocks_for(end), n_before = kvs_unit_n_segments(unit);
+    kv_status_t status = array_grow(unit->blocks, n);
 
     assert(end > unit->reserved);
     if (status == KV_OK)
-        status = tail_own(unit, store);
-    if (status == KV_OK && n_segments > unit->n_segments)
-        status = kvs_segments_add(unit, store, unit->n_segments, n_segments - unit->n_segments);
+        status = tail_own(unit);
+    if (status == KV_OK)
+        status = segments_add(unit, n_before, n);
     if (status != KV_OK)
         return status;
     /* n_written only rises: rows that were written and then given up may still be read by a
-     * transfer (tail_own()). */
-    unit->n_segments = n_segments;
-    for (uint32_t i = unit->reserved / KV_BLOCK_TOKENS; i < n_segments; i++) {
+     * transfer (is_own()). */
+    for (uint32_t i = unit->reserved / KV_BLOCK_TOKENS; i < n; i++) {
+        struct kvs_segment *segment = &unit->blocks->list[i]->segments[unit->at];
         uint32_t filled = end - i * KV_BLOCK_TOKENS;
+
         if (filled > KV_BLOCK_TOKENS)
             filled = KV_BLOCK_TOKENS;
-        if (unit->segments[i]->n_written < filled)
-            unit->segments[i]->n_written = (uint8_t)filled;
+        if (segment->n_written < filled)
+            segment->n_written = filled;
     }
-    unit->reserved = end;
+    unit_reach(unit, end);
     return KV_OK;
 }
 
-void kvs_unit_unreserve(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t begin)
+void kvs_unit_unreserve(struct kvs_unit *unit, uint32_t begin)
 {
     assert(begin >= unit->committed);
-    if (begin < unit->reserved) {
-        unit->reserved = begin;
-        segments_cut(unit, store, segments_for(begin));
-    }
+    if (begin >= unit->reserved)
+        return;
+    segments_release(unit, kvs_blocks_for(begin), kvs_unit_n_segments(unit));
+    unit_reach(unit, begin);
 }
 
-void kvs_unit_truncate(struct kvs_unit *unit, struct kvs_segment_store *store, uint32_t tokens)
+void kvs_unit_truncate(struct kvs_unit *unit, uint32_t tokens)
 {
     if (tokens < unit->committed)
         unit->committed = tokens;
-    kvs_unit_unreserve(unit, store, unit->committed);
+    kvs_unit_unreserve(unit, unit->committed);
     unit->n_transfers = unit->n_coming = 0;
     unit->broken = false;
-}
-
-kv_status_t kvs_unit_fork(const struct kvs_unit *unit,
-                          struct kvs_unit *child,
-                          struct kvs_segment_store *store,
-                          uint32_t tokens)
-{
-    uint32_t n_segments = segments_for(tokens);
-    kv_status_t status = array_grow(child, store, n_segments);
-
-    assert(tokens <= unit->committed && child->n_segments == 0);
-    if (status != KV_OK)
-        return status;
-    /* No row is copied.  The last segment may have rows after `tokens`, which are the parent's;
-     * the child copies it when it first writes (tail_own()). */
-    for (uint32_t i = 0; i < n_segments; i++) {
-        child->segments[i] = unit->segments[i];
-        child->segments[i]->refs++;
-    }
-    child->n_segments = n_segments;
-    child->committed = child->reserved = tokens;
-    return KV_OK;
 }
 
 /* ---- access to rows ---------------------------------------------------------------------- */
@@ -268,62 +433,51 @@ void kvs_unit_read_crcs(const struct kvs_unit *unit,
     }
 }
 
-bool kvs_unit_can_pin(const struct kvs_unit *unit, uint32_t begin, uint32_t count)
-{
-    for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS; i++)
-        if (unit->segments[i]->pins == UINT16_MAX)
-            return false;
-    return true;
-}
-
 unsigned kvs_unit_pin(const struct kvs_unit *unit,
                       uint32_t begin,
                       uint32_t count,
-                      struct kvs_segment **pins)
+                      struct kvs_block **pins)
 {
     unsigned n_pins = 0;
 
     for (uint32_t i = begin / KV_BLOCK_TOKENS; i <= (begin + count - 1) / KV_BLOCK_TOKENS;
          i++) {
-        assert(unit->segments[i]->pins < UINT16_MAX);
-        unit->segments[i]->pins++;
-        pins[n_pins++] = unit->segments[i];
+        struct kvs_block *block = kvs_unit_block(unit, i);
+
+        assert(block->pins < UINT32_MAX);
+        block->pins++;
+        pins[n_pins++] = block;
     }
     return n_pins;
 }
 
-void kvs_unit_mend(struct kvs_unit *unit,
-                   struct kvs_segment_store *store,
-                   uint32_t token,
-                   const void *row,
-                   uint32_t crc)
+void kvs_unit_mend(struct kvs_unit *unit, uint32_t token, const void *row, uint32_t crc)
 {
-    struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
-    const uint32_t at = token % KV_BLOCK_TOKENS;
+    struct kvs_segment_store *store = unit->blocks->store;
 
-    assert(kvs_segment_is_bad(segment, at));
     kvs_unit_write(unit, token, 1, row);
     kvs_unit_write_crcs(unit, token, 1, &crc);
-    segment->bad[at / 64] &= ~((uint64_t)1 << at % 64);
-    store->health.rows_bad--;
+    kvs_segment_unmark_bad(store, kvs_unit_block(unit, token / KV_BLOCK_TOKENS), unit->at,
+                           token % KV_BLOCK_TOKENS);
     store->health.mended[KVS_KIND_ROWS]++;
 }
 
-void kvs_unit_check(const struct kvs_unit *unit, const struct kvs_segment_store *store)
+void kvs_unit_check(const struct kvs_unit *unit)
 {
+    const struct kvs_segment_store *store = unit->blocks->store;
+
     assert(unit->committed <= unit->reserved);
-    assert(unit->n_segments == segments_for(unit->reserved));
-    assert(unit->n_segments <= unit->capacity);
-    assert(unit->capacity == 0
-               ? unit->segments == NULL
-               : kvs_arena_is_in_use(store->arena, unit->array_class, unit->segments));
+    assert(kvs_unit_n_segments(unit) <= unit->blocks->n);
+    assert(&unit->blocks->units[unit->at] == unit);
     assert(!unit->broken || unit->n_transfers > 0);
-    for (uint32_t i = 0; i < unit->n_segments; i++) {
-        const struct kvs_segment *segment = unit->segments[i];
+    for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++) {
+        const struct kvs_block *block = kvs_unit_block(unit, i);
         const uint32_t left = unit->reserved - i * KV_BLOCK_TOKENS;
 
-        kvs_segment_check(store, segment);
-        assert(segment->refs > 0 && segment->row_class == unit->row_class);
-        assert(segment->n_written >= (left < KV_BLOCK_TOKENS ? left : KV_BLOCK_TOKENS));
+        assert(unit->blocks->list[i]->refs > 0 && block->segments[unit->at].rows != 0);
+        assert(kvs_arena_class_of(store->arena, kvs_block_rows(block, unit->at)) ==
+               unit->row_class);
+        assert(block->segments[unit->at].n_written >=
+               (left < KV_BLOCK_TOKENS ? left : KV_BLOCK_TOKENS));
     }
 }

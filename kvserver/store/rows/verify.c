@@ -43,20 +43,10 @@ void kvs_verify_seeds(const struct kvs_row_set *rows,
         ret_seeds[i] = seed_of(&seeds, tokens[i]);
 }
 
-/* Marks a row, which is then rejected until it is written again.  Does nothing if it is
- * marked. */
-static void mark_bad(struct kvs_segment_store *store, struct kvs_segment *segment, uint32_t row)
+/* Returns the block that has a row. */
+static struct kvs_block *block_of(const struct kvs_row_set *rows, uint32_t token)
 {
-    if (kvs_segment_is_bad(segment, row))
-        return;
-    segment->bad[row / 64] |= (uint64_t)1 << row % 64;
-    store->health.found[KVS_KIND_ROWS]++;
-    store->health.rows_bad++;
-}
-
-static struct kvs_segment *segment_of(const struct kvs_row_set *rows, uint32_t token)
-{
-    return rows->segments[token / KV_BLOCK_TOKENS - rows->block];
+    return kvs_block_owner(rows->blocks[token / KV_BLOCK_TOKENS - rows->block], rows->at);
 }
 
 uint32_t kvs_verify_crcs(struct kvs_segment_store *store,
@@ -68,13 +58,13 @@ uint32_t kvs_verify_crcs(struct kvs_segment_store *store,
     uint32_t first = n;
 
     for (uint32_t i = 0; i < n; i++) {
-        struct kvs_segment *segment = segment_of(rows, tokens[i]);
+        struct kvs_block *block = block_of(rows, tokens[i]);
         const uint32_t row = tokens[i] % KV_BLOCK_TOKENS;
 
         /* A mark outlives a good reading: memory that failed once may do so again. */
-        if (computed[i] != segment->crcs[row])
-            mark_bad(store, segment, row);
-        if (first == n && kvs_segment_is_bad(segment, row))
+        if (computed[i] != kvs_block_crcs(block, rows->at)[row])
+            kvs_segment_mark_bad(store, block, rows->at, row);
+        if (first == n && kvs_segment_is_bad(store, block, rows->at, row))
             first = i;
     }
     return first;
@@ -93,7 +83,7 @@ uint32_t kvs_verify_run(struct kvs_segment_store *store,
         some = n - done < SOME_ROWS ? n - done : SOME_ROWS;
         for (uint32_t i = 0; i < some; i++) {
             tokens[i] = begin + (done + i) * stride;
-            at[i] = segment_of(rows, tokens[i])->rows +
+            at[i] = kvs_block_rows(block_of(rows, tokens[i]), rows->at) +
                     (size_t)(tokens[i] % KV_BLOCK_TOKENS) * rows->row_bytes;
         }
         kvs_verify_seeds(rows, tokens, some, seeds);
@@ -110,14 +100,14 @@ uint32_t kvs_unit_known_bad(const struct kvs_unit *unit, uint32_t begin, uint32_
     const uint32_t end = begin + n;
 
     for (uint32_t token = begin; token < end;) {
-        const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+        const struct kvs_block *block = kvs_unit_block(unit, token / KV_BLOCK_TOKENS);
 
         /* Nearly every segment: one test for all its rows. */
-        if ((segment->bad[0] | segment->bad[1]) == 0) {
+        if (!kvs_segment_has_bad(block, unit->at)) {
             token = (token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS;
             continue;
         }
-        if (kvs_segment_is_bad(segment, token % KV_BLOCK_TOKENS))
+        if (kvs_unit_is_bad(unit, token))
             return token;
         token++;
     }

@@ -12,8 +12,9 @@
 
 /* The rows of some consecutive blocks of a unit. */
 struct kvs_row_set {
-    struct kvs_segment *const *segments; /* of `block` and later ones */
+    struct kvs_block *const *blocks; /* `block` and later ones */
     uint32_t block;
+    uint32_t at; /* the unit's place in them */
     uint32_t row_bytes;
     uint32_t layer, kv_head;
     const struct kv_writers *writers; /* of their tokens; NULL: writer 0 */
@@ -22,7 +23,8 @@ struct kvs_row_set {
 static inline struct kvs_row_set kvs_unit_rows(const struct kvs_unit *unit)
 {
     return (struct kvs_row_set){
-        .segments = unit->segments,
+        .blocks = unit->blocks->list,
+        .at = unit->at,
         .row_bytes = unit->row_bytes,
         .layer = unit->layer,
         .kv_head = unit->kv_head,

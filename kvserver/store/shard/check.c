@@ -265,13 +265,12 @@ static void check_unit_place(const struct kvs_shard_session *session, uint32_t a
     assert(unit->reserved == unit->committed || unit->n_transfers > 0);
 }
 
-static void check_session(const struct kvs_shard *shard,
-                          const struct kvs_shard_session *session)
+static void check_session(const struct kvs_shard_session *session)
 {
     uint32_t n_here = 0;
 
     for (uint32_t i = 0; i < session->n_units; i++)
-        kvs_unit_check(&session->units[i], &shard->store);
+        kvs_unit_check(&session->units[i]);
     if (!session->used)
         return;
     assert(session->schema != NULL && session->writers != NULL);
@@ -279,6 +278,8 @@ static void check_session(const struct kvs_shard *shard,
         if (session->unit_of[i] != UINT16_MAX)
             assert(session->unit_of[i] == n_here++);
     assert(n_here == session->n_units);
+    if (session->n_units > 0)
+        kvs_blocks_check(&session->blocks);
     for (uint32_t i = 0; i < session->n_units; i++)
         check_unit_place(session, i);
 }
@@ -330,47 +331,49 @@ static void check_sessions(const struct kvs_shard *shard)
         assert(session->index == i);
         assert(session->used || session->n_units == 0 ||
                (command != NULL && (command->index == i || command->child_index == i)));
-        check_session(shard, session);
+        check_session(session);
         n_woken += session->is_woken;
     }
     assert(n_woken == check_woken(shard));
     check_writes(shard);
 }
 
-/* ---- who has which segment, and which codebook ------------------------------------------- */
+/* ---- who has which block, and which codebook --------------------------------------------- */
 
 struct found {
-    const struct kvs_segment *segment;
+    const struct kvs_block *block;
     uint32_t refs, pins;
 };
 
-/* Everything that refers to a segment, counted anew. */
+/* Everything that refers to a block, counted anew. */
 struct census {
     const struct kvs_shard *shard;
-    struct kv_map *map;  /* from a segment's address to its place in `found` */
-    struct found *found; /* (n_segments of the store) */
+    struct kv_map *map;  /* from a block's address to its place in `found` */
+    struct found *found; /* (n_blocks of the store) */
     uint32_t *book_refs; /* (KVS_CODEBOOKS_MAX) */
     uint64_t n;
     bool is_full; /* no memory for the map: nothing is known */
 };
 
-static struct found *find(struct census *census, const struct kvs_segment *segment)
+static struct found *find(struct census *census, const struct kvs_block *block)
 {
     static struct found nobody;
     struct kv_id128 key = {0};
 
-    memcpy(key.bytes, &segment, sizeof(segment));
+    memcpy(key.bytes, &block, sizeof(block));
     struct found *found = kv_map_get(census->map, &key);
     if (found != NULL)
         return found;
-    assert(census->n < census->shard->store.n_segments);
+    assert(census->n < census->shard->store.n_blocks);
     found = &census->found[census->n];
     if (!kv_map_set(census->map, &key, found)) {
         census->is_full = true;
         return &nobody;
     }
     census->n++;
-    found->segment = segment;
+    found->block = block;
+    if (block->under != NULL)
+        find(census, block->under)->refs++;
     return found;
 }
 
@@ -378,8 +381,8 @@ static void count_job(void *arg, const struct kvs_index_job_look *look)
 {
     struct census *census = arg;
 
-    for (uint32_t i = 0; i < look->n_segments && !census->is_full; i++)
-        find(census, look->segments[i])->pins++;
+    for (uint32_t i = 0; i < look->n_blocks && !census->is_full; i++)
+        find(census, look->blocks[i])->pins++;
     if (look->has_codebook)
         census->book_refs[look->codebook]++;
 }
@@ -389,10 +392,8 @@ static void count_all(struct census *census)
     const struct kvs_shard *shard = census->shard;
 
     for (uint32_t i = 0; i < shard->n_sessions; i++)
-        for (uint32_t j = 0; j < shard->sessions[i].n_units; j++)
-            for (uint32_t k = 0; k < shard->sessions[i].units[j].n_segments; k++)
-                if (!census->is_full)
-                    find(census, shard->sessions[i].units[j].segments[k])->refs++;
+        for (uint32_t j = 0; j < shard->sessions[i].blocks.n && !census->is_full; j++)
+            find(census, shard->sessions[i].blocks.list[j])->refs++;
     for (uint32_t i = 0; i < shard->n_clients; i++)
         for (const struct kvs_request *request = shard->clients[i].requests; request != NULL;
              request = request->client_next)
@@ -404,24 +405,29 @@ static void count_all(struct census *census)
 static void check_counts(struct census *census)
 {
     const struct kvs_shard *shard = census->shard;
-    uint64_t n_bad = 0;
+    uint64_t n_bad = 0, n_segments = 0;
 
-    assert(census->n == shard->store.n_segments);
+    assert(census->n == shard->store.n_blocks);
     for (uint64_t i = 0; i < census->n; i++) {
         const struct found *found = &census->found[i];
-        const struct kvs_segment *segment = found->segment;
+        const struct kvs_block *block = found->block;
 
-        kvs_segment_check(&shard->store, segment);
-        assert(segment->refs == found->refs && segment->pins == found->pins);
-        for (uint32_t j = 0; j < KV_BLOCK_TOKENS / 64; j++)
-            n_bad += (uint32_t)__builtin_popcountll(segment->bad[j]);
-        if (segment->codes == NULL)
-            continue;
-        assert(kvs_arena_is_in_use(
-            shard->arena, kvs_codebook_at(&shard->codebooks, segment->codebook)->tile_class,
-            segment->codes));
-        census->book_refs[segment->codebook]++;
+        kvs_block_check(&shard->store, block);
+        assert(block->refs == found->refs && block->pins == found->pins);
+        n_segments += block->n_own;
+        for (uint32_t at = 0; at < block->n_segments; at++) {
+            const struct kvs_column *column = kvs_block_column(block, at);
+
+            n_bad += kvs_segment_count_bad(&shard->store, block, at);
+            if (column->codes == NULL)
+                continue;
+            assert(kvs_arena_is_in_use(
+                shard->arena, kvs_codebook_at(&shard->codebooks, column->codebook)->tile_class,
+                column->codes));
+            census->book_refs[column->codebook]++;
+        }
     }
+    assert(n_segments == shard->store.n_segments);
     assert(n_bad == shard->store.health.rows_bad);
     for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++)
         if (kv_pool_is_used(shard->codebooks.pool, i))
@@ -434,7 +440,7 @@ static void check_owners(const struct kvs_shard *shard)
 {
     struct census census = {.shard = shard, .map = kv_map_create(1)};
 
-    census.found = calloc(shard->store.n_segments + 1, sizeof(*census.found));
+    census.found = calloc(shard->store.n_blocks + 1, sizeof(*census.found));
     census.book_refs = calloc(KVS_CODEBOOKS_MAX, sizeof(*census.book_refs));
     if (census.map != NULL && census.found != NULL && census.book_refs != NULL) {
         count_all(&census);

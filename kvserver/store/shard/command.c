@@ -6,7 +6,7 @@
 
 enum {
     UNITS_PER_SLICE = 16,
-    SEGMENTS_PER_SLICE = 4096,
+    BLOCKS_PER_SLICE = 1024,
 };
 
 /* Each function returns true when the command is done, with command->status set. */
@@ -67,7 +67,6 @@ static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_shard_session *session = &shard->sessions[command->index];
     struct kvs_shard_session *child = &shard->sessions[command->child_index];
-    uint32_t n_segments = 0;
 
     if (command->cursor == 0) {
         for (uint32_t i = 0; i < session->n_units; i++) {
@@ -79,19 +78,16 @@ static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
         command->status = kvs_shard_session_init(shard, child, command);
         if (command->status != KV_OK)
             return true;
-    }
-    for (; command->cursor < session->n_units && n_segments < SEGMENTS_PER_SLICE;
-         command->cursor++) {
-        command->status =
-            kvs_unit_fork(&session->units[command->cursor], &child->units[command->cursor],
-                          &shard->store, command->tokens);
+        if (session->n_units > 0)
+            command->status = kvs_blocks_fork_begin(&child->blocks, command->tokens);
         if (command->status != KV_OK) {
             kvs_shard_session_clear(shard, child);
             return true;
         }
-        n_segments += child->units[command->cursor].n_segments + 1;
+        command->cursor = 1;
     }
-    if (command->cursor < session->n_units)
+    if (session->n_units > 0 && !kvs_blocks_fork_on(&session->blocks, &child->blocks,
+                                                    command->tokens, BLOCKS_PER_SLICE))
         return false;
     child->used = true;
     return true;
@@ -115,7 +111,7 @@ static bool session_truncate(struct kvs_shard *shard, struct kvs_command *comman
         kvs_shard_session_advance(shard, session, command->generation);
     }
     for (; command->cursor < session->n_units && command->cursor < end; command->cursor++)
-        kvs_unit_truncate(&session->units[command->cursor], &shard->store, command->tokens);
+        kvs_unit_truncate(&session->units[command->cursor], command->tokens);
     if (command->cursor < session->n_units)
         return false;
     /* The removed rows were checked against the previous writers. */
@@ -135,8 +131,8 @@ static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
         kvs_shard_session_wake(shard, session, UINT32_MAX);
     }
     for (; command->cursor < session->n_units && command->cursor < end; command->cursor++) {
-        kvs_unit_check(&session->units[command->cursor], &shard->store);
-        kvs_unit_clear(&session->units[command->cursor], &shard->store);
+        kvs_unit_check(&session->units[command->cursor]);
+        kvs_unit_clear(&session->units[command->cursor]);
     }
     if (command->cursor < session->n_units)
         return false;
@@ -154,8 +150,8 @@ static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
         const struct kvs_unit *unit = &session->units[i];
         if (unit->committed < command->tokens)
             command->tokens = unit->committed;
-        command->bytes +=
-            (uint64_t)unit->n_segments * KV_BLOCK_TOKENS * (unit->row_bytes + sizeof(uint32_t));
+        command->bytes += (uint64_t)kvs_unit_n_segments(unit) * KV_BLOCK_TOKENS *
+                          (unit->row_bytes + sizeof(uint32_t));
     }
     return true;
 }

@@ -137,7 +137,7 @@ void kvs_request_end(struct kvs_request *request)
     if (request->type->release != NULL)
         request->type->release(request);
     for (unsigned i = 0; i < request->n_pins; i++)
-        kvs_segment_unpin(&shard->store, request->pins[i]);
+        kvs_block_unpin(&shard->store, request->pins[i]);
     if (request->object != NULL)
         kvs_object_unpin(&shard->objects, request->object);
     body_put(request, request->body_slot);

@@ -27,7 +27,7 @@ enum {
     KVS_PENDING_RECEIVES_CLIENT = 8, /* of these, for one client */
     KVS_SMALL_BYTES = 512,
     KVS_MIDDLE_BYTES = 4096,     /* of a body for which every request has room */
-    KVS_PINS_MAX = 144,          /* segments that one transfer may pin */
+    KVS_PINS_MAX = 144,          /* blocks that one transfer may pin */
     KVS_SLICE_BYTES = 256 << 10, /* copied or checked per slice */
 };
 
@@ -80,7 +80,7 @@ struct kvs_request {
     bool coming;                  /* counted in its units' n_coming */
     bool received;
     kv_status_t status;
-    struct kvs_segment *pins[KVS_PINS_MAX];
+    struct kvs_block *pins[KVS_PINS_MAX];
     unsigned n_pins;
     struct kvs_stored_object *object; /* pinned */
     uint8_t *staging;

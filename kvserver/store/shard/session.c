@@ -12,6 +12,8 @@ static_assert(KV_UNITS_MAX * sizeof(struct kvs_unit) <= KVS_ARENA_PAGE,
 void kvs_shard_session_free(struct kvs_shard *shard, struct kvs_shard_session *session)
 {
     if (session->units != NULL)
+        kvs_blocks_clear(&session->blocks);
+    if (session->units != NULL)
         kvs_arena_free(shard->arena, session->units_class, session->units);
     if (session->unit_of != NULL)
         kvs_arena_free(shard->arena, session->unit_of_class, session->unit_of);
@@ -24,22 +26,20 @@ void kvs_shard_session_free(struct kvs_shard *shard, struct kvs_shard_session *s
 void kvs_shard_session_clear(struct kvs_shard *shard, struct kvs_shard_session *session)
 {
     for (uint32_t i = 0; i < session->n_units; i++)
-        kvs_unit_clear(&session->units[i], &shard->store);
+        kvs_unit_clear(&session->units[i]);
     kvs_shard_session_free(shard, session);
 }
 
 /* Initializes the units listed in unit_of; on failure, n_units is the number initialized. */
-static kv_status_t units_init(struct kvs_shard *shard,
-                              struct kvs_shard_session *session,
-                              const kv_schema_t *schema)
+static kv_status_t units_init(struct kvs_shard_session *session, const kv_schema_t *schema)
 {
     for (uint32_t layer = 0; layer < schema->n_layers; layer++) {
         for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++) {
             uint16_t at = session->unit_of[kv_schema_unit(schema, layer, head)];
             if (at == UINT16_MAX)
                 continue;
-            kv_status_t status = kvs_unit_init(&session->units[at], &shard->store, layer, head,
-                                               schema->layers[layer].row_bytes);
+            kv_status_t status = kvs_unit_init(&session->units[at], &session->blocks, at, layer,
+                                               head, schema->layers[layer].row_bytes);
             session->units[at].writers = &session->writers;
             session->units[at].session = session->index;
             if (status != KV_OK)
@@ -84,8 +84,9 @@ kv_status_t kvs_shard_session_init(struct kvs_shard *shard,
         session->units = kvs_arena_alloc(shard->arena, session->units_class);
         if (session->units == NULL)
             goto err_free;
+        kvs_blocks_init(&session->blocks, &shard->store, session->units, n_units);
     }
-    status = units_init(shard, session, schema);
+    status = units_init(session, schema);
     if (status != KV_OK) {
         kvs_shard_session_clear(shard, session);
         goto err_free;
@@ -115,7 +116,7 @@ void kvs_shard_session_advance(struct kvs_shard *shard,
      * woken. */
     session->generation = generation;
     for (uint32_t i = 0; i < session->n_units; i++)
-        kvs_unit_truncate(&session->units[i], &shard->store, session->units[i].committed);
+        kvs_unit_truncate(&session->units[i], session->units[i].committed);
     kvs_shard_session_wake(shard, session, UINT32_MAX);
 }
 

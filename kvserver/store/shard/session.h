@@ -19,8 +19,9 @@ struct kvs_shard_session {
     const kv_schema_t *schema; /* owned by the control thread; valid while the session lives */
     uint64_t root, epoch;      /* its placement */
     uint32_t tokens_max;
-    struct kvs_unit *units; /* (n_units) on this thread */
-    uint16_t *unit_of;      /* (schema->n_units) index into `units`; UINT16_MAX: not here */
+    struct kvs_blocks blocks; /* of its units */
+    struct kvs_unit *units;   /* (n_units) on this thread */
+    uint16_t *unit_of;        /* (schema->n_units) index into `units`; UINT16_MAX: not here */
     uint32_t n_units;
     int units_class, unit_of_class;
     const struct kv_writers *writers; /* owned by the control thread; valid until replaced or

@@ -75,7 +75,7 @@ static void slices_are_one_answer(void **state)
         assert_memory_equal(outputs[0], outputs[1],
                             (size_t)n_queries * layer.d_v * sizeof(float));
         assert_memory_equal(lses[0], lses[1], n_queries * sizeof(float));
-        kvs_unit_clear(&unit, &bench.heap);
+        lone_unit_clear(&unit);
     }
     bench_close(&bench);
 }

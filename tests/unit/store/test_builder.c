@@ -72,23 +72,25 @@ static struct kvs_index_look look_at(const struct kvs_unit *unit, uint64_t seria
 static void check_chapter(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++) {
-        assert_non_null(unit->segments[i]->codes);
-        assert_int_equal(unit->segments[i]->n_coded, KV_BLOCK_TOKENS);
-        assert_int_equal(unit->segments[i]->codebook, unit->segments[begin]->codebook);
-        assert_false(unit->segments[i]->training);
-        assert_int_equal(unit->segments[i]->pins, 0);
+        assert_non_null(kvs_unit_column(unit, i)->codes);
+        assert_int_equal(kvs_unit_column(unit, i)->n_coded, KV_BLOCK_TOKENS);
+        assert_int_equal(kvs_unit_column(unit, i)->codebook,
+                         kvs_unit_column(unit, begin)->codebook);
+        assert_false(kvs_unit_segment(unit, i)->training);
+        assert_int_equal(kvs_unit_block(unit, i)->pins, 0);
     }
-    if (begin > 0 && unit->segments[begin - 1]->codes != NULL)
-        assert_int_not_equal(unit->segments[begin - 1]->codebook,
-                             unit->segments[begin]->codebook);
-    if (end < unit->n_segments && unit->segments[end]->codes != NULL)
-        assert_int_not_equal(unit->segments[end]->codebook, unit->segments[begin]->codebook);
+    if (begin > 0 && kvs_unit_column(unit, begin - 1)->codes != NULL)
+        assert_int_not_equal(kvs_unit_column(unit, begin - 1)->codebook,
+                             kvs_unit_column(unit, begin)->codebook);
+    if (end < kvs_unit_n_segments(unit) && kvs_unit_column(unit, end)->codes != NULL)
+        assert_int_not_equal(kvs_unit_column(unit, end)->codebook,
+                             kvs_unit_column(unit, begin)->codebook);
 }
 
 static void check_bare(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++)
-        assert_null(unit->segments[i]->codes);
+        assert_null(kvs_unit_column(unit, i)->codes);
 }
 
 static void check_empty(void)
@@ -132,7 +134,7 @@ static void chapters(void **state)
     assert_int_equal(look.n_old, 2);
     assert_int_equal(look.n_new, 1);
     assert_in_range(look.iterations, 1, 3);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     check_empty();
 }
 
@@ -142,24 +144,24 @@ static void forks_inherit(void **state)
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    kvs_unit_init(&late, &bench.heap, 0, 0, D * sizeof(float));
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    lone_unit_init(&late, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(cut(&unit, unit.committed, 16), 1);
     assert_true(kvs_indexer_step(bench.indexer));
     /* A fork while it trains; who asked goes: the fork has what it shares. */
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 10 * KV_BLOCK_TOKENS + 5), KV_OK);
+    assert_int_equal(lone_unit_fork(&unit, &fork, 10 * KV_BLOCK_TOKENS + 5), KV_OK);
     assert_int_equal(cut(&fork, fork.committed, 16), 0);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     finish_jobs();
     assert_int_equal(stats_of().dropped, 0);
     check_chapter(&fork, 0, 11);
     /* A fork of it trains nothing. */
-    assert_int_equal(kvs_unit_fork(&fork, &late, &bench.heap, 9 * KV_BLOCK_TOKENS), KV_OK);
+    assert_int_equal(lone_unit_fork(&fork, &late, 9 * KV_BLOCK_TOKENS), KV_OK);
     assert_int_equal(cut(&late, late.committed, 8), 0);
     check_chapter(&late, 0, 9);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&fork);
     assert_true(unit_codes_are_right(&bench, &late));
-    kvs_unit_clear(&late, &bench.heap);
+    lone_unit_clear(&late);
     check_empty();
 }
 
@@ -167,12 +169,12 @@ static void forks_inherit(void **state)
  * where some have lost their codes. */
 static void check_ends(const struct kvs_unit *unit)
 {
-    for (uint32_t at = 0; at < unit->n_segments; at++) {
-        if (!unit->segments[at]->in_chapter)
+    for (uint32_t at = 0; at < kvs_unit_n_segments(unit); at++) {
+        if (!kvs_unit_column(unit, at)->in_chapter)
             continue;
         const struct kvs_codebook *book =
-            kvs_codebook_at(&bench.codebooks, unit->segments[at]->codebook);
-        for (uint32_t end = at; end <= unit->n_segments + 1; end++)
+            kvs_codebook_at(&bench.codebooks, kvs_unit_column(unit, at)->codebook);
+        for (uint32_t end = at; end <= kvs_unit_n_segments(unit) + 1; end++)
             assert_int_equal(kvs_codebook_chapter_end(book, unit, at, end),
                              kvs_unit_chapter_end(unit, at, end));
     }
@@ -184,25 +186,27 @@ static void chapter_ends(void **state)
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(cut(&unit, unit.committed, 10), 2);
     finish_jobs();
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 16 * KV_BLOCK_TOKENS + 5), KV_OK);
+    assert_int_equal(lone_unit_fork(&unit, &fork, 16 * KV_BLOCK_TOKENS + 5), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 5 * KV_BLOCK_TOKENS), KV_OK);
     check_ends(&unit);
     check_ends(&fork);
-    struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, unit.segments[3]->codebook);
+    struct kvs_codebook *book =
+        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 3)->codebook);
 
-    kvs_segment_lose_codes(&bench.codebooks, unit.segments[3]);
+    kvs_segment_lose_codes(&bench.codebooks, kvs_unit_block(&unit, 3), 0);
     assert_int_equal(book->n_holes, 1);
     check_ends(&unit);
     check_ends(&fork);
-    kvs_segment_recode(&bench.codebooks, unit.segments[3], KV_KEY_FP32, unit.row_bytes);
+    kvs_segment_recode(&bench.codebooks, kvs_unit_block(&unit, 3), 0, KV_KEY_FP32,
+                       unit.row_bytes);
     assert_int_equal(book->n_holes, 0);
     check_ends(&unit);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     check_ends(&fork);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&fork);
     check_empty();
 }
 
@@ -245,8 +249,8 @@ static void sessions_take_turns(void **state)
     assert_true(kvs_indexer_take_ended(bench.indexer, &session));
     assert_int_equal(session, 0);
     assert_false(kvs_indexer_take_ended(bench.indexer, &session));
-    kvs_unit_clear(&many, &bench.heap);
-    kvs_unit_clear(&one, &bench.heap);
+    lone_unit_clear(&many);
+    lone_unit_clear(&one);
     check_empty();
 }
 
@@ -267,7 +271,7 @@ static void truncates_drop(void **state)
     for (int i = 0; i < 3; i++)
         assert_true(kvs_indexer_step(bench.indexer));
     for (uint32_t i = 1; i < N_UNITS; i++)
-        kvs_unit_truncate(&units[i], &bench.heap, i % 2 ? 0 : 9 * KV_BLOCK_TOKENS);
+        kvs_unit_truncate(&units[i], i % 2 ? 0 : 9 * KV_BLOCK_TOKENS);
     for (int i = 0; i < 3; i++)
         assert_true(kvs_indexer_step(bench.indexer));
     assert_int_equal(stats_of().dropped - dropped, 2 * N_UNITS - 2 - N_UNITS / 2 + 1);
@@ -280,7 +284,7 @@ static void truncates_drop(void **state)
         check_bare(&units[i], 8, 9);
     }
     for (uint32_t i = 0; i < N_UNITS; i++)
-        kvs_unit_clear(&units[i], &bench.heap);
+        lone_unit_clear(&units[i]);
     check_empty();
 }
 
@@ -291,35 +295,35 @@ static void overwritten_rows(void **state)
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1000);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(cut(&unit, 1000, 0), 1);
     /* While it trains: the job's rows stay as they are. */
     assert_true(kvs_indexer_step(bench.indexer));
-    kvs_unit_truncate(&unit, &bench.heap, 950);
+    kvs_unit_truncate(&unit, 950);
     assert_int_equal(unit_append(&bench, &unit, 20), KV_OK);
     finish_jobs();
     assert_true(unit_codes_are_right(&bench, &unit));
     check_chapter(&unit, 0, 7);
-    assert_null(unit.segments[7]->codes);
+    assert_null(kvs_unit_column(&unit, 7)->codes);
     /* In place. */
-    assert_int_equal(kvs_segment_encode(&bench.codebooks, unit.segments[7],
-                                        unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
-                                        970 - 896),
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, kvs_unit_block(&unit, 7), 0,
+                                        kvs_unit_column(&unit, 6)->codebook, KV_KEY_FP32,
+                                        unit.row_bytes, 970 - 896),
                      KV_OK);
-    struct kvs_segment *last = unit.segments[7];
-    kvs_unit_truncate(&unit, &bench.heap, 930);
+    struct kvs_block *last = kvs_unit_block(&unit, 7);
+    kvs_unit_truncate(&unit, 930);
     assert_int_equal(unit_append(&bench, &unit, 40), KV_OK);
-    assert_ptr_equal(unit.segments[7], last);
-    assert_int_equal(last->n_coded, 930 - 896);
+    assert_ptr_equal(kvs_unit_block(&unit, 7), last);
+    assert_int_equal(kvs_unit_column(&unit, 7)->n_coded, 930 - 896);
     assert_true(unit_codes_are_right(&bench, &unit));
     /* A copy for a fork. */
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 920), KV_OK);
+    assert_int_equal(lone_unit_fork(&unit, &fork, 920), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 200), KV_OK);
-    assert_ptr_not_equal(fork.segments[7], last);
+    assert_ptr_not_equal(kvs_unit_block(&fork, 7), last);
     assert_true(unit_codes_are_right(&bench, &fork));
     assert_true(unit_codes_are_right(&bench, &unit));
-    kvs_unit_clear(&unit, &bench.heap);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&unit);
+    lone_unit_clear(&fork);
     check_empty();
 }
 
@@ -341,16 +345,17 @@ static void seeds(void **state)
         finish_jobs();
         check_chapter(&units[i], 0, 8);
         centroids[i] =
-            kvs_codebook_at(&bench.codebooks, units[i].segments[0]->codebook)->centroids;
+            kvs_codebook_at(&bench.codebooks, kvs_unit_column(&units[i], 0)->codebook)
+                ->centroids;
     }
     assert_memory_equal(centroids[0], centroids[1], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 8; i++)
-        assert_memory_equal(units[0].segments[i]->codes, units[1].segments[i]->codes,
-                            2 * KV_PQ_TILE);
+        assert_memory_equal(kvs_unit_column(&units[0], i)->codes,
+                            kvs_unit_column(&units[1], i)->codes, 2 * KV_PQ_TILE);
     assert_memory_not_equal(centroids[0], centroids[2], D * 16 * sizeof(float));
     assert_memory_not_equal(centroids[0], centroids[3], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 4; i++)
-        kvs_unit_clear(&units[i], &bench.heap);
+        lone_unit_clear(&units[i]);
     check_empty();
 }
 
@@ -385,7 +390,7 @@ check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint3
     static uint8_t rows[KV_SUMMARY_ROWS * (D + D_V) * sizeof(float)];
     const struct kv_summary_shape shape = {KV_KEY_FP32, D, D_V, bits};
     const struct kvs_codebook *book =
-        kvs_codebook_at(&bench.codebooks, unit->segments[begin]->codebook);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_column(unit, begin)->codebook);
     void *scratch = malloc(kv_summary_scratch_bytes(&shape)),
          *group = malloc(kv_summary_bytes(&shape));
 
@@ -414,8 +419,9 @@ check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint3
         assert_memory_equal(book->summaries.groups[i].bytes, group, kv_summary_bytes(&shape));
     }
     for (uint32_t i = begin; i < end; i++)
-        assert_true(unit->segments[i]->in_chapter && unit->segments[i]->pins == 0 &&
-                    !unit->segments[i]->begins_job);
+        assert_true(kvs_unit_column(unit, i)->in_chapter &&
+                    kvs_unit_block(unit, i)->pins == 0 &&
+                    !kvs_unit_segment(unit, i)->begins_job);
     free(scratch);
     free(group);
 }
@@ -449,19 +455,19 @@ static void summaries(void **state)
     check_summaries(&unit, 0, 10, KV_SUMMARY_64);
     check_summaries(&unit, 10, 15, KV_SUMMARY_64);
     /* A fork has them; for more rows than they stand for they are made again. */
-    kvs_unit_init(&fork, &bench.heap, 0, 3, (D + D_V) * sizeof(float));
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 14 * KV_BLOCK_TOKENS), KV_OK);
+    lone_unit_init(&fork, &bench.heap, 0, 3, (D + D_V) * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, 14 * KV_BLOCK_TOKENS), KV_OK);
     assert_int_equal(cut_rest(&fork, fork.committed, 10, KV_SUMMARY_64), 0);
     assert_int_equal(cut_rest(&unit, unit.committed, 10, KV_SUMMARY_64), 1);
-    kvs_unit_clear(&unit, &bench.heap); /* what the fork has is wanted still */
+    lone_unit_clear(&unit); /* what the fork has is wanted still */
     assert_true(kvs_indexer_step(bench.indexer));
     finish_jobs();
     assert_int_equal(stats_of().dropped, 0);
     check_summaries(&fork, 0, 10, KV_SUMMARY_64);
-    assert_int_equal(
-        kvs_codebook_at(&bench.codebooks, fork.segments[10]->codebook)->summaries.n_rows,
-        10 * KV_BLOCK_TOKENS);
-    kvs_unit_clear(&fork, &bench.heap);
+    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_column(&fork, 10)->codebook)
+                         ->summaries.n_rows,
+                     10 * KV_BLOCK_TOKENS);
+    lone_unit_clear(&fork);
     check_empty();
     assert_int_equal(bench.codebooks.summaries_bytes, 0);
 }
@@ -478,15 +484,15 @@ static void summaries_of_open_codebooks(void **state)
     finish_jobs();
     check_summaries(&unit, 0, 7, KV_SUMMARY_16);
     assert_int_equal(unit_append(&bench, &unit, 600), KV_OK);
-    assert_int_equal(kvs_segment_encode(&bench.codebooks, unit.segments[7],
-                                        unit.segments[6]->codebook, KV_KEY_FP32, unit.row_bytes,
-                                        KV_BLOCK_TOKENS),
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, kvs_unit_block(&unit, 7), 0,
+                                        kvs_unit_column(&unit, 6)->codebook, KV_KEY_FP32,
+                                        unit.row_bytes, KV_BLOCK_TOKENS),
                      KV_OK);
     assert_int_equal(cut_rest(&unit, 1600, 0, KV_SUMMARY_16), 0);
     assert_int_equal(cut_rest(&unit, 1600, 0, KV_SUMMARY_64), 1);
     for (int i = 0; i < 20; i++) /* it is at them */
         assert_true(kvs_indexer_step(bench.indexer));
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     finish_jobs();
     assert_int_equal(stats_of().dropped, 1);
     check_empty();
@@ -528,7 +534,7 @@ static void full_of_codes(void **state)
         finish_jobs();
         check_summaries(&unit, 0, 8, KV_SUMMARY_64);
         check_summaries(&unit, 8, 16, KV_SUMMARY_64);
-        kvs_unit_clear(&unit, &bench.heap);
+        lone_unit_clear(&unit);
         check_empty();
         bench_close(&bench);
     }
@@ -555,7 +561,7 @@ static void broken_codebooks(void **state)
     unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
     assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
     finish_jobs();
-    const uint32_t broken = unit.segments[8]->codebook;
+    const uint32_t broken = kvs_unit_column(&unit, 8)->codebook;
     kvs_codebook_at(&bench.codebooks, broken)->is_broken = true;
 
     for (size_t bytes = KVS_ARENA_PAGE; bytes >= KVS_ARENA_ELEMENT_MIN; bytes /= 2) {
@@ -571,7 +577,7 @@ static void broken_codebooks(void **state)
     else
         assert_int_equal(stats_of().n_jobs, 0);
     check_chapter(&unit, 8, 16);
-    assert_int_equal(unit.segments[8]->codebook, broken);
+    assert_int_equal(kvs_unit_column(&unit, 8)->codebook, broken);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
 
     while (n-- > 0)
@@ -581,10 +587,11 @@ static void broken_codebooks(void **state)
     finish_jobs();
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 8, 16);
-    assert_false(kvs_codebook_at(&bench.codebooks, unit.segments[8]->codebook)->is_broken);
+    assert_false(
+        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 8)->codebook)->is_broken);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 1);
     assert_int_equal(stats_of().trained, 3);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     check_empty();
 }
 
@@ -605,11 +612,12 @@ static void broken_codebooks_and_bad_rows(void **state)
     memcpy(row, kvs_unit_row(&unit, BAD), sizeof(row));
     assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
     finish_jobs();
-    const uint32_t broken = unit.segments[8]->codebook;
+    const uint32_t broken = kvs_unit_column(&unit, 8)->codebook;
     kvs_codebook_at(&bench.codebooks, broken)->is_broken = true;
 
     assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
-    while (unit.segments[8]->codebook == broken || !unit.segments[8]->in_chapter)
+    while (kvs_unit_column(&unit, 8)->codebook == broken ||
+           !kvs_unit_column(&unit, 8)->in_chapter)
         assert_true(kvs_indexer_step(bench.indexer));
     kvs_unit_row(&unit, BAD)[0] ^= 1;
     finish_jobs();
@@ -617,16 +625,18 @@ static void broken_codebooks_and_bad_rows(void **state)
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
     check_chapter(&unit, 8, 9);
     check_chapter(&unit, 9, 16);
-    assert_int_equal(unit.segments[9]->codebook, broken);
-    assert_true(kvs_codebook_at(&bench.codebooks, unit.segments[8]->codebook)->is_broken);
+    assert_int_equal(kvs_unit_column(&unit, 9)->codebook, broken);
+    assert_true(
+        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 8)->codebook)->is_broken);
 
-    kvs_unit_mend(&unit, &bench.heap, BAD, row, *kvs_unit_crc(&unit, BAD));
+    kvs_unit_mend(&unit, BAD, row, *kvs_unit_crc(&unit, BAD));
     assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
     finish_jobs();
     check_chapter(&unit, 8, 16);
-    assert_false(kvs_codebook_at(&bench.codebooks, unit.segments[8]->codebook)->is_broken);
+    assert_false(
+        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 8)->codebook)->is_broken);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 1);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     check_empty();
 }
 
@@ -662,7 +672,7 @@ static void slices(void **state)
     }
     check_chapter(&unit, 0, 8);
     assert_true(unit_codes_are_right(&bench, &unit));
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     check_empty();
 }
 
@@ -694,8 +704,9 @@ static void full(void **state)
         assert_int_equal(stats.failed + stats.trained, status == KV_OK ? 2 : 0);
         n_failed += stats.failed;
         for (uint32_t i = 0; i < 16; i++) {
-            assert_int_equal(unit.segments[i]->pins, 0);
-            assert_false(unit.segments[i]->training || unit.segments[i]->begins_job);
+            assert_int_equal(kvs_unit_block(&unit, i)->pins, 0);
+            assert_false(kvs_unit_segment(&unit, i)->training ||
+                         kvs_unit_segment(&unit, i)->begins_job);
         }
         assert_true(unit_codes_are_right(&bench, &unit));
         while (n > 0)
@@ -705,7 +716,7 @@ static void full(void **state)
         finish_jobs();
         check_chapter(&unit, 0, 8);
         check_chapter(&unit, 8, 16);
-        kvs_unit_clear(&unit, &bench.heap);
+        lone_unit_clear(&unit);
         check_empty();
         bench_close(&bench);
     }

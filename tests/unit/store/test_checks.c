@@ -26,8 +26,8 @@ static int set_up(void **state)
     (void)state;
     bench_open(&bench, ARENA_BYTES, 5);
     unit_make(&bench, &unit, 0, D, N_ROWS);
-    if (kvs_unit_init(&child, &bench.heap, 0, 0, ROW_BYTES) != KV_OK ||
-        kvs_unit_fork(&unit, &child, &bench.heap, 300) != KV_OK ||
+    if (lone_unit_init(&child, &bench.heap, 0, 0, ROW_BYTES) != KV_OK ||
+        lone_unit_fork(&unit, &child, 300) != KV_OK ||
         !kvs_objects_init(&objects, bench.arena, &bench.heap.health, 7, 0))
         return -1;
     for (unsigned i = 0; i < 3; i++) {
@@ -45,8 +45,8 @@ static int tear_down(void **state)
 {
     (void)state;
     kvs_objects_fini(&objects);
-    kvs_unit_clear(&child, &bench.heap);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&child);
+    lone_unit_clear(&unit);
     bench_close(&bench);
     return 0;
 }
@@ -61,7 +61,7 @@ static void check_arena(void)
 /* A page that is lent and has room. */
 static struct kvs_page *roomy_page(void)
 {
-    return page_at(bench.arena, bench.arena->classes[unit.array_class].first);
+    return page_at(bench.arena, bench.arena->classes[unit.blocks->array_class].first);
 }
 
 static void arena_free_count(void)
@@ -101,7 +101,7 @@ static void arena_bit_behind_the_last(void)
 
 static void arena_page_on_no_list(void)
 {
-    bench.arena->classes[unit.array_class].first = NONE;
+    bench.arena->classes[unit.blocks->array_class].first = NONE;
 }
 
 static void arena_ring_of_free_pages(void)
@@ -123,7 +123,8 @@ static void arena_page_of_other_class(void)
 
 static void arena_class_twice(void)
 {
-    bench.arena->classes[unit.array_class].bytes = bench.arena->classes[unit.row_class].bytes;
+    bench.arena->classes[unit.blocks->array_class].bytes =
+        bench.arena->classes[unit.row_class].bytes;
 }
 
 static void arena_finds(void **state)
@@ -147,8 +148,8 @@ static void arena_finds(void **state)
 
 static void check_units(void)
 {
-    kvs_unit_check(&unit, &bench.heap);
-    kvs_unit_check(&child, &bench.heap);
+    lone_unit_check(&unit);
+    lone_unit_check(&child);
 }
 
 static void unit_committed_beyond_reserved(void)
@@ -163,7 +164,7 @@ static void unit_segment_too_many(void)
 
 static void unit_segment_too_few(void)
 {
-    unit.n_segments--;
+    unit.blocks->n--;
 }
 
 static void unit_broken_for_ever(void)
@@ -173,58 +174,83 @@ static void unit_broken_for_ever(void)
 
 static void unit_array_given_back(void)
 {
-    kvs_arena_free(bench.arena, unit.array_class, unit.segments);
+    kvs_arena_free(bench.arena, unit.blocks->array_class, unit.blocks->list);
 }
 
 static void unit_rows_not_written(void)
 {
-    unit.segments[1]->n_written = KV_BLOCK_TOKENS - 1;
+    kvs_unit_block(&unit, 1)->segments[0].n_written = KV_BLOCK_TOKENS - 1;
 }
 
 static void unit_other_class(void)
 {
-    unit.segments[0]->row_class++;
+    unit.row_class++;
 }
 
-static void segment_nobody_has(void)
+static struct kvs_column *column(uint32_t block)
 {
-    unit.segments[0]->refs = 0;
+    struct kvs_column *column =
+        kvs_block_column_make(&bench.heap, kvs_unit_block(&unit, block), 0);
+
+    if (column == NULL)
+        _exit(3);
+    return column;
+}
+
+static void block_nobody_has(void)
+{
+    kvs_unit_block(&unit, 0)->refs = 0;
 }
 
 static void segment_trains_without_pin(void)
 {
-    unit.segments[0]->training = true;
+    kvs_unit_block(&unit, 0)->segments[0].training = true;
 }
 
 static void segment_rows_given_back(void)
 {
-    kvs_arena_free(bench.arena, unit.row_class, unit.segments[2]->rows);
+    kvs_arena_free(bench.arena, unit.row_class, kvs_unit_row(&unit, 2 * KV_BLOCK_TOKENS));
 }
 
 static void segment_coded_beyond_written(void)
 {
-    unit.segments[7]->n_coded = (uint8_t)(unit.segments[7]->n_written + 1);
+    column(7)->n_coded = (uint8_t)(kvs_unit_segment(&unit, 7)->n_written + 1);
 }
 
 static void segment_coded_without_tile(void)
 {
-    unit.segments[0]->n_coded = 3;
+    column(0)->n_coded = 3;
 }
 
 static void segment_bad_beyond_written(void)
 {
-    unit.segments[7]->bad[1] |= (uint64_t)1 << 63;
+    kvs_segment_mark_bad(&bench.heap, kvs_unit_block(&unit, 7), 0, KV_BLOCK_TOKENS - 1);
+}
+
+static void segment_bad_without_entry(void)
+{
+    kvs_unit_block(&unit, 3)->segments[0].has_bad = true;
+}
+
+static void block_counts_one_more(void)
+{
+    kvs_unit_block(&unit, 3)->n_own++;
+}
+
+static void blocks_count_one_more(void)
+{
+    unit.blocks->n_top++;
 }
 
 static void segment_half_in_chapter(void)
 {
-    unit.segments[0]->in_chapter = true;
+    column(0)->in_chapter = true;
 }
 
 static void units_find(void **state)
 {
     (void)state;
-    assert_int_equal(unit.n_segments, 8);
+    assert_int_equal(kvs_unit_n_segments(&unit), 8);
     check_units();
     expect_found(unit_committed_beyond_reserved, check_units);
     expect_found(unit_segment_too_many, check_units);
@@ -233,12 +259,15 @@ static void units_find(void **state)
     expect_found(unit_array_given_back, check_units);
     expect_found(unit_rows_not_written, check_units);
     expect_found(unit_other_class, check_units);
-    expect_found(segment_nobody_has, check_units);
+    expect_found(block_nobody_has, check_units);
     expect_found(segment_trains_without_pin, check_units);
     expect_found(segment_rows_given_back, check_units);
     expect_found(segment_coded_beyond_written, check_units);
     expect_found(segment_coded_without_tile, check_units);
     expect_found(segment_bad_beyond_written, check_units);
+    expect_found(segment_bad_without_entry, check_units);
+    expect_found(block_counts_one_more, check_units);
+    expect_found(blocks_count_one_more, check_units);
     expect_found(segment_half_in_chapter, check_units);
 }
 
@@ -247,26 +276,40 @@ static void check_store(void)
     kvs_segment_store_check(&bench.heap);
 }
 
-static void store_segment_not_counted(void)
+static void store_record_not_counted(void)
 {
-    bench.heap.n_segments--;
+    bench.heap.records_used -= KVS_RECORD_STEP;
+}
+
+/* Of the size of blocks with one unit. */
+static struct kvs_record **free_record(void)
+{
+    struct kvs_record **first = bench.heap.free_records;
+
+    while (*first == NULL)
+        first++;
+    return first;
 }
 
 static void store_record_lost(void)
 {
-    bench.heap.free_records = (struct kvs_segment *)(void *)bench.heap.free_records->rows;
+    struct kvs_record **first = free_record();
+
+    memcpy(first, *first, sizeof(*first)); /* a record begins with the next one */
 }
 
 static void store_ring_of_records(void)
 {
-    bench.heap.free_records->rows = (uint8_t *)bench.heap.free_records;
+    struct kvs_record **first = free_record();
+
+    memcpy(*first, first, sizeof(*first));
 }
 
 static void store_finds(void **state)
 {
     (void)state;
     check_store();
-    expect_found(store_segment_not_counted, check_store);
+    expect_found(store_record_not_counted, check_store);
     expect_found(store_record_lost, check_store);
     expect_found(store_ring_of_records, check_store);
 }

@@ -151,12 +151,12 @@ static void answer(void)
 static const uint8_t *
 group_of(const struct kvs_unit *unit, uint32_t token, uint32_t bits, uint32_t *ret_number)
 {
-    const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    const struct kvs_column *column = kvs_unit_column(unit, token / KV_BLOCK_TOKENS);
     struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, bits};
 
-    if (!segment->in_chapter)
+    if (!column->in_chapter)
         return NULL;
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, column->codebook);
     const uint32_t row = token - book->block_begin * KV_BLOCK_TOKENS;
 
     if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits)
@@ -286,13 +286,14 @@ static void chapters(void **state)
     assert_int_equal(unit_append(&bench, &unit, 1200), KV_OK);
     train(&unit, 2700, 9, 0);
     assert_int_equal(unit_append(&bench, &unit, 1300), KV_OK);
-    assert_true(unit.segments[17]->in_chapter && !unit.segments[18]->in_chapter);
+    assert_true(kvs_unit_column(&unit, 17)->in_chapter &&
+                !kvs_unit_column(&unit, 18)->in_chapter);
     ask(&unit, ROUNDS);
     train(&unit, 2700, 9, KV_SUMMARY_64); /* all that are there */
     assert_true(ask(&unit, ROUNDS) > 0);
     train(&unit, 2000, 9, KV_SUMMARY_16);
     ask(&unit, ROUNDS);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* Forks and truncates leave the first rows of a group, and others come behind them. */
@@ -303,38 +304,38 @@ static void parts_of_groups(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 3000);
     train(&unit, 3000, 0, KV_SUMMARY_16);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 1500), KV_OK);
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, 1500), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 900), KV_OK);
     assert_int_equal(unit_append(&bench, &unit, 100), KV_OK);
     assert_true(ask(&unit, ROUNDS) > 0);
     assert_true(ask(&fork, ROUNDS) > 0);
     /* The fork's codes are the codebook's, too, but its own rows are not the chapter's. */
     for (uint32_t i = 11; i < 2400 / KV_BLOCK_TOKENS; i++)
-        assert_int_equal(kvs_segment_encode(&bench.codebooks, fork.segments[i],
-                                            fork.segments[0]->codebook, KV_KEY_FP32,
+        assert_int_equal(kvs_segment_encode(&bench.codebooks, kvs_unit_block(&fork, i), 0,
+                                            kvs_unit_column(&fork, 0)->codebook, KV_KEY_FP32,
                                             fork.row_bytes, KV_BLOCK_TOKENS),
                          KV_OK);
     train(&fork, 2400, 0, KV_SUMMARY_64);
-    assert_int_equal(
-        kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
-        11 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 0)->codebook)
+                         ->summaries.n_rows,
+                     11 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
     /* The unit asks for all of its own again. */
     train(&unit, 3000, 0, KV_SUMMARY_64);
-    assert_int_equal(
-        kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook)->summaries.n_rows,
-        23 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 0)->codebook)
+                         ->summaries.n_rows,
+                     23 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
-    kvs_unit_clear(&fork, &bench.heap);
-    kvs_unit_truncate(&unit, &bench.heap, 1234);
+    lone_unit_clear(&fork);
+    kvs_unit_truncate(&unit, 1234);
     ask(&unit, ROUNDS);
     assert_int_equal(unit_append(&bench, &unit, 1000), KV_OK);
-    assert_false(unit.segments[1234 / KV_BLOCK_TOKENS]->in_chapter);
+    assert_false(kvs_unit_column(&unit, 1234 / KV_BLOCK_TOKENS)->in_chapter);
     ask(&unit, ROUNDS);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* Where all is chosen, nothing is left. */
@@ -352,7 +353,7 @@ static void nothing_left(void **state)
         for (uint32_t q = 0; q < it.scan.n_queries; q++)
             assert_true(isinf(it.lse[q]) && it.lse[q] < 0);
     }
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* Without summaries it is attention over what is left, to the bit, and merged with what was
@@ -385,7 +386,7 @@ static void exact_without_summaries(void **state)
         for (uint32_t q = 0; n > 0 && q < it.scan.n_queries; q++)
             assert_true(fabs(it.lse[q] - lse[q] - log(2)) < 1e-5);
     }
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* Summaries that come, change, or go between slices: each row is still counted once. */
@@ -414,7 +415,7 @@ static void summaries_change_meanwhile(void **state)
         while (kvs_indexer_step(bench.indexer))
             ;
     }
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 static uint64_t hurried_now(const struct kv_clock *clock)
@@ -448,7 +449,7 @@ static void slices_of_many_vectors(void **state)
         assert_in_range(left.token - before, 1, KV_SUMMARY_ROWS);
     }
     assert_int_equal(left.n_estimated + left.n_exact, 3 * KV_SUMMARY_ROWS);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 static int set_up(void **state)

@@ -190,13 +190,15 @@ static void check_memory(void)
 static struct kvs_unit *unit_with_rows(void)
 {
     struct kvs_unit *unit = calloc(1, sizeof(*unit));
+    struct kvs_shard_session *session = &shard->sessions[0];
 
-    if (unit == NULL || kvs_unit_init(unit, &shard->store, 0, 0, 64) != KV_OK ||
-        kvs_unit_reserve(unit, &shard->store, 200) != KV_OK)
+    kvs_blocks_init(&session->blocks, &shard->store, unit, 1);
+    if (unit == NULL || kvs_unit_init(unit, &session->blocks, 0, 0, 0, 64) != KV_OK ||
+        kvs_unit_reserve(unit, 200) != KV_OK)
         _exit(3);
     unit->committed = 200;
-    shard->sessions[0].units = unit;
-    shard->sessions[0].n_units = 1;
+    session->units = unit;
+    session->n_units = 1;
     return unit;
 }
 
@@ -214,29 +216,30 @@ static void units_without_a_command(void)
     (void)unit_with_rows();
 }
 
-static void segment_ref_too_many(void)
+static void block_ref_too_many(void)
 {
     units_and_a_command();
-    shard->sessions[0].units[0].segments[1]->refs++;
+    kvs_unit_block(&shard->sessions[0].units[0], 1)->refs++;
 }
 
-static void segment_pin_too_many(void)
+static void block_pin_too_many(void)
 {
     units_and_a_command();
-    shard->sessions[0].units[0].segments[1]->pins++;
+    kvs_unit_block(&shard->sessions[0].units[0], 1)->pins++;
 }
 
-static void segment_of_nobody(void)
+static void block_of_nobody(void)
 {
     units_and_a_command();
-    shard->sessions[0].units[0].n_segments = 1;
+    shard->sessions[0].blocks.n = 1;
     shard->sessions[0].units[0].committed = shard->sessions[0].units[0].reserved = 100;
 }
 
 static void bad_row_not_counted(void)
 {
     units_and_a_command();
-    shard->sessions[0].units[0].segments[0]->bad[0] = 1;
+    kvs_segment_mark_bad(&shard->store, kvs_unit_block(&shard->sessions[0].units[0], 0), 0, 3);
+    shard->store.health.rows_bad--;
 }
 
 static void codebook_ref_too_many(void)
@@ -259,9 +262,9 @@ static void memory_finds(void **state)
     check_memory();
     assert_false(aborts(units_and_a_command, check_memory));
     expect_found(units_without_a_command, check_memory);
-    expect_found(segment_ref_too_many, check_memory);
-    expect_found(segment_pin_too_many, check_memory);
-    expect_found(segment_of_nobody, check_memory);
+    expect_found(block_ref_too_many, check_memory);
+    expect_found(block_pin_too_many, check_memory);
+    expect_found(block_of_nobody, check_memory);
     expect_found(bad_row_not_counted, check_memory);
     expect_found(codebook_ref_too_many, check_memory);
     expect_found(woken_not_in_list, check_memory);

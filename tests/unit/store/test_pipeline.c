@@ -64,7 +64,8 @@ static int set_up(void **state)
             queries[i][j] = (float)kv_random_below(&bench.random, 1000) / 1000;
     }
     cached.block = CACHED;
-    cached.fingerprint = kv_wire_block_fingerprint(units[0].segments[CACHED]->crcs);
+    cached.fingerprint =
+        kv_wire_block_fingerprint(kvs_unit_crc(&units[0], CACHED * KV_BLOCK_TOKENS));
     n_told = 0;
     querier = kvs_query_pipeline_create(KVS_QUERY_PIPELINE_FLOATS);
     return querier == NULL;
@@ -75,7 +76,7 @@ static int tear_down(void **state)
     (void)state;
     kvs_query_pipeline_destroy(querier);
     for (uint32_t i = 0; i < N_UNITS; i++)
-        kvs_unit_clear(&units[i], &bench.heap);
+        lone_unit_clear(&units[i]);
     bench_close(&bench);
     return 0;
 }
@@ -172,8 +173,7 @@ static void fails_for_a_bad_row(void **state)
     bool good = true;
 
     (void)state;
-    units[1].segments[0]->bad[0] |= 1u << 10;
-    bench.heap.health.rows_bad++;
+    kvs_segment_mark_bad(&bench.heap, kvs_unit_block(&units[1], 0), 0, 10);
     begin();
     while (good && !kvs_query_pipeline_is_done(querier))
         good = kvs_query_pipeline_slice(querier);

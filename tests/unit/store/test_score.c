@@ -39,23 +39,23 @@ static void train(const struct kvs_unit *unit, uint32_t tokens, uint32_t blocks,
 static float
 score_of(const struct kvs_unit *unit, uint32_t token, const float *query, bool by_code)
 {
-    const struct kvs_segment *segment = unit->segments[token / KV_BLOCK_TOKENS];
+    const struct kvs_column *column = kvs_unit_column(unit, token / KV_BLOCK_TOKENS);
     const uint32_t row = token % KV_BLOCK_TOKENS;
     static float table[KVS_SCORE_TABLE];
     float score = 0;
 
-    if (!by_code || segment->codes == NULL || row >= segment->n_coded) {
+    if (!by_code || column->codes == NULL || row >= column->n_coded) {
         kv_exact_scores_score(KV_KEY_FP32, kvs_unit_row(unit, token), unit->row_bytes, 1, D,
                               query, 1, &score, 1);
         return score;
     }
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, segment->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, column->codebook);
     const size_t n_centroids = kv_pq_n_centroids(&book->shape);
     kv_pq_tables(&book->shape, book->centroids, query, 1, table);
     for (uint32_t j = 0; j < book->shape.m; j++) {
         uint8_t codes[KV_PQ_SUBSPACES_MAX];
 
-        kv_tile_get(&book->shape, segment->codes, row, 1, codes, 1);
+        kv_tile_get(&book->shape, column->codes, row, 1, codes, 1);
         score += table[j * n_centroids + codes[j]];
     }
     return score;
@@ -99,7 +99,7 @@ static uint32_t item_of(const struct kvs_score *scan, uint32_t token)
         return run->item + token - run->token_begin;
     const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, run->codebook);
     const struct kv_cells cells = kvs_codebook_cells(book);
-    kv_tile_cells(&book->shape, scan->unit->segments[token / KV_BLOCK_TOKENS]->codes,
+    kv_tile_cells(&book->shape, kvs_unit_column(scan->unit, token / KV_BLOCK_TOKENS)->codes,
                   token % KV_BLOCK_TOKENS, 1, &cell);
     return run->item + kv_cells_item(&cells, cell);
 }
@@ -219,7 +219,7 @@ static void chapters(void **state)
     whole(&unit, 3072, 3);
     for (int round = 0; round < ROUNDS; round++)
         check(&unit, ranges, some_ranges(ranges, 8, 3200), round % 4 > 0);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* A unit is truncated in a block of its chapter, and goes on: the rows that are new in that block
@@ -232,25 +232,25 @@ static void truncated_in_a_chapter(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 1500);
     train(&unit, 1500, 8, 2);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    kvs_unit_truncate(&unit, &bench.heap, 700); /* 60 rows of block 5 */
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    kvs_unit_truncate(&unit, 700); /* 60 rows of block 5 */
     whole(&unit, 700, 1);
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 700), KV_OK);
+    assert_int_equal(lone_unit_fork(&unit, &fork, 700), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK); /* into a copy, without codes */
     whole(&fork, 640, 1);
     for (int round = 0; round < ROUNDS; round++)
         check(&fork, ranges, some_ranges(ranges, 8, 1200), round % 4 > 0);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&fork);
 
     assert_int_equal(unit_append(&bench, &unit, 500), KV_OK); /* in place */
-    assert_int_equal(unit.segments[5]->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_unit_column(&unit, 5)->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
     train(&unit, 1200, 8, 2);
-    assert_int_equal(unit.segments[5]->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_unit_column(&unit, 5)->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
     whole(&unit, 700, 1);
     for (int round = 0; round < ROUNDS; round++)
         check(&unit, ranges, some_ranges(ranges, 8, 1200), round % 4 > 0);
     assert_true(unit_codes_are_right(&bench, &unit));
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* Rows behind an open codebook get its codes when they are met, in forks their own. */
@@ -262,10 +262,10 @@ static void open_codebook(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 300);
     train(&unit, 290, 0, 3);
-    assert_int_equal(unit.segments[2]->n_coded, 290 - 256);
+    assert_int_equal(kvs_unit_column(&unit, 2)->n_coded, 290 - 256);
     whole(&unit, 300, 1);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 280), KV_OK);
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, 280), KV_OK);
     assert_int_equal(unit_append(&bench, &unit, 400), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK);
     for (int round = 0; round < ROUNDS; round++) {
@@ -277,13 +277,13 @@ static void open_codebook(void **state)
     assert_true(unit_codes_are_right(&bench, &unit));
     assert_true(unit_codes_are_right(&bench, &fork));
     /* Other rows in place of some. */
-    kvs_unit_truncate(&fork, &bench.heap, 650);
+    kvs_unit_truncate(&fork, 650);
     assert_int_equal(unit_append(&bench, &fork, 77), KV_OK);
     whole(&fork, 727, 1);
     assert_true(unit_codes_are_right(&bench, &fork));
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     whole(&fork, 727, 1);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&fork);
     assert_int_equal(bench.heap.n_segments, 0);
     assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
@@ -300,8 +300,8 @@ static uint32_t n_with_codes(const struct kvs_unit *unit)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < unit->n_segments; i++)
-        n += unit->segments[i]->codes != NULL;
+    for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++)
+        n += kvs_unit_column(unit, i)->codes != NULL;
     return n;
 }
 
@@ -326,7 +326,7 @@ static void codes_are_made_in_slices(void **state)
     }
     assert_int_equal(scan.n_coded, ROWS_MAX);
     check(&unit, &all, 1, true);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* By cells or by rows, the same rows are chosen, by the same vectors, with the same weights. */
@@ -342,8 +342,8 @@ static void cells_choose_as_rows(void **state)
     unit_make(&bench, &unit, 0, D, 3300);
     train(&unit, 2100, 8, 2);
     train(&unit, 3300, 0, 3);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, 1500), KV_OK);
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, 1500), KV_OK);
     assert_int_equal(unit_append(&bench, &fork, 1300), KV_OK);
     for (int round = 0; round < 8 * ROUNDS; round++) {
         struct kvs_unit *of = round % 2 ? &unit : &fork;
@@ -372,12 +372,12 @@ static void cells_choose_as_rows(void **state)
     }
     assert_true(n_cells > ROUNDS);
     /* Other rows in the place of some that are in cells. */
-    kvs_unit_clear(&unit, &bench.heap);
-    kvs_unit_truncate(&fork, &bench.heap, 700);
+    lone_unit_clear(&unit);
+    kvs_unit_truncate(&fork, 700);
     assert_int_equal(unit_append(&bench, &fork, 700), KV_OK);
     for (int round = 0; round < ROUNDS; round++)
         check(&fork, ranges, some_ranges(ranges, 8, 1400), true);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&fork);
     assert_int_equal(bench.heap.n_segments, 0);
     assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
@@ -401,8 +401,8 @@ static void weights_of_a_copied_segment(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 1100);
     train(&unit, 1024, 8, 2);
-    kvs_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
-    assert_int_equal(kvs_unit_fork(&unit, &fork, &bench.heap, TOKENS), KV_OK);
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, TOKENS), KV_OK);
     struct kvs_score scan = scan_of(&fork, &all, 1, choice.n_queries, true, true);
     kvs_score_begin(&scan, &bench.codebooks);
     while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
@@ -419,16 +419,16 @@ static void weights_of_a_copied_segment(void **state)
     assert_int_equal(picker->n, TOKENS);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[0]);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK);
-    assert_null(fork.segments[TOKENS / KV_BLOCK_TOKENS]->codes);
+    assert_null(kvs_unit_column(&fork, TOKENS / KV_BLOCK_TOKENS)->codes);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[1]);
     train(&fork, fork.committed, 0, 3);
-    assert_non_null(fork.segments[TOKENS / KV_BLOCK_TOKENS]->codes);
+    assert_non_null(kvs_unit_column(&fork, TOKENS / KV_BLOCK_TOKENS)->codes);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[2]);
     assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
     assert_memory_equal(weights[0], weights[2], sizeof(weights[0]));
     kvs_expander_destroy(picker);
-    kvs_unit_clear(&unit, &bench.heap);
-    kvs_unit_clear(&fork, &bench.heap);
+    lone_unit_clear(&unit);
+    lone_unit_clear(&fork);
     assert_int_equal(bench.heap.n_segments, 0);
 }
 

@@ -1,8 +1,10 @@
-/* Units against a plain model: a row is one number, and every unit a list of them. */
+/* Units against a plain model: a row is one number, and every unit a list of them.  The units of
+ * a session share its blocks. */
 #include "kvserver/store/rows/unit.h"
 
 #include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"
+#include "tests/support/lone_unit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +17,8 @@
 
 enum {
     ROW_BYTES = 8,
-    N_UNITS = 8,
+    N_SESSIONS = 8,
+    N_UNITS = 3, /* of each */
     N_TRANSFERS = 24,
     TOKENS_MAX = 1500,
     STEPS = 60000,
@@ -24,15 +27,21 @@ enum {
 
 /* A unit and what must be in it. */
 struct twin {
-    struct kvs_unit unit;
+    struct kvs_unit *unit;
     uint64_t rows[TOKENS_MAX];
     uint32_t n_rows;
+};
+
+struct session {
+    struct kvs_blocks blocks;
+    struct kvs_unit units[N_UNITS];
+    struct twin twins[N_UNITS];
     bool used;
 };
 
 /* Rows being sent: pinned, they may not change whatever becomes of the unit. */
 struct sending {
-    struct kvs_segment *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
+    struct kvs_block *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
     unsigned n_pins;
     const uint8_t *at[TOKENS_MAX];
     uint64_t rows[TOKENS_MAX];
@@ -42,7 +51,7 @@ struct sending {
 /* Rows being received into reserved memory: a late one may fall anywhere until unpinned, and
  * must hit nobody's rows. */
 struct landing {
-    struct kvs_segment *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
+    struct kvs_block *pins[TOKENS_MAX / KV_BLOCK_TOKENS + 2];
     unsigned n_pins;
     struct kv_iov iov[TOKENS_MAX];
     unsigned n_iov;
@@ -53,7 +62,7 @@ static struct {
     struct kvs_segment_store heap;
     struct kv_random random;
     uint64_t number;
-    struct twin twins[N_UNITS];
+    struct session sessions[N_SESSIONS];
     struct sending sendings[N_TRANSFERS];
     struct landing landings[N_TRANSFERS];
 } world;
@@ -63,23 +72,31 @@ static uint64_t below(uint64_t bound)
     return kv_random_below(&world.random, bound);
 }
 
-static void check(const struct twin *twin)
+static void check(const struct session *session, const struct twin *twin)
 {
-    const struct kvs_unit *unit = &twin->unit;
+    const struct kvs_unit *unit = twin->unit;
 
-    kvs_unit_check(unit, &world.heap);
+    kvs_unit_check(unit);
     assert_int_equal(unit->committed, twin->n_rows);
     assert_true(unit->reserved >= unit->committed);
-    assert_int_equal(unit->n_segments,
-                     (unit->reserved + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
     for (uint32_t i = 0; i < twin->n_rows; i++) {
         uint64_t row;
 
         memcpy(&row, kvs_unit_row(unit, i), sizeof(row));
         if (row != twin->rows[i])
-            fail_msg("unit %zu row %u of %u", (size_t)(twin - world.twins), i, twin->n_rows);
+            fail_msg("session %zu unit %u row %u of %u", (size_t)(session - world.sessions),
+                     unit->at, i, twin->n_rows);
         assert_int_equal(*kvs_unit_crc(unit, i), (uint32_t)row);
     }
+}
+
+static void check_session(const struct session *session)
+{
+    kvs_blocks_check(&session->blocks);
+    for (uint32_t i = 0; i < session->blocks.n; i++)
+        kvs_block_check(&world.heap, session->blocks.list[i]);
+    for (unsigned i = 0; i < N_UNITS; i++)
+        check(session, &session->twins[i]);
 }
 
 static void check_sending(const struct sending *sending)
@@ -99,10 +116,10 @@ static void write_rows(struct twin *twin, uint32_t begin, uint32_t count)
         crcs[i] = (uint32_t)rows[i];
         twin->rows[begin + i] = rows[i];
     }
-    kvs_unit_write(&twin->unit, begin, count, rows);
-    kvs_unit_write_crcs(&twin->unit, begin, count, crcs);
+    kvs_unit_write(twin->unit, begin, count, rows);
+    kvs_unit_write_crcs(twin->unit, begin, count, crcs);
     twin->n_rows = begin + count;
-    twin->unit.committed = begin + count;
+    twin->unit->committed = begin + count;
 }
 
 static void append(struct twin *twin)
@@ -111,21 +128,21 @@ static void append(struct twin *twin)
 
     if (twin->n_rows + count > TOKENS_MAX)
         return;
-    kvs_unit_unreserve(&twin->unit, &world.heap, twin->unit.committed);
-    if (kvs_unit_reserve(&twin->unit, &world.heap, twin->n_rows + count) == KV_OK)
+    kvs_unit_unreserve(twin->unit, twin->unit->committed);
+    if (kvs_unit_reserve(twin->unit, twin->n_rows + count) == KV_OK)
         write_rows(twin, twin->n_rows, count);
 }
 
 static void begin_landing(struct twin *twin)
 {
     struct landing *landing = &world.landings[below(N_TRANSFERS)];
-    uint32_t begin = twin->unit.reserved, count = 1 + (uint32_t)below(200);
+    uint32_t begin = twin->unit->reserved, count = 1 + (uint32_t)below(200);
 
     if (landing->n_pins > 0 || begin + count > TOKENS_MAX ||
-        kvs_unit_reserve(&twin->unit, &world.heap, begin + count) != KV_OK)
+        kvs_unit_reserve(twin->unit, begin + count) != KV_OK)
         return;
-    landing->n_iov = kvs_unit_pieces(&twin->unit, begin, count, landing->iov, 0, TOKENS_MAX);
-    landing->n_pins = kvs_unit_pin(&twin->unit, begin, count, landing->pins);
+    landing->n_iov = kvs_unit_pieces(twin->unit, begin, count, landing->iov, 0, TOKENS_MAX);
+    landing->n_pins = kvs_unit_pin(twin->unit, begin, count, landing->pins);
     assert_in_range(landing->n_pins, 1, count / KV_BLOCK_TOKENS + 2);
 }
 
@@ -135,7 +152,7 @@ static void end_landing(struct landing *landing)
     for (unsigned i = 0; i < landing->n_iov; i++)
         memset(landing->iov[i].base, 0xee, landing->iov[i].bytes);
     for (unsigned i = 0; i < landing->n_pins; i++)
-        kvs_segment_unpin(&world.heap, landing->pins[i]);
+        kvs_block_unpin(&world.heap, landing->pins[i]);
     landing->n_pins = landing->n_iov = 0;
 }
 
@@ -148,10 +165,10 @@ static void begin_sending(struct twin *twin)
     uint32_t begin = (uint32_t)below(twin->n_rows);
     uint32_t count = 1 + (uint32_t)below(twin->n_rows - begin);
 
-    sending->n_pins = kvs_unit_pin(&twin->unit, begin, count, sending->pins);
+    sending->n_pins = kvs_unit_pin(twin->unit, begin, count, sending->pins);
     sending->n_rows = count;
     for (uint32_t i = 0; i < count; i++) {
-        sending->at[i] = kvs_unit_row(&twin->unit, begin + i);
+        sending->at[i] = kvs_unit_row(twin->unit, begin + i);
         sending->rows[i] = twin->rows[begin + i];
     }
 }
@@ -160,25 +177,119 @@ static void end_sending(struct sending *sending)
 {
     check_sending(sending);
     for (unsigned i = 0; i < sending->n_pins; i++)
-        kvs_segment_unpin(&world.heap, sending->pins[i]);
+        kvs_block_unpin(&world.heap, sending->pins[i]);
     sending->n_pins = sending->n_rows = 0;
 }
 
-static void fork_unit(const struct twin *twin)
+static void open_session(struct session *session)
 {
-    struct twin *child = &world.twins[below(N_UNITS)];
-    uint32_t tokens = (uint32_t)below(twin->n_rows + 1);
+    session->used = true;
+    kvs_blocks_init(&session->blocks, &world.heap, session->units, N_UNITS);
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        session->twins[i].unit = &session->units[i];
+        session->twins[i].n_rows = 0;
+        assert_int_equal(
+            kvs_unit_init(&session->units[i], &session->blocks, i, i, 0, ROW_BYTES), KV_OK);
+    }
+}
+
+static void close_session(struct session *session)
+{
+    for (uint32_t i = 0; i < N_UNITS; i++)
+        kvs_unit_clear(&session->units[i]);
+    kvs_blocks_clear(&session->blocks);
+    session->used = false;
+}
+
+static uint32_t n_in_all(const struct session *session)
+{
+    uint32_t least = UINT32_MAX;
+
+    for (uint32_t i = 0; i < N_UNITS; i++)
+        if (session->twins[i].n_rows < least)
+            least = session->twins[i].n_rows;
+    return least;
+}
+
+static void fork_session(const struct session *session)
+{
+    struct session *child = &world.sessions[below(N_SESSIONS)];
+    uint32_t tokens = (uint32_t)below(n_in_all(session) + 1);
 
     if (child->used)
         return;
-    assert_int_equal(kvs_unit_init(&child->unit, &world.heap, 0, 0, ROW_BYTES), KV_OK);
-    if (kvs_unit_fork(&twin->unit, &child->unit, &world.heap, tokens) != KV_OK) {
-        kvs_unit_clear(&child->unit, &world.heap);
+    open_session(child);
+    if (kvs_blocks_fork_begin(&child->blocks, tokens) != KV_OK)
         return;
+    while (!kvs_blocks_fork_on(&session->blocks, &child->blocks, tokens, 3))
+        ;
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        child->twins[i].n_rows = tokens;
+        memcpy(child->twins[i].rows, session->twins[i].rows, tokens * sizeof(uint64_t));
     }
-    child->used = true;
-    child->n_rows = tokens;
-    memcpy(child->rows, twin->rows, tokens * sizeof(uint64_t));
+}
+
+static void truncate_session(struct session *session)
+{
+    const uint32_t tokens = (uint32_t)below(n_in_all(session) + 1);
+
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        session->twins[i].n_rows = tokens;
+        kvs_unit_truncate(&session->units[i], tokens);
+    }
+}
+
+static void step_once(struct session *session)
+{
+    struct twin *twin = &session->twins[below(N_UNITS)];
+
+    switch (below(13)) {
+    case 0:
+    case 1:
+    case 2:
+        append(twin);
+        break;
+    case 3: /* a token of each, as decoding adds them */
+        for (uint32_t i = 0; i < N_UNITS; i++)
+            append(&session->twins[i]);
+        break;
+    case 4:
+        begin_landing(twin);
+        break;
+    case 5:
+    case 6:
+        end_landing(&world.landings[below(N_TRANSFERS)]);
+        break;
+    case 7:
+        begin_sending(twin);
+        break;
+    case 8:
+        end_sending(&world.sendings[below(N_TRANSFERS)]);
+        break;
+    case 9:
+        fork_session(session);
+        break;
+    case 10:
+        truncate_session(session);
+        break;
+    case 11:
+        kvs_unit_unreserve(twin->unit, twin->unit->committed);
+        break;
+    default:
+        if (below(3) == 0)
+            close_session(session);
+    }
+}
+
+static void check_all(void)
+{
+    for (unsigned i = 0; i < N_SESSIONS; i++)
+        if (world.sessions[i].used)
+            check_session(&world.sessions[i]);
+    for (unsigned i = 0; i < N_TRANSFERS; i++)
+        check_sending(&world.sendings[i]);
+    kvs_segment_store_check(&world.heap);
+    kvs_arena_check(world.arena);
 }
 
 static void random_operations(void **state)
@@ -195,71 +306,26 @@ static void random_operations(void **state)
     assert_non_null(world.arena);
     assert_true(kvs_segment_store_init(&world.heap, world.arena));
     for (unsigned step = 0; step < STEPS; step++) {
-        struct twin *twin = &world.twins[below(N_UNITS)];
+        struct session *session = &world.sessions[below(N_SESSIONS)];
 
-        if (!twin->used) {
-            assert_int_equal(kvs_unit_init(&twin->unit, &world.heap, 0, 0, ROW_BYTES), KV_OK);
-            twin->used = true;
-            twin->n_rows = 0;
-        }
-        switch (below(12)) {
-        case 0:
-        case 1:
-        case 2:
-            append(twin);
-            break;
-        case 3:
-            begin_landing(twin);
-            break;
-        case 4:
-        case 5:
-            end_landing(&world.landings[below(N_TRANSFERS)]);
-            break;
-        case 6:
-            begin_sending(twin);
-            break;
-        case 7:
-            end_sending(&world.sendings[below(N_TRANSFERS)]);
-            break;
-        case 8:
-            fork_unit(twin);
-            break;
-        case 9:
-            twin->n_rows = (uint32_t)below(twin->n_rows + 1);
-            kvs_unit_truncate(&twin->unit, &world.heap, twin->n_rows);
-            break;
-        case 10:
-            kvs_unit_unreserve(&twin->unit, &world.heap, twin->unit.committed);
-            break;
-        default:
-            if (below(3) > 0)
-                break;
-            kvs_unit_clear(&twin->unit, &world.heap);
-            twin->used = false;
-            continue;
-        }
-        check(twin);
-        if (step % 100 == 0) {
-            for (unsigned i = 0; i < N_UNITS; i++)
-                if (world.twins[i].used)
-                    check(&world.twins[i]);
-            for (unsigned i = 0; i < N_TRANSFERS; i++)
-                check_sending(&world.sendings[i]);
-            kvs_segment_store_check(&world.heap);
-            kvs_arena_check(world.arena);
-        }
+        if (!session->used)
+            open_session(session);
+        step_once(session);
+        if (session->used)
+            check_session(session);
+        if (step % 100 == 0)
+            check_all();
     }
     for (unsigned i = 0; i < N_TRANSFERS; i++) {
         end_landing(&world.landings[i]);
         end_sending(&world.sendings[i]);
     }
-    for (unsigned i = 0; i < N_UNITS; i++) {
-        if (world.twins[i].used) {
-            check(&world.twins[i]);
-            kvs_unit_clear(&world.twins[i].unit, &world.heap);
-        }
-    }
+    check_all();
+    for (unsigned i = 0; i < N_SESSIONS; i++)
+        if (world.sessions[i].used)
+            close_session(&world.sessions[i]);
     assert_int_equal(world.heap.n_segments, 0);
+    assert_int_equal(world.heap.n_blocks, 0);
     kvs_segment_store_check(&world.heap);
     kvs_arena_check(world.arena);
     kvs_arena_destroy(world.arena);
@@ -276,9 +342,9 @@ static void refuses_whole(void **state)
 
     (void)state;
     assert_true(kvs_segment_store_init(&heap, arena));
-    assert_int_equal(kvs_unit_init(&unit, &heap, 1, 2, 512), KV_OK);
-    assert_int_equal(kvs_unit_init(&child, &heap, 1, 2, 512), KV_OK);
-    while (kvs_unit_reserve(&unit, &heap, end + 100) == KV_OK) {
+    assert_int_equal(lone_unit_init(&unit, &heap, 1, 2, 512), KV_OK);
+    assert_int_equal(lone_unit_init(&child, &heap, 1, 2, 512), KV_OK);
+    while (kvs_unit_reserve(&unit, end + 100) == KV_OK) {
         for (uint32_t i = end; i < end + 100; i++)
             memcpy(kvs_unit_row(&unit, i), &(uint64_t){i}, sizeof(row));
         end += 100;
@@ -287,25 +353,74 @@ static void refuses_whole(void **state)
     assert_int_equal(unit.reserved, end);
     assert_int_equal(unit.committed, end);
     uint64_t n_segments = heap.n_segments;
-    assert_int_equal(kvs_unit_reserve(&unit, &heap, end + 100000), KV_NO_MEMORY);
+    assert_int_equal(kvs_unit_reserve(&unit, end + 100000), KV_NO_MEMORY);
     assert_int_equal(heap.n_segments, n_segments);
     for (uint32_t i = 0; i < end; i++) {
         memcpy(&row, kvs_unit_row(&unit, i), sizeof(row));
         assert_int_equal(row, i);
     }
     /* A child shares what there is; writing its half-filled segment takes a copy. */
-    if (kvs_unit_fork(&unit, &child, &heap, end) == KV_OK) {
-        kv_status_t status = kvs_unit_reserve(&child, &heap, end + 1);
+    if (lone_unit_fork(&unit, &child, end) == KV_OK) {
+        kv_status_t status = kvs_unit_reserve(&child, end + 1);
 
         if (status == KV_OK)
-            assert_ptr_not_equal(child.segments[end / KV_BLOCK_TOKENS],
-                                 unit.segments[end / KV_BLOCK_TOKENS]);
+            assert_ptr_not_equal(kvs_unit_block(&child, end / KV_BLOCK_TOKENS),
+                                 kvs_unit_block(&unit, end / KV_BLOCK_TOKENS));
         else
             assert_int_equal(child.reserved, end);
     }
-    kvs_unit_clear(&child, &heap);
-    kvs_unit_clear(&unit, &heap);
+    lone_unit_clear(&child);
+    lone_unit_clear(&unit);
     assert_int_equal(heap.n_segments, 0);
+    kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
+    kvs_arena_destroy(arena);
+}
+
+/* A bad row that there is no memory to mark makes all of its segment count as bad, until there
+ * is memory and the row has been written again. */
+static void marks_need_no_memory(void **state)
+{
+    struct kvs_arena *arena = kvs_arena_create(8 << 20);
+    struct kvs_segment_store heap;
+    struct kvs_unit unit;
+    const uint64_t row = 7;
+    struct kvs_block *last = NULL, *block;
+    void *taken[512];
+    size_t n = 0;
+
+    (void)state;
+    assert_true(kvs_segment_store_init(&heap, arena));
+    assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, ROW_BYTES), KV_OK);
+    assert_int_equal(kvs_unit_reserve(&unit, 2 * KV_BLOCK_TOKENS), KV_OK);
+    unit.committed = unit.reserved;
+    while (n < 512 && (taken[n] = kvs_arena_alloc(arena, heap.chunk_class)) != NULL)
+        n++;
+    assert_in_range(n, 1, 511);
+    /* Blocks of one unit take as much as a mark. */
+    while ((block = kvs_block_create(&heap, 1, last)) != NULL)
+        last = block;
+    kvs_segment_mark_bad(&heap, kvs_unit_block(&unit, 1), 0, 30);
+    assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 30));
+    assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 31));
+    assert_false(kvs_unit_is_bad(&unit, 30));
+    assert_int_equal(heap.health.rows_bad, KV_BLOCK_TOKENS);
+    lone_unit_check(&unit);
+    kvs_unit_mend(&unit, KV_BLOCK_TOKENS + 30, &row, 1);
+    assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 30));
+    while (n > 0)
+        kvs_arena_free(arena, heap.chunk_class, taken[--n]);
+    kvs_block_unref(&heap, last); /* and all under it */
+    kvs_unit_mend(&unit, KV_BLOCK_TOKENS + 30, &row, 1);
+    assert_false(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 30));
+    assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 31));
+    assert_int_equal(heap.health.rows_bad, KV_BLOCK_TOKENS - 1);
+    kvs_unit_truncate(&unit, KV_BLOCK_TOKENS + 20);
+    assert_int_equal(kvs_unit_reserve(&unit, KV_BLOCK_TOKENS + 40), KV_OK);
+    assert_int_equal(heap.health.rows_bad, 20);
+    lone_unit_check(&unit);
+    lone_unit_clear(&unit);
+    assert_int_equal(heap.health.rows_bad, 0);
     kvs_segment_store_check(&heap);
     kvs_arena_check(arena);
     kvs_arena_destroy(arena);
@@ -321,15 +436,15 @@ static void pieces_are_joined(void **state)
 
     (void)state;
     assert_true(kvs_segment_store_init(&heap, arena));
-    assert_int_equal(kvs_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
-    assert_int_equal(kvs_unit_reserve(&unit, &heap, 1000), KV_OK);
+    assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
+    assert_int_equal(kvs_unit_reserve(&unit, 1000), KV_OK);
     assert_int_equal(kvs_unit_pieces(&unit, 10, 980, iov, 0, 8), 1);
     assert_ptr_equal(iov[0].base, kvs_unit_row(&unit, 10));
     assert_int_equal(iov[0].bytes, 980 * 256);
     assert_int_equal(kvs_unit_pieces(&unit, 990, 10, iov, 1, 8), 1);
     assert_int_equal(iov[0].bytes, 990 * 256);
     assert_int_equal(kvs_unit_pieces(&unit, 0, 10, iov, 1, 1), 2);
-    kvs_unit_clear(&unit, &heap);
+    lone_unit_clear(&unit);
     kvs_segment_store_check(&heap);
     kvs_arena_check(arena);
     kvs_arena_destroy(arena);
@@ -347,10 +462,10 @@ static void cleared_units_leave_their_class(void **state)
         const uint32_t row_bytes = 8 * (2 * i + 33); /* a segment of no rounded size */
         struct kvs_unit unit;
 
-        assert_int_equal(kvs_unit_init(&unit, &heap, 0, 0, row_bytes), KV_OK);
+        assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, row_bytes), KV_OK);
         assert_int_equal(kvs_arena_class_bytes(arena, unit.row_class),
                          row_bytes * KV_BLOCK_TOKENS);
-        kvs_unit_clear(&unit, &heap);
+        lone_unit_clear(&unit);
     }
     kvs_segment_store_check(&heap);
     kvs_arena_check(arena);
@@ -359,13 +474,14 @@ static void cleared_units_leave_their_class(void **state)
 
 /* Fails unless nothing changes: a copy of the last segment would not get the rows that are
  * landing in it. */
-static void expect_busy(struct kvs_unit *unit, struct kvs_segment_store *heap, uint32_t end)
+static void expect_busy(struct kvs_unit *unit, uint32_t end)
 {
     const struct kvs_unit before = *unit;
+    const uint32_t n_blocks = unit->blocks->n;
 
-    assert_int_equal(kvs_unit_reserve(unit, heap, end), KV_BUSY);
+    assert_int_equal(kvs_unit_reserve(unit, end), KV_BUSY);
     assert_int_equal(unit->reserved, before.reserved);
-    assert_int_equal(unit->n_segments, before.n_segments);
+    assert_int_equal(unit->blocks->n, n_blocks);
 }
 
 /* Rows that are landing go where the unit looks for them, whoever shares the segment and
@@ -373,7 +489,7 @@ static void expect_busy(struct kvs_unit *unit, struct kvs_segment_store *heap, u
 static void rows_land_where_the_unit_has_them(void **state)
 {
     struct kvs_arena *arena = kvs_arena_create(16 << 20);
-    struct kvs_segment *pins[2];
+    struct kvs_block *pins[2];
     struct kv_iov iov;
     struct kvs_segment_store heap;
     struct kvs_unit unit, child;
@@ -381,29 +497,29 @@ static void rows_land_where_the_unit_has_them(void **state)
     (void)state;
     assert_true(kvs_segment_store_init(&heap, arena));
     for (unsigned is_forked = 0; is_forked < 2; is_forked++) {
-        assert_int_equal(kvs_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
-        assert_int_equal(kvs_unit_init(&child, &heap, 0, 0, 256), KV_OK);
-        assert_int_equal(kvs_unit_reserve(&unit, &heap, 100), KV_OK);
+        assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, 256), KV_OK);
+        assert_int_equal(lone_unit_init(&child, &heap, 0, 0, 256), KV_OK);
+        assert_int_equal(kvs_unit_reserve(&unit, 100), KV_OK);
         unit.committed = 100;
-        assert_int_equal(kvs_unit_reserve(&unit, &heap, 110), KV_OK);
+        assert_int_equal(kvs_unit_reserve(&unit, 110), KV_OK);
         assert_int_equal(kvs_unit_pieces(&unit, 100, 10, &iov, 0, 1), 1);
         assert_int_equal(kvs_unit_pin(&unit, 100, 10, pins), 1);
         if (is_forked) {
-            assert_int_equal(kvs_unit_fork(&unit, &child, &heap, 100), KV_OK);
+            assert_int_equal(lone_unit_fork(&unit, &child, 100), KV_OK);
         } else { /* one behind it finds no memory in another unit of its message */
-            assert_int_equal(kvs_unit_reserve(&unit, &heap, 120), KV_OK);
-            kvs_unit_unreserve(&unit, &heap, 110);
+            assert_int_equal(kvs_unit_reserve(&unit, 120), KV_OK);
+            kvs_unit_unreserve(&unit, 110);
         }
-        expect_busy(&unit, &heap, 115);
-        expect_busy(&unit, &heap, 1000);
+        expect_busy(&unit, 115);
+        expect_busy(&unit, 1000);
         assert_ptr_equal(iov.base, kvs_unit_row(&unit, 100));
         memset(iov.base, 7, iov.bytes);
         unit.committed = 110;
-        kvs_segment_unpin(&heap, pins[0]);
-        assert_int_equal(kvs_unit_reserve(&unit, &heap, 1000), KV_OK);
+        kvs_block_unpin(&heap, pins[0]);
+        assert_int_equal(kvs_unit_reserve(&unit, 1000), KV_OK);
         assert_memory_equal(kvs_unit_row(&unit, 109), &(uint64_t){0x0707070707070707}, 8);
-        kvs_unit_clear(&child, &heap);
-        kvs_unit_clear(&unit, &heap);
+        lone_unit_clear(&child);
+        lone_unit_clear(&unit);
     }
     assert_int_equal(heap.n_segments, 0);
     kvs_segment_store_check(&heap);
@@ -416,6 +532,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_operations),
         cmocka_unit_test(refuses_whole),
+        cmocka_unit_test(marks_need_no_memory),
         cmocka_unit_test(pieces_are_joined),
         cmocka_unit_test(cleared_units_leave_their_class),
         cmocka_unit_test(rows_land_where_the_unit_has_them),

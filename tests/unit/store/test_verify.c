@@ -82,12 +82,12 @@ static void a_bad_row_is_bad_until_it_is_written(void **state)
     assert_int_equal(health->found[KVS_KIND_ROWS], 2);
 
     memset(kvs_unit_row(&unit, 300), 0, sizeof(row));
-    kvs_unit_mend(&unit, &bench.heap, 300, row, crc);
+    kvs_unit_mend(&unit, 300, row, crc);
     assert_memory_equal(kvs_unit_row(&unit, 300), row, sizeof(row));
     assert_int_equal(first_bad(&unit, 0, 600), 600);
     assert_int_equal(health->rows_bad, 1);
     assert_int_equal(health->mended[KVS_KIND_ROWS], 1);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     assert_int_equal(health->rows_bad, 0);
 }
 
@@ -118,7 +118,7 @@ static void attention_refuses_bad_rows(void **state)
     kvs_unit_row(&unit, 42)[7] ^= 0x20;
     assert_int_equal(attend(&unit, 200), 42);
     assert_int_equal(attend(&unit, 42), UINT32_MAX);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* A row is checked by what its session says, not by where it lies. */
@@ -132,7 +132,7 @@ static void writers_are_the_sessions(void **state)
     fork = kv_writers_create(one, 200, 22);
     other = kv_writers_create(one, 201, 22);
     assert_true(one != NULL && fork != NULL && other != NULL);
-    assert_int_equal(kvs_unit_init(&unit, &bench.heap, 3, 4, D * sizeof(float)), KV_OK);
+    assert_int_equal(lone_unit_init(&unit, &bench.heap, 3, 4, D * sizeof(float)), KV_OK);
     writers = fork;
     unit.writers = &writers;
     assert_int_equal(unit_append(&bench, &unit, 400), KV_OK);
@@ -141,7 +141,7 @@ static void writers_are_the_sessions(void **state)
     assert_int_equal(first_bad(&unit, 0, 200), 200);
     assert_int_equal(first_bad(&unit, 201, 199), 400);
     assert_int_equal(first_bad(&unit, 0, 400), 200);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     free(one);
     free(fork);
     free(other);
@@ -159,27 +159,27 @@ static void marks_follow_the_rows(void **state)
     kvs_unit_row(&unit, 150)[0] ^= 1;
     kvs_unit_row(&unit, 220)[0] ^= 1;
     assert_int_equal(first_bad(&unit, 0, 230), 10);
-    assert_int_equal(kvs_unit_init(&child, &bench.heap, 0, 0, D * sizeof(float)), KV_OK);
-    assert_int_equal(kvs_unit_fork(&unit, &child, &bench.heap, 200), KV_OK);
+    assert_int_equal(lone_unit_init(&child, &bench.heap, 0, 0, D * sizeof(float)), KV_OK);
+    assert_int_equal(lone_unit_fork(&unit, &child, 200), KV_OK);
     assert_int_equal(kvs_unit_known_bad(&child, 0, 200), 10);
     assert_int_equal(health->rows_bad, 3);
 
     /* The child's copy of the half-filled block. */
     assert_int_equal(unit_append(&bench, &child, 30), KV_OK);
-    assert_ptr_equal(child.segments[0], unit.segments[0]);
-    assert_ptr_not_equal(child.segments[1], unit.segments[1]);
+    assert_ptr_equal(kvs_unit_block(&child, 0), kvs_unit_block(&unit, 0));
+    assert_ptr_not_equal(kvs_unit_block(&child, 1), kvs_unit_block(&unit, 1));
     assert_true(kvs_unit_is_bad(&child, 150));
     assert_int_equal(first_bad(&child, 151, 79), 230);
     assert_int_equal(health->rows_bad, 4);
 
     /* Rows that are written anew in their place. */
-    kvs_unit_truncate(&unit, &bench.heap, 210);
+    kvs_unit_truncate(&unit, 210);
     assert_int_equal(unit_append(&bench, &unit, 20), KV_OK);
     assert_int_equal(first_bad(&unit, 151, 79), 230);
     assert_int_equal(health->rows_bad, 3);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
     assert_int_equal(health->rows_bad, 2);
-    kvs_unit_clear(&child, &bench.heap);
+    lone_unit_clear(&child);
 }
 
 static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
@@ -214,35 +214,37 @@ static void bad_codes_are_made_again_as_they_were(void **state)
 {
     struct kvs_segment_store *heap = &bench.heap;
     uint8_t tile[KV_TILE_BYTES_MAX];
-    struct kvs_segment *segment;
+    struct kvs_block *block;
+    const struct kvs_column *column;
     struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1000);
     index_unit(&unit, 0);
-    segment = unit.segments[7]; /* of 104 rows */
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, segment->codebook);
+    block = kvs_unit_block(&unit, 7); /* of 104 rows */
+    column = kvs_block_column(block, 0);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, column->codebook);
     const size_t bytes = kv_tile_bytes(&book->shape);
-    assert_int_equal(segment->n_coded, 104);
-    assert_true(kvs_segment_codes_are_good(&bench.codebooks, segment));
+    assert_int_equal(column->n_coded, 104);
+    assert_true(kvs_segment_codes_are_good(&bench.codebooks, column));
     assert_int_equal(unit_append(&bench, &unit, 10), KV_OK);
-    memcpy(tile, segment->codes, bytes);
-    segment->codes[3] ^= 4;
-    assert_false(kvs_segment_codes_are_good(&bench.codebooks, segment));
-    assert_int_equal(kvs_segment_encode(&bench.codebooks, segment, segment->codebook,
+    memcpy(tile, column->codes, bytes);
+    column->codes[3] ^= 4;
+    assert_false(kvs_segment_codes_are_good(&bench.codebooks, column));
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, block, 0, column->codebook,
                                         KV_KEY_FP32, unit.row_bytes, 110),
                      KV_CORRUPT);
     assert_int_equal(heap->health.found[KVS_KIND_CODES], 1);
-    assert_int_equal(kvs_segment_coded(&bench.codebooks, segment, 128), 0);
-    kvs_segment_recode(&bench.codebooks, segment, KV_KEY_FP32, unit.row_bytes);
-    assert_int_equal(kvs_segment_coded(&bench.codebooks, segment, 128), 104);
-    assert_memory_equal(segment->codes, tile, bytes);
-    assert_int_equal(kvs_segment_encode(&bench.codebooks, segment, segment->codebook,
+    assert_int_equal(kvs_segment_coded(&bench.codebooks, column, 128), 0);
+    kvs_segment_recode(&bench.codebooks, block, 0, KV_KEY_FP32, unit.row_bytes);
+    assert_int_equal(kvs_segment_coded(&bench.codebooks, column, 128), 104);
+    assert_memory_equal(column->codes, tile, bytes);
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, block, 0, column->codebook,
                                         KV_KEY_FP32, unit.row_bytes, 110),
                      KV_OK);
-    assert_true(kvs_segment_codes_are_good(&bench.codebooks, segment));
-    assert_int_equal(segment->n_coded, 110);
-    kvs_unit_clear(&unit, heap);
+    assert_true(kvs_segment_codes_are_good(&bench.codebooks, column));
+    assert_int_equal(column->n_coded, 110);
+    lone_unit_clear(&unit);
 }
 
 /* Nothing is made of a row that is bad, wherever in the chapter it is. */
@@ -267,7 +269,7 @@ static void a_job_that_meets_a_bad_row_fails(void **state)
         look = (struct kvs_index_look){0};
         assert_true(kvs_index_look_on(&bench.codebooks, &unit, 1024, 0, UINT32_MAX, &look));
         assert_true(look.n_coded <= row / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
-        kvs_unit_clear(&unit, &bench.heap);
+        lone_unit_clear(&unit);
     }
 }
 
@@ -292,9 +294,9 @@ static void summaries_are_of_good_rows(void **state)
     kvs_indexer_get_stats(bench.indexer, &stats);
     assert_true(kvs_unit_is_bad(&unit, 1000));
     const struct kvs_codebook *book =
-        kvs_codebook_at(&bench.codebooks, unit.segments[0]->codebook);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 0)->codebook);
     assert_int_equal(book->summaries.n_rows, 0);
-    kvs_unit_clear(&unit, &bench.heap);
+    lone_unit_clear(&unit);
 }
 
 /* Lost cells and summaries come back to the bit, from the unit that has all of their rows. */
@@ -308,7 +310,7 @@ static void what_is_lost_is_made_again(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 1024);
     index_unit(&unit, 8);
-    const uint32_t codebook = unit.segments[0]->codebook;
+    const uint32_t codebook = kvs_unit_column(&unit, 0)->codebook;
     struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codebook);
     const size_t n_cells = kv_cells_head(&book->shape) + book->n_celled;
     const size_t group_bytes = kv_summary_bytes(&book->summaries.shape);
@@ -335,8 +337,8 @@ static void what_is_lost_is_made_again(void **state)
     assert_int_equal(book->summaries.n_rows, 0);
 
     /* A fork of some of the rows cannot. */
-    assert_int_equal(kvs_unit_init(&fork, heap, 0, 0, D * sizeof(float)), KV_OK);
-    assert_int_equal(kvs_unit_fork(&unit, &fork, heap, 512), KV_OK);
+    assert_int_equal(lone_unit_init(&fork, heap, 0, 0, D * sizeof(float)), KV_OK);
+    assert_int_equal(lone_unit_fork(&unit, &fork, 512), KV_OK);
     assert_int_equal(kvs_index_repair(bench.indexer, &fork, 0), KV_OK);
     assert_false(kvs_indexer_step(bench.indexer));
     assert_int_equal(kvs_index_repair(bench.indexer, &unit, 0), KV_OK);
@@ -350,8 +352,8 @@ static void what_is_lost_is_made_again(void **state)
     assert_int_equal(heap->health.mended[KVS_KIND_SUMMARIES], 1);
     free(cells);
     free(group);
-    kvs_unit_clear(&fork, heap);
-    kvs_unit_clear(&unit, heap);
+    lone_unit_clear(&fork);
+    lone_unit_clear(&unit);
 }
 
 int main(void)
