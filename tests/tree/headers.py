@@ -14,6 +14,9 @@ What each rule says of the product, the folders proto, kernels, kvserver, client
     undefined   a function or variable that a header declares is defined
     undeclared  a function or variable that is defined without `static` is declared in a header
     alone       and some other file, maybe of the tests, uses it
+    twice       a name that begins with kv is defined in one file only; a tag may have the name
+                of a function
+    long        a file has at most 1,000 lines
 
 headers.tsv beside this file lists the exceptions.  They may only become fewer: one that nothing
 needs any more is an error.  Exit status: 1 if there is an error, 2 if the list or the call is
@@ -30,7 +33,9 @@ PREFIXES = [("", "kv_"), ("kvserver/", "kvs_"), ("client/", "kvc_"), ("client/kv
             ("gpu-worker/", "kvw_"), ("gpu-worker/", "kvworker_")]
 RULES = {"guard": "the guard is not {}", "prefix": "no prefix", "undefined": "nowhere defined",
          "undeclared": "neither static nor declared in a header",
-         "alone": "used in this file only: it may be static"}
+         "alone": "used in this file only: it may be static",
+         "twice": "defined in another file, too", "long": "more than 1,000 lines"}
+LINES_MAX = 1000
 
 BLANKED = re.compile(r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL)
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.)*", re.MULTILINE | re.DOTALL)
@@ -180,6 +185,20 @@ def findings(texts):
                     sum(user.endswith(".h") for user in users[name.text]) < 2:
                 yield Finding("alone", file, name.line, name.text)
 
+    owners = collections.defaultdict(list)  # (is it a tag, name) -> where it is defined
+    for file in sorted(names):
+        for name in names[file]:
+            if name.is_defined and re.match("kv[a-z]*_", name.text, re.IGNORECASE):
+                owners[name.kind in ("struct", "union", "enum"), name.text].append((file, name.line))
+    for (_, name), places in owners.items():
+        for file, line in places:
+            if file != places[0][0]:
+                yield Finding("twice", file, line, name)
+    for file in names:
+        n_lines = texts[file].count("\n")
+        if n_lines > LINES_MAX:
+            yield Finding("long", file, n_lines, file.rpartition("/")[2])
+
 
 def fail(text):
     print(f"headers: {text}", file=sys.stderr)
@@ -256,14 +275,18 @@ static void (*table[])(void) = {NULL};
 int forgotten(void) { return 0; }
 int main(void) { return kvc_op_name(kvc_ops); }
 """,
+    "kvserver/op.c": "struct kvc_op { int x; };\nstatic int kv_op_gone(void) { }\nstruct open { };\n",
+    "kvserver/open.c": "struct open { };\n" + "/* 1,000 */\n" * 999,
+    "kvserver/long.c": "\n" * 1001,
     "tests/test_op.c": "int helper(void) { return kvs_op_end(NULL); }\n",
     "kernels/x86/avx.h": "#ifndef KV_KERNELS_AVX_H\n#define KV_KERNELS_AVX_H\n#define LANES 8\n#endif\n",
 }
 SELF_TEST_FINDS = [
     "alone client/op.c kvc_op_name", "alone client/op.c kvc_ops",
-    "guard kernels/x86/avx.h KV_KERNELS_AVX_H", "prefix client/op.h CLOSED",
+    "guard kernels/x86/avx.h KV_KERNELS_AVX_H", "long kvserver/long.c long.c", "prefix client/op.h CLOSED",
     "prefix client/op.h LEAST", "prefix client/op.h is_open", "prefix client/op.h kvs_op_end",
-    "prefix client/op.h pair", "undeclared client/op.c forgotten", "undefined client/op.h kv_op_gone",
+    "prefix client/op.h pair", "twice kvserver/op.c kvc_op",
+    "undeclared client/op.c forgotten", "undefined client/op.h kv_op_gone",
 ]
 
 
