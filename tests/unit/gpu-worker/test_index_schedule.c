@@ -1,0 +1,55 @@
+/* index_schedule.h: what its check finds. */
+#include "gpu-worker/kvcache/index_schedule.c" /* its insides are broken below */
+#include "tests/support/dies.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum broken {
+    ASKED_FOR_ROWS_TO_COME,
+    PROMPT_OF_ROWS_TO_COME,
+    HALF_A_BLOCK,
+    N_BROKEN,
+};
+
+static void check_broken(void *arg)
+{
+    const enum broken *broken = arg;
+    struct kvw_index_schedule index = {
+        .options.chapter_blocks = 8,
+        .n_rows = 8 * KV_BLOCK_TOKENS,
+        .prompt_rows = 10 * KV_BLOCK_TOKENS,
+        .n_tokens = 10 * KV_BLOCK_TOKENS,
+    };
+
+    if (*broken == ASKED_FOR_ROWS_TO_COME)
+        index.n_rows = 11 * KV_BLOCK_TOKENS;
+    else if (*broken == PROMPT_OF_ROWS_TO_COME)
+        index.prompt_rows++;
+    else if (*broken == HALF_A_BLOCK)
+        index.n_rows += KV_BLOCK_TOKENS / 2;
+    kvw_index_schedule_check(&index);
+}
+
+static void check_finds(void **state)
+{
+    enum broken broken;
+
+    (void)state;
+    for (broken = 0; broken < N_BROKEN; broken++)
+        if (!dies(check_broken, &broken))
+            fail_msg("not found: %d", (int)broken);
+    assert_false(dies(check_broken, &broken)); /* nothing is */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(check_finds),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
