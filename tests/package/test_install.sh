@@ -1,6 +1,7 @@
 #!/bin/sh
 # test_install.sh CMAKE BUILD SOURCE CC FLAGS KVSERVER: installs into a folder, moves it, compiles
-# the examples against it by pkg-config and by CMake, as C11 and as C++, and runs them.
+# the examples and the READMEs' programs against it by pkg-config and by CMake, as C11 and as C++, and
+# runs them.
 set -eu
 cmake=$1
 build=$2
@@ -36,6 +37,18 @@ for name in put_get session; do
     "$cc" -std=c11 -pedantic -Wall -Wextra -Werror $flags "$source/client/examples/$name.c" \
         $(pkg-config --cflags --libs topkv) -o "$work/$name"
 done
+
+# readmes ADDRESS: compiles the READMEs' programs, for a node there
+readmes() {
+    for readme in README client/README; do
+        program=$work/$(echo "$readme" | tr / _)
+        sed -n '/^```c$/,/^```$/{ /^```/!p; }' "$source/$readme.md" |
+            sed "s/127\.0\.0\.1:7400/$1/" >"$program.c"
+        # shellcheck disable=SC2046,SC2086
+        "$cc" -std=c11 -pedantic -Wall -Wextra -Werror $flags "$program.c" \
+            $(pkg-config --cflags --libs topkv) -o "$program"
+    done
+}
 
 # Who unpacks the static library gets every member.
 twice=$(ar t "$LD_LIBRARY_PATH/libkvclient.a" | sort | uniq -d)
@@ -81,6 +94,7 @@ END
 }
 
 [ -n "$kvserver" ] || {
+    readmes 127.0.0.1:7400
     echo "compiled; this build has no kvserver to run against"
     exit 0
 }
@@ -102,6 +116,9 @@ address=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/ready")
 "$work/put_get_static" "$address"
 "$work/session" "$address"
 "$work/project/build/use" "$address"
+readmes "$address"
+"$work/README" | grep -x stored
+"$work/client_README"
 "$prefix/bin/kvctl" --server "$address" status
 kill "$server"
 wait "$server"
