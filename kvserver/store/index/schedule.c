@@ -1,3 +1,4 @@
+/* Which index jobs a unit needs, and the state of its index (builder.h). */
 #include "kvserver/store/index/builder_private.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"

@@ -1,3 +1,4 @@
+/* Training for scorer_pq.h: k-means over a sample of the chapter's keys, in slices. */
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/scorer_pq.h"
 
