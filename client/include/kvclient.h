@@ -579,7 +579,8 @@ struct kv_query_result {
     float recall;              /* of exact top-k, estimated by the node; NaN: unknown */
     uint32_t node;             /* that replied: its position in the client's list */
     uint32_t queue_us;   /* microseconds in the node before work began, of the whole message */
-    uint32_t service_us; /* microseconds from there to the reply, of the whole message */
+    uint32_t service_us; /* microseconds from there to the reply, of the whole message; entries
+                          * of a batch over forks of a session are at work together */
 };
 
 /* Returns the result for one kv head; `head` counts from kv_head_begin.  Its arrays are valid

@@ -688,7 +688,8 @@ static const float *row_of(uint32_t token)
 
 static void note_answer(void)
 {
-    const struct kvs_query_pipeline *querier = kvs_query_queue_of(data())->places[0].pipeline;
+    const struct kvs_query_entry *querier =
+        &kvs_query_queue_of(data())->places[0].pipeline->entries[0];
 
     memset(q.is_candidate, 0, sizeof(q.is_candidate));
     memset(q.is_chosen, 0, sizeof(q.is_chosen));
@@ -704,7 +705,7 @@ static void note_answer(void)
     if (q.query.summaries == 0 || querier->n_scored == 0)
         return;
     for (uint32_t i = 0; i < querier->n_scored; i++)
-        q.is_scored[querier->scratch.kept_tokens[i]] = true;
+        q.is_scored[querier->kept_tokens[i]] = true;
 }
 
 /* A sum of weighed values. */

@@ -1,10 +1,12 @@
-/* test_turns.c - queries of several clients at one data thread: they progress together, small
- * ones do not wait for large ones, and each is answered as it is alone.
+/* test_turns.c - queries at one data thread.  Those of several clients progress together, and
+ * small ones do not wait for large ones; those of one batch over forks of a session are at work
+ * together.  Each is answered as it is alone.
  *
  * A node and its clients, whole and over the loopback, in one thread.  The clock goes on by
  * LOOK_US whenever somebody looks at it, so a run repeats exactly. */
 #include "client/client.h"
 #include "client/control_message.h"
+#include "client/dispatch.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/ops/query.h"
 #include "tests/support/node_data.h"
@@ -137,7 +139,7 @@ static int set_up(void **state)
         .name = "turns",
         .memory_bytes = MEMORY_BYTES,
         .n_threads = 1,
-        .sessions_max = 16,
+        .sessions_max = 24,
         .clients_max = CLIENTS,
         .lease_ms = 3600 * 1000 * 24,
         .client_lease_ms = 3600 * 1000 * 24,
@@ -399,6 +401,365 @@ static void waiting_queries_hold_no_buffers(void **state)
     assert_in_range(n_bodies, 1, KVS_QUERIES_AT_ONCE + CLIENTS);
 }
 
+/* ---- batches ----------------------------------------------------------------------------- */
+
+enum {
+    ENTRIES = 8,
+    SHORT = 1000, /* tokens of the shortest fork */
+    OWN = 300,    /* rows that one fork has put itself */
+};
+
+/* Forks of client 0's session, which has codes and summaries of most rows, and one session that
+ * is none. */
+static struct kv_session *forks[ENTRIES];
+static const uint32_t fork_tokens[ENTRIES] = {TOKENS, 5000,   TOKENS, SHORT,
+                                              TOKENS, TOKENS, 7000,   TOKENS};
+static struct kv_range fork_ranges[ENTRIES][2];
+static struct kv_query fork_queries[ENTRIES];
+
+static void make_index(void)
+{
+    const struct kv_index_options index = {
+        .tokens = TOKENS,
+        .chapter_blocks = 16,
+        .m = 2,
+        .bits = 4,
+        .iterations = 2,
+        .summaries = 16,
+        .wait = true,
+    };
+    struct kv_op *op = NULL;
+    kv_status_t status = kv_index_begin(it.sessions[0], &index, 0, &op);
+
+    run_well(status, op);
+    kv_op_free(op);
+}
+
+/* Rows that the fork does not share, behind those that it does. */
+static void put_own(struct kv_session *session, uint32_t begin)
+{
+    const struct kv_rows box = {.n_layers = 1, .token_begin = begin, .n_tokens = OWN};
+    struct kv_rows_io io = {0};
+    struct kv_op *op = NULL;
+    uint16_t *halves;
+
+    assert_int_equal(
+        kv_buffer_alloc(it.clients[0], (size_t)OWN * HEADS * 2 * D * 2, &io.buffer), KV_OK);
+    halves = kv_buffer_data(io.buffer);
+    for (size_t i = 0; i < (size_t)OWN * HEADS * 2 * D; i++)
+        halves[i] = (uint16_t)kv_random_below(&it.random, 0x4000);
+    kv_status_t status = kv_put_begin(session, &box, &io, 0, &op);
+    run_well(status, op);
+    kv_op_free(op);
+    kv_buffer_free(io.buffer);
+}
+
+static int set_up_forks(void **state)
+{
+    if (set_up(state) != 0)
+        return -1;
+    make_index();
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        const uint32_t n_own = i == 1 ? OWN : 0;
+        struct kv_op *op = NULL;
+        kv_status_t status = kv_fork_begin(it.sessions[0], fork_tokens[i], 0, &op);
+
+        run_well(status, op);
+        forks[i] = kv_op_session(op);
+        kv_op_free(op);
+        if (n_own > 0)
+            put_own(forks[i], fork_tokens[i]);
+        fork_ranges[i][0] = (struct kv_range){i % 3, SHORT / 2};
+        fork_ranges[i][1] = (struct kv_range){SHORT / 2 + i, fork_tokens[i] + n_own - i % 2};
+        fork_queries[i] = (struct kv_query){
+            .n_kv_heads = HEADS,
+            .n_queries = 1 + i % 4,
+            .queries = it.vectors[0] + (size_t)i * D,
+            .scale = 0.125f,
+            .merge = i % 4 == 3 ? KV_MERGE_NONE : KV_MERGE_SUM,
+            .answer = i == 6 ? KV_ANSWER_IDS : KV_ANSWER_ATTEND,
+            .want_ids = i != 6,
+            .want_weights = i % 2 == 0,
+            .k = 20 + 30 * i,
+            .rerank = i == 5 ? 1 : 2 + i,
+            .summaries = i % 3 == 0 && i != 6 ? 16 : 0,
+            .n_ranges = 2,
+            .ranges = fork_ranges[i],
+        };
+    }
+    return 0;
+}
+
+/* One of which all rows are selected. */
+static void select_all(struct kv_query *query)
+{
+    query->k = SHORT;
+    query->rerank = 1;
+    query->want_weights = false;
+}
+
+static void assert_same_results(const struct kv_op *a, const struct kv_op *b, unsigned entry)
+{
+    const uint32_t n = fork_queries[entry].n_queries;
+
+    for (uint32_t head = 0; head < HEADS; head++) {
+        struct kv_query_result x, y;
+
+        assert_int_equal(kv_op_query_result(a, head, &x), KV_OK);
+        assert_int_equal(kv_op_query_result(b, head, &y), KV_OK);
+        assert_int_equal(x.n_ids, y.n_ids);
+        assert_memory_equal(x.ids, y.ids, x.n_ids * sizeof(*x.ids));
+        assert_int_equal(x.weights == NULL, y.weights == NULL);
+        if (x.weights != NULL)
+            assert_memory_equal(x.weights, y.weights, x.n_ids * sizeof(*x.weights));
+        if (x.query_mask != NULL)
+            assert_memory_equal(x.query_mask, y.query_mask, x.n_ids * sizeof(*x.query_mask));
+        if (x.outputs != NULL) {
+            assert_memory_equal(x.outputs, y.outputs, n * D * sizeof(float));
+            assert_memory_equal(x.lses, y.lses, n * sizeof(float));
+        }
+        assert_int_equal(x.n_selected, y.n_selected);
+        assert_int_equal(x.n_estimated, y.n_estimated);
+        assert_int_equal(x.n_scored_by_code, y.n_scored_by_code);
+        assert_int_equal(x.n_scored_by_key, y.n_scored_by_key);
+        assert_int_equal(x.n_reranked, y.n_reranked);
+    }
+}
+
+static struct kvs_shard *shard(void)
+{
+    return node_data(it.node, 0);
+}
+
+static uint64_t n_wanted(void)
+{
+    return kvs_counted(&shard()->stats.spans_wanted);
+}
+
+static uint64_t n_read(void)
+{
+    return kvs_counted(&shard()->stats.spans_read);
+}
+
+static void ask_alone(struct kv_op **ret_ops)
+{
+    const uint64_t n_before = n_wanted();
+
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        kv_status_t status = kv_query_begin(forks[i], &fork_queries[i], NULL, 0, &ret_ops[i]);
+
+        run_well(status, ret_ops[i]);
+    }
+    assert_int_equal(n_wanted(), n_before);
+}
+
+static void free_ops(struct kv_op **ops)
+{
+    for (unsigned i = 0; i < ENTRIES; i++)
+        kv_op_free(ops[i]);
+}
+
+/* A batch with a deadline for each entry. */
+struct together {
+    unsigned late;
+    struct kv_op **ops;
+};
+
+static kv_status_t begin_one(struct kv_client *client, void *arg, size_t i, uint32_t late_ms)
+{
+    const struct together *together = arg;
+
+    (void)client;
+    return kv_query_begin(forks[i], &fork_queries[i], NULL, i == together->late ? late_ms : 0,
+                          &together->ops[i]);
+}
+
+/* Begins all in one batch.  late: the entry that has only late_ms; ENTRIES: none */
+static void ask_together(unsigned late, uint32_t late_ms, struct kv_op **ret_ops)
+{
+    struct together together = {late, ret_ops};
+
+    assert_int_equal(kvc_batch_begin(it.clients[0], &together, ENTRIES, late_ms, begin_one),
+                     KV_OK);
+}
+
+/* Steps until spans are read for all of them. */
+static void step_to_spans(void)
+{
+    const uint64_t n_before = n_read();
+
+    while (n_read() == n_before)
+        step();
+}
+
+/* Forks of different lengths, one of them with rows of its own, and queries of all kinds: each is
+ * answered as it is alone, to the bit, though rows are read for several of them at once. */
+static void forks_are_answered_as_alone(void **state)
+{
+    struct kv_op *alone[ENTRIES], *ops[ENTRIES];
+    struct kv_query_entry entries[ENTRIES];
+
+    (void)state;
+    select_all(&fork_queries[3]);
+    ask_alone(alone);
+    for (unsigned i = 0; i < ENTRIES; i++)
+        entries[i] = (struct kv_query_entry){.session = forks[i], .query = &fork_queries[i]};
+    const uint64_t wanted = n_wanted(), read = n_read();
+    assert_int_equal(kv_query_begin_batch(entries, ENTRIES, 0), KV_OK);
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        ops[i] = entries[i].op;
+        run_well(entries[i].status, ops[i]);
+    }
+    for (unsigned i = 0; i < ENTRIES; i++)
+        assert_same_results(ops[i], alone[i], i);
+    print_message("%llu spans read, %llu wanted\n", (unsigned long long)(n_read() - read),
+                  (unsigned long long)(n_wanted() - wanted));
+    /* Four entries are over all tokens, and two have no candidates that are rescored. */
+    assert_int_equal(n_read() - read, HEADS * TOKENS / 1024);
+    assert_true(n_wanted() - wanted > 4 * (n_read() - read));
+    assert_true(n_wanted() - wanted <= (ENTRIES - 2) * (n_read() - read));
+    free_ops(ops);
+    free_ops(alone);
+}
+
+/* Sessions that share no rows are not at work together. */
+static void strangers_share_nothing(void **state)
+{
+    struct kv_session *other;
+    struct kv_op *op = NULL;
+
+    (void)state;
+    kv_status_t status = kv_open_begin(it.clients[0], &it.model, NULL, 0, &op);
+    run_well(status, op);
+    other = kv_op_session(op);
+    kv_op_free(op);
+    put_own(other, 0);
+    struct kv_query query = fork_queries[0];
+    struct kv_range range = {0, OWN};
+    struct kv_query_entry entries[] = {{.session = forks[0], .query = &query},
+                                       {.session = other, .query = &query},
+                                       {.session = forks[0], .query = &query}};
+    query.ranges = &range;
+    query.n_ranges = 1;
+    assert_int_equal(kv_query_begin_batch(entries, 2, 0), KV_OK);
+    for (unsigned i = 0; i < 2; i++) {
+        run_well(entries[i].status, entries[i].op);
+        kv_op_free(entries[i].op);
+    }
+    assert_int_equal(n_wanted(), 0);
+    /* With a third one, the first and the third are. */
+    assert_int_equal(kv_query_begin_batch(entries, 3, 0), KV_OK);
+    for (unsigned i = 0; i < 3; i++) {
+        run_well(entries[i].status, entries[i].op);
+        kv_op_free(entries[i].op);
+    }
+    assert_int_equal(n_wanted(), 2 * HEADS);
+}
+
+/* Whichever entries are cancelled, the one that has the slices among them, and at whatever point,
+ * the others are answered as alone. */
+static void cancelled_entries_leave_the_others_whole(void **state)
+{
+    struct kv_op *alone[ENTRIES], *ops[ENTRIES];
+
+    (void)state;
+    ask_alone(alone);
+    for (unsigned at = 0; at < 8; at++) {
+        const unsigned gone[] = {0, at % ENTRIES, (at / 3 + 4) % ENTRIES};
+
+        ask_together(ENTRIES, 0, ops);
+        step_to_spans();
+        for (unsigned i = 0; i < 50 * at; i++)
+            step();
+        for (unsigned i = 0; i < 3; i++) {
+            kv_op_free(ops[gone[i]]);
+            ops[gone[i]] = NULL;
+            for (unsigned j = 0; j < at % 4; j++)
+                step();
+        }
+        for (unsigned i = 0; i < ENTRIES; i++) {
+            if (ops[i] == NULL)
+                continue;
+            run_well(KV_OK, ops[i]);
+            assert_same_results(ops[i], alone[i], i);
+        }
+        free_ops(ops);
+    }
+    free_ops(alone);
+}
+
+/* An entry whose deadline passes while all are at work fails; the others do not. */
+static void late_entries_leave_the_others_whole(void **state)
+{
+    struct kv_op *alone[ENTRIES], *ops[ENTRIES];
+
+    (void)state;
+    ask_alone(alone);
+    for (unsigned late = 0; late < ENTRIES; late++) {
+        ask_together(late, 20, ops);
+        step_to_spans();
+        assert_int_equal(kv_op_status(ops[late]), KV_IN_PROGRESS);
+        it.clock.virtual_us += 30000;
+        for (unsigned i = 0; i < ENTRIES; i++) {
+            while (kv_op_status(ops[i]) == KV_IN_PROGRESS)
+                step();
+            if (i == late) {
+                assert_int_equal(kv_op_status(ops[i]), KV_DEADLINE);
+                continue;
+            }
+            run_well(KV_OK, ops[i]);
+            assert_same_results(ops[i], alone[i], i);
+        }
+        free_ops(ops);
+    }
+    free_ops(alone);
+}
+
+/* An entry that would read a bad row, which the others do not have, fails alone. */
+static void bad_rows_fail_one_entry(void **state)
+{
+    struct kv_op *alone[ENTRIES], *ops[ENTRIES];
+    struct kvs_unit *unit = NULL;
+
+    (void)state;
+    ask_alone(alone);
+    for (uint32_t i = 0; i < shard()->n_sessions && unit == NULL; i++) {
+        unit = kvs_shard_session_unit(&shard()->sessions[i], 0, HEADS - 1);
+        if (unit != NULL && unit->committed != fork_tokens[1] + OWN)
+            unit = NULL;
+    }
+    assert_non_null(unit);
+    for (uint32_t token = fork_tokens[1]; token < unit->committed; token++)
+        kvs_segment_mark_bad(&shard()->store, kvs_unit_block(unit, token / KV_BLOCK_TOKENS),
+                             unit->at, token % KV_BLOCK_TOKENS);
+    ask_together(ENTRIES, 0, ops);
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        while (kv_op_status(ops[i]) == KV_IN_PROGRESS)
+            step();
+        assert_int_equal(kv_op_status(ops[i]), i == 1 ? KV_CORRUPT : KV_OK);
+        if (i != 1)
+            assert_same_results(ops[i], alone[i], i);
+    }
+    free_ops(ops);
+    free_ops(alone);
+}
+
+/* A client that goes with a batch at work leaves its place to others. */
+static void batches_of_lost_clients_are_gone(void **state)
+{
+    struct kv_op *ops[ENTRIES], *op;
+
+    (void)state;
+    ask_together(ENTRIES, 0, ops);
+    step_to_spans();
+    op = ask_much(1);
+    free_ops(ops);
+    kv_client_close(it.clients[0]);
+    it.clients[0] = NULL;
+    (void)steps_of(op);
+    kv_op_free(op);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -406,6 +767,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(clients_progress_together, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(forks_are_answered_as_alone, set_up_forks, tear_down),
+        cmocka_unit_test_setup_teardown(strangers_share_nothing, set_up_forks, tear_down),
+        cmocka_unit_test_setup_teardown(cancelled_entries_leave_the_others_whole, set_up_forks,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(late_entries_leave_the_others_whole, set_up_forks,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(bad_rows_fail_one_entry, set_up_forks, tear_down),
+        cmocka_unit_test_setup_teardown(batches_of_lost_clients_are_gone, set_up_forks,
+                                        tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,13 +7,15 @@
  *                   them holds none of the others
  *   send_reply .... rows follow the results in the body, or come as bulk
  *
- * A data thread has a few pipelines, for as many clients: query.h. */
+ * A data thread has a few pipelines, for as many clients; queries of a batch may share one:
+ * query.h. */
 #include "kvserver/store/ops/query.h"
 
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/ops/query_parse.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +70,7 @@ void *kvs_op_query_open(struct kvs_shard *shard)
     queue->n_places = 1 + divide(shard->memory_bytes, &floats);
     bool is_made = queue->clients != NULL;
     for (uint32_t i = 0; i < queue->n_places; i++) {
+        queue->places[i].others.end = &queue->places[i].others.first;
         queue->places[i].pipeline =
             kvs_query_pipeline_create(i == 0 ? KVS_QUERY_PIPELINE_FLOATS : floats);
         is_made = is_made && queue->places[i].pipeline != NULL;
@@ -101,7 +104,13 @@ static struct kvs_query_place *place_of(const struct kvs_request *request)
 {
     struct kvs_query_place *place = client_of(request)->place;
 
-    return place != NULL && place->owner == request ? place : NULL;
+    return place != NULL && (place->owner == request || request->work != NULL) ? place : NULL;
+}
+
+/* Returns the request of an entry. */
+static struct kvs_request *request_of(const struct kvs_query_entry *entry)
+{
+    return entry->input.arg;
 }
 
 /* Returns whether the place has room for the query; the first has it for every one. */
@@ -111,8 +120,7 @@ static bool fits(const struct kvs_request *request, const struct kvs_query_place
     const uint32_t n_eligible = kvs_ranges_count(kvs_query_ranges(request), query->n_ranges);
 
     return place == kvs_query_queue_of(request->shard)->places ||
-           kvs_query_pipeline_need(n_eligible, query->n_queries) <=
-               place->pipeline->scratch.n_floats;
+           kvs_query_pipeline_need(query, n_eligible) <= place->pipeline->n_floats;
 }
 
 /* The client has a query that waits and none at work: puts it at the end of its line. */
@@ -208,8 +216,18 @@ void kvs_op_query_release(struct kvs_request *request)
 
     if (place == NULL)
         return;
-    kvs_query_pipeline_end(place->pipeline);
-    place->owner = NULL;
+    struct kvs_query_entry *entry = request->work;
+
+    request->work = NULL;
+    if (entry != NULL && entry->is_left)
+        kvs_query_pipeline_remove(place->pipeline, entry);
+    if (place->owner != request)
+        return;
+    place->owner = place->others.first;
+    if (place->owner != NULL) { /* it has the slices from now on */
+        kvs_request_enqueue(place->owner);
+        return;
+    }
     client->place = NULL;
     if (client->waiting.first != NULL)
         line_up(queue, client);
@@ -221,35 +239,36 @@ void kvs_op_query_release(struct kvs_request *request)
 
 static uint8_t *append(uint8_t *to, const void *from, size_t bytes)
 {
-    memcpy(to, from, bytes);
+    memmove(to, from, bytes);
     return to + bytes;
 }
 
-static void count(struct kvs_request *request, const struct kvs_query_pipeline *pipeline)
+static void count(struct kvs_request *request, const struct kvs_query_entry *entry)
 {
     struct kvs_stats *stats = &request->shard->stats;
 
     for (uint32_t i = 0; i < request->header.n_units; i++) {
-        kvs_count(&stats->rows_scored_by_code, pipeline->found[i].n_scored_by_code);
-        kvs_count(&stats->rows_scored_by_key, pipeline->found[i].n_scored_by_key);
-        kvs_count(&stats->rows_reranked, pipeline->found[i].n_reranked);
-        kvs_count(&stats->rows_selected, pipeline->found[i].n_selected);
-        kvs_count(&stats->rows_estimated, pipeline->found[i].n_estimated);
+        const struct kv_wire_query_result *found = &entry->input.found[i];
+
+        kvs_count(&stats->rows_scored_by_code, found->n_scored_by_code);
+        kvs_count(&stats->rows_scored_by_key, found->n_scored_by_key);
+        kvs_count(&stats->rows_reranked, found->n_reranked);
+        kvs_count(&stats->rows_selected, found->n_selected);
+        kvs_count(&stats->rows_estimated, found->n_estimated);
     }
-    kvs_count(&stats->rows_attended, pipeline->n_attended);
-    kvs_count(&stats->rows_attended_unsummarised, pipeline->n_attended_unsummarised);
-    kvs_count(&stats->rows_out, pipeline->n_rows);
-    kvs_count(&stats->rows_out_bytes, pipeline->rows_bytes);
-    kvs_count(&request->client->rows_out, pipeline->n_rows);
+    kvs_count(&stats->rows_attended, entry->n_attended);
+    kvs_count(&stats->rows_attended_unsummarised, entry->n_attended_unsummarised);
+    kvs_count(&stats->rows_out, entry->n_rows);
+    kvs_count(&stats->rows_out_bytes, entry->rows_bytes);
+    kvs_count(&request->client->rows_out, entry->n_rows);
 }
 
 /* Checks that every output is finite.  One row with a NaN or an infinity spoils a whole
  * element, and the client could not tell that from a faulty node.  Returns false after failing
  * the request. */
-static bool check_outputs(struct kvs_request *request,
-                          const struct kvs_query_pipeline *pipeline)
+static bool check_outputs(struct kvs_request *request, const struct kvs_query_entry *entry)
 {
-    const float *output = pipeline->outputs;
+    const float *output = entry->input.outputs;
 
     if (!kvs_query_has_outputs(kvs_query_of(request)))
         return true;
@@ -271,36 +290,44 @@ static bool check_outputs(struct kvs_request *request,
     return true;
 }
 
-static void send_reply(struct kvs_request *request, struct kvs_query_pipeline *pipeline)
+/* Completes the body of the reply, in which the result is, without the gaps in it.  Returns its
+ * end. */
+static uint8_t *close_body(struct kvs_request *request, const struct kvs_query_entry *entry)
 {
-    const struct kv_wire_query *query = kvs_query_of(request);
+    const struct kvs_query_input *input = &entry->input;
     const uint64_t begun_us = place_of(request)->begun_us;
-    const size_t ids_bytes = pipeline->n_ids * sizeof(uint32_t);
+    const size_t ids_bytes = entry->n_ids * sizeof(uint32_t);
     const struct kv_wire_query_times times = {
         .queue_us = (uint32_t)(begun_us - request->begin_us),
         .service_us = (uint32_t)(kv_clock_now(request->shard->clock) - begun_us),
     };
-    const size_t bytes = pipeline->rows_bytes;
-    uint32_t committed = UINT32_MAX;
-    uint8_t *to = request->reply_body;
+    uint8_t *to = (uint8_t *)input->ids + ids_bytes;
 
-    to = append(to, &times, sizeof(times));
-    to = append(to, pipeline->found, request->header.n_units * sizeof(pipeline->found[0]));
-    to = append(to, pipeline->ids, ids_bytes);
-    if (query->flags & KV_WIRE_WEIGHTS)
-        to = append(to, pipeline->scores, ids_bytes);
-    if (query->merge == KV_MERGE_NONE)
-        to = append(to, pipeline->query_masks, ids_bytes);
-    to = append(to, pipeline->outputs, pipeline->n_outputs * sizeof(float));
-    to = append(to, pipeline->lses, pipeline->n_lses * sizeof(float));
-    to = append(to, pipeline->crcs, pipeline->n_rows * sizeof(uint32_t));
+    memcpy(request->reply_body, &times, sizeof(times));
+    if (input->weights != NULL)
+        to = append(to, input->weights, ids_bytes);
+    if (input->query_masks != NULL)
+        to = append(to, input->query_masks, ids_bytes);
+    to = append(to, input->outputs, entry->n_outputs * sizeof(float));
+    to = append(to, input->lses, entry->n_lses * sizeof(float));
+    if (input->crcs != NULL)
+        to = append(to, input->crcs, entry->n_rows * sizeof(uint32_t));
+    return to;
+}
+
+static void send_reply(struct kvs_request *request, const struct kvs_query_entry *entry)
+{
+    const size_t bytes = entry->rows_bytes;
+    uint8_t *to = close_body(request, entry);
+    uint32_t committed = UINT32_MAX;
+
     for (uint32_t i = 0; i < request->header.n_units; i++)
-        if (pipeline->found[i].committed < committed)
-            committed = pipeline->found[i].committed;
+        if (entry->input.found[i].committed < committed)
+            committed = entry->input.found[i].committed;
     request->reply.layer = kvs_units(request)[0].layer;
     request->reply.snapshot = committed;
-    request->reply.n_rows = pipeline->n_rows;
-    count(request, pipeline);
+    request->reply.n_rows = entry->n_rows;
+    count(request, entry);
 
     bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2 &&
                    (size_t)(to - request->reply_body) + bytes <= KV_WIRE_BODY_MAX;
@@ -366,16 +393,109 @@ static bool get_buffers(struct kvs_request *request)
     return true;
 }
 
-static void begin(struct kvs_request *request, struct kvs_query_place *place)
+/* ---- queries of a batch ------------------------------------------------------------------ */
+
+/* Returns the first row of the request's first unit: forks of a session share it. */
+static const uint8_t *first_row(const struct kvs_request *request)
+{
+    return kvs_unit_row(kvs_unit_at(request, 0), 0);
+}
+
+static bool names_same_units(const struct kvs_request *a, const struct kvs_request *b)
+{
+    if (a->header.n_units != b->header.n_units)
+        return false;
+    for (uint32_t i = 0; i < a->header.n_units; i++)
+        if (kvs_units(a)[i].layer != kvs_units(b)[i].layer ||
+            kvs_units(a)[i].kv_head != kvs_units(b)[i].kv_head)
+            return false;
+    return true;
+}
+
+/* Returns whether the query may be at work together with others.  One that returns rows needs a
+ * staging buffer, of which there are few. */
+static bool may_join(const struct kvs_request *request)
+{
+    return request->is_of_batch && kvs_query_of(request)->answer != KV_ANSWER_ROWS;
+}
+
+static bool join(struct kvs_query_place *place, struct kvs_request *request)
 {
     struct kvs_query_input input;
 
-    place->begun = true;
-    place->begun_us = kv_clock_now(request->shard->clock);
-    kvs_query_parse(request, place->units, &input);
+    if (request->reply_body == NULL &&
+        kvs_request_get_spare_slot(request, KV_WIRE_BODY_MAX) != KV_OK)
+        return false;
+    kvs_query_parse(request, &input);
     input.selected = note_selected;
-    input.arg = request;
-    kvs_query_pipeline_begin(place->pipeline, &input);
+    request->work = kvs_query_pipeline_add(place->pipeline, &input);
+    if (request->work == NULL)
+        return false;
+    if (request != place->owner)
+        kvs_request_queue_at(request, &place->others);
+    return true;
+}
+
+/* Lets those requests of the queue join the owner that share its rows, while there is room. */
+static void join_from(struct kvs_query_place *place, struct kvs_request_queue *queue)
+{
+    const struct kvs_request *owner = place->owner;
+
+    for (struct kvs_request *request = queue->first, *next; request != NULL; request = next) {
+        next = request->next;
+        if (request->type == owner->type && may_join(request) && !kvs_request_stale(request) &&
+            first_row(request) == first_row(owner) && names_same_units(request, owner) &&
+            !join(place, request))
+            return;
+    }
+}
+
+/* ---- slices ------------------------------------------------------------------------------ */
+
+static void begin(struct kvs_query_place *place)
+{
+    struct kvs_request *owner = place->owner;
+
+    place->begun = true;
+    place->begun_us = kv_clock_now(owner->shard->clock);
+    kvs_query_pipeline_begin(place->pipeline);
+    const bool has_joined = join(place, owner);
+    assert(has_joined);
+    (void)has_joined;
+    if (!may_join(owner))
+        return;
+    join_from(place, &owner->client->queues[kv_op_priority(owner->header.op)].requests);
+    join_from(place, &client_of(owner)->waiting);
+}
+
+/* Fails the requests with the owner whose sessions have changed. */
+static void check_others(struct kvs_query_place *place)
+{
+    for (struct kvs_request *request = place->others.first, *next; request != NULL;
+         request = next) {
+        next = request->next;
+        (void)kvs_request_check_current(request);
+    }
+}
+
+static void run_slice(struct kvs_query_place *place)
+{
+    struct kvs_query_pipeline *pipeline = place->pipeline;
+    struct kvs_stats *stats = &place->owner->shard->stats;
+    const uint64_t n_read = pipeline->spans_read, n_wanted = pipeline->spans_wanted;
+    const bool is_good = kvs_query_pipeline_slice(pipeline);
+
+    kvs_count(&stats->spans_read, pipeline->spans_read - n_read);
+    kvs_count(&stats->spans_wanted, pipeline->spans_wanted - n_wanted);
+    if (!is_good) {
+        kvs_fail_bad_row(request_of(&pipeline->entries[pipeline->entry]), pipeline->unit,
+                         pipeline->bad);
+    } else if (pipeline->done != NULL) {
+        struct kvs_request *request = request_of(pipeline->done);
+
+        if (check_outputs(request, pipeline->done))
+            send_reply(request, pipeline->done);
+    }
 }
 
 bool kvs_op_query_run(struct kvs_request *request)
@@ -388,16 +508,9 @@ bool kvs_op_query_run(struct kvs_request *request)
     if (!place->begun) {
         if (!get_buffers(request))
             return false;
-        begin(request, place);
+        begin(place);
     }
-    struct kvs_query_pipeline *pipeline = place->pipeline;
-    if (!kvs_query_pipeline_slice(pipeline)) {
-        kvs_fail_bad_row(request, pipeline->unit, pipeline->bad);
-        return false;
-    }
-    if (!kvs_query_pipeline_is_done(pipeline))
-        return true;
-    if (check_outputs(request, pipeline))
-        send_reply(request, pipeline);
-    return false;
+    check_others(place);
+    run_slice(place);
+    return place->owner == request;
 }

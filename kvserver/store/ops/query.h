@@ -5,6 +5,11 @@
  * query.  The others are made for smaller ones, from a part of the thread's memory.  A client
  * whose query has to wait comes after those that waited before.
  *
+ * Queries of a batch are at work together, as one, if they are over the same units of sessions
+ * that share rows: the client waits for all of them, and together they take less time
+ * (pipeline.h).  Each has its own end: by its reply, a cancel, its deadline or a change of its
+ * session.
+ *
  * Threads: the data thread.  Memory: kvs_op_query_open() / kvs_op_query_close().
  */
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_H
@@ -17,13 +22,13 @@ enum {
     KVS_QUERIES_AT_ONCE = 4,
 };
 
-/* A pipeline and the request that has it. */
+/* A pipeline and the requests that have it, all of one client. */
 struct kvs_query_place {
     struct kvs_query_pipeline *pipeline;
-    struct kvs_request *owner;                 /* NULL: none */
-    bool begun;                                /* the owner's query has begun */
-    uint64_t begun_us;                         /* time of its first slice */
-    struct kvs_unit *units[KV_WIRE_UNITS_MAX]; /* of that query */
+    struct kvs_request *owner;       /* gets the slices, for all; NULL: none */
+    struct kvs_request_queue others; /* with it */
+    bool begun;                      /* the owner's query has begun */
+    uint64_t begun_us;               /* time of the first slice */
 };
 
 /* A client's queries. */

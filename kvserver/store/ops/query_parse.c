@@ -98,6 +98,17 @@ static bool check_attention(struct kvs_request *request, uint32_t i)
     return fault == NULL;
 }
 
+/* Returns the most ids that unit i adds to the reply: attention without ids returns ids of cached
+ * rows only, at most all rows of the blocks that the request names. */
+static uint64_t ids_max(const struct kvs_request *request, uint32_t i, uint64_t n_selected)
+{
+    const uint64_t n_cached = (uint64_t)kvs_units(request)[i].n_ids * KV_BLOCK_TOKENS;
+
+    return kvs_query_names_cached_only(kvs_query_of(request)) && n_cached < n_selected
+               ? n_cached
+               : n_selected;
+}
+
 /* Sums over a request's units. */
 struct sums {
     uint64_t floats, n_cached;               /* in the body */
@@ -123,13 +134,9 @@ check_unit(struct kvs_request *request, uint32_t i, uint64_t n_selected, struct 
     }
     if (kvs_query_has_outputs(query) && !check_attention(request, i))
         return false;
-    /* Attention without ids returns ids of cached rows only: at most all rows of the blocks
-     * that the request names. */
-    const uint64_t n_cached = (uint64_t)named->n_ids * KV_BLOCK_TOKENS;
     sums->floats += (uint64_t)query->n_queries * layer->d_k;
     sums->n_cached += named->n_ids;
-    sums->n_names +=
-        kvs_query_names_cached_only(query) && n_cached < n_selected ? n_cached : n_selected;
+    sums->n_names += ids_max(request, i, n_selected);
     sums->row_bytes += n_selected * kvs_unit_at(request, i)->row_bytes;
     if (kvs_query_has_outputs(query))
         sums->floats_out += (uint64_t)query->n_queries * (layer->d_v + 1);
@@ -153,8 +160,7 @@ check_room(struct kvs_request *request, uint32_t n_eligible, const struct sums *
 
     if (body <= KV_WIRE_BODY_MAX &&
         (query->answer != KV_ANSWER_ROWS || sums->row_bytes <= KV_WIRE_BULK_MAX) &&
-        (uint64_t)n_eligible * (query->n_queries + KVS_SCORE_SPARE) <=
-            KVS_QUERY_PIPELINE_FLOATS)
+        (uint64_t)n_eligible * (query->n_queries + KVS_SCORE_SPARE) <= KVS_QUERY_STEP_1_FLOATS)
         return true;
     kvs_request_fail(request, KV_TOO_LARGE,
                      "query: reply of %llu bytes and rows of %llu bytes, from %u tokens for %u "
@@ -195,12 +201,21 @@ static bool check_contents(struct kvs_request *request, uint64_t n_floats)
     return true;
 }
 
+/* Returns the rows that are selected of each unit at most. */
+static uint32_t selected_max(const struct kvs_request *request)
+{
+    const struct kv_wire_query *query = kvs_query_of(request);
+    const struct kvs_selection selection = kvs_query_selection(query, 1);
+
+    return kvs_selection_max(&selection,
+                             kvs_ranges_count(kvs_query_ranges(request), query->n_ranges));
+}
+
 static bool check_units(struct kvs_request *request)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
     const uint32_t n = kvs_ranges_count(kvs_query_ranges(request), query->n_ranges);
-    const struct kvs_selection selection = kvs_query_selection(query, 1);
-    const uint64_t n_selected = kvs_selection_max(&selection, n);
+    const uint64_t n_selected = selected_max(request);
     struct sums sums = {0};
 
     kvs_begin_units(request);
@@ -224,23 +239,60 @@ bool kvs_query_check(struct kvs_request *request)
     return check_query(request) && check_units(request);
 }
 
-void kvs_query_parse(const struct kvs_request *request,
-                     struct kvs_unit **units,
-                     struct kvs_query_input *ret_input)
+static struct kvs_unit *unit_at(void *request, uint32_t i)
+{
+    return kvs_unit_at(request, i);
+}
+
+/* Places the result's arrays in the body of the reply, at their largest. */
+static void place_result(const struct kvs_request *request, struct kvs_query_input *input)
+{
+    const struct kv_wire_query *query = input->query;
+    const uint64_t n_selected = selected_max(request);
+    uint64_t n_ids = 0, n_outputs = 0, n_lses = 0;
+    uint32_t *at;
+
+    for (uint32_t i = 0; i < input->n_units; i++) {
+        n_ids += ids_max(request, i, n_selected);
+        if (!kvs_query_has_outputs(query))
+            continue;
+        n_outputs += (uint64_t)query->n_queries * kvs_unit_layer(request, i)->d_v;
+        n_lses += query->n_queries;
+    }
+    input->found = (struct kv_wire_query_result *)(void *)(request->reply_body +
+                                                           sizeof(struct kv_wire_query_times));
+    at = (uint32_t *)(void *)(input->found + input->n_units);
+    input->ids = at;
+    at += n_ids;
+    if (query->flags & KV_WIRE_WEIGHTS) {
+        input->weights = (float *)(void *)at;
+        at += n_ids;
+    }
+    if (query->merge == KV_MERGE_NONE) {
+        input->query_masks = at;
+        at += n_ids;
+    }
+    input->outputs = (float *)(void *)at;
+    at += n_outputs;
+    input->lses = (float *)(void *)at;
+    at += n_lses;
+    if (query->answer == KV_ANSWER_ROWS)
+        input->crcs = at;
+}
+
+void kvs_query_parse(const struct kvs_request *request, struct kvs_query_input *ret_input)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
     const float *cached = vectors_of(request);
 
-    for (uint32_t i = 0; i < request->header.n_units; i++) {
-        units[i] = kvs_unit_at(request, i);
+    for (uint32_t i = 0; i < request->header.n_units; i++)
         cached += (size_t)query->n_queries * kvs_unit_layer(request, i)->d_k;
-    }
     *ret_input = (struct kvs_query_input){
         .query = query,
         .ranges = kvs_query_ranges(request),
         .n_units = request->header.n_units,
         .named = kvs_units(request),
-        .units = units,
+        .unit_at = unit_at,
         .queries = vectors_of(request),
         .cached = (const struct kv_wire_cached_block *)(const void *)cached,
         .layers = request->session->schema->layers,
@@ -249,5 +301,7 @@ void kvs_query_parse(const struct kvs_request *request,
         .codebooks = &request->shard->codebooks,
         .indexer = request->shard->indexer,
         .clock = request->shard->clock,
+        .arg = (void *)request,
     };
+    place_result(request, ret_input);
 }

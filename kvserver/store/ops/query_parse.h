@@ -18,10 +18,8 @@ const struct kv_wire_query *kvs_query_of(const struct kvs_request *request);
 const struct kv_wire_range *
 kvs_query_ranges(const struct kvs_request *request); /* (n_ranges) */
 
-/* Writes the pipeline's input.
- *   units  (n_units) room for them */
-void kvs_query_parse(const struct kvs_request *request,
-                     struct kvs_unit **units,
-                     struct kvs_query_input *ret_input);
+/* Writes the pipeline's input, whose `arg` is the request.  The result goes to the body of the
+ * reply, in the order of kv_wire.h, with gaps between arrays that are not full. */
+void kvs_query_parse(const struct kvs_request *request, struct kvs_query_input *ret_input);
 
 #endif

@@ -1,21 +1,30 @@
-/* pipeline.h - one query over the units of a session, in slices.
+/* pipeline.h - queries over the same units of sessions, in slices.
  *
- *     kvs_query_pipeline_begin();
+ *     kvs_query_pipeline_begin();  kvs_query_pipeline_add() ...
  *     while (!kvs_query_pipeline_is_done()) { kvs_query_pipeline_slice(); other work }
+ *
+ * A query in the pipeline is an entry.  Mostly there is one.  Queries of forks of one session
+ * share rows; in one pipeline they share what it costs to read these from memory: all entries
+ * finish a unit before any begins the next one, and their candidates are rescored span by span,
+ * so that a span's keys are read once and then come from the cache.  What an entry selects, and
+ * its result, do not depend on the other entries.
  *
  * Each unit goes through these stages, in steps as kvclient.h defines them:
  *
- *     step 1   score -> select candidates -> expand     from eligible rows to candidates
- *     step 2   rerank -> select                         from candidates to selected rows
- *     step 3   gather or attend -> estimate             from selected rows to the result
+ *     step 1   score -> select candidates -> expand     from eligible rows to candidates:
+ *                                                       one entry after the other
+ *     step 2   rerank                                   all entries together
+ *              select                                   from candidates to selected rows:
+ *     step 3   gather or attend -> estimate             from selected rows to the result:
+ *                                                       one entry after the other
  *
  * Step 1 of a top-k query is skipped if every eligible row would become a candidate.  Step 2 is
  * then skipped as well if every candidate would be selected and no weights are requested.  With
  * rerank 1, step 1's candidates are the selected rows.
  *
- * The pipeline knows nothing of requests: the caller passes an input and reads the result from
- * the pipeline's arrays.  Between slices, rows may be added to units; units may not change
- * otherwise.  Their index may change:
+ * The pipeline knows nothing of requests: the caller passes inputs, with arrays for the results.
+ * Between slices, rows may be added to units; units may not change otherwise while an entry that
+ * has them is left.  Their index may change:
  *
  *   codes, codebooks   may be made, or found bad, at any time.  They may be freed while
  *                      kvs_query_pipeline_is_between(); and, at any time, those of a codebook
@@ -37,9 +46,9 @@
 #include "kvserver/store/query/score.h"
 
 enum {
-    KVS_QUERY_PIPELINE_FLOATS =
-        32 << 20, /* for scores: kvs_query_pipeline_need() of the largest query */
-    KVS_QUERY_PIPELINE_IDS = KV_WIRE_BODY_MAX / sizeof(uint32_t),
+    KVS_QUERY_STEP_1_FLOATS = 32 << 20,   /* that step 1 of a query may need */
+    KVS_QUERY_PIPELINE_FLOATS = 50 << 20, /* kvs_query_pipeline_need() of the largest query */
+    KVS_QUERY_ENTRIES_MAX = KV_WIRE_ENTRIES_MAX,
 };
 
 enum kvs_query_stage {
@@ -47,7 +56,7 @@ enum kvs_query_stage {
     KVS_QUERY_SCORE,             /* step 1: score the eligible rows */
     KVS_QUERY_SELECT_CANDIDATES, /* step 1: merge and select */
     KVS_QUERY_EXPAND,            /* step 1: list the candidates */
-    KVS_QUERY_RERANK,            /* step 2: exact scores */
+    KVS_QUERY_RERANK,            /* step 2: exact scores, of all entries */
     KVS_QUERY_SELECT,            /* step 2: merge and select */
     KVS_QUERY_GATHER,            /* step 3: ids and rows */
     KVS_QUERY_ATTEND,   /* step 3: attention over the selected rows, ids of cached ones */
@@ -59,13 +68,23 @@ enum kvs_query_stage {
 struct kvs_query_input {
     const struct kv_wire_query *query;  /* its parameters */
     const struct kv_wire_range *ranges; /* (query->n_ranges) tokens that all units have */
-    uint32_t n_units;
-    const struct kv_wire_unit *named;          /* (n_units) */
-    struct kvs_unit *const *units;             /* (n_units) */
+    uint32_t n_units;                   /* in a pipeline, all entries name the same units */
+    const struct kv_wire_unit *named;   /* (n_units) */
+    struct kvs_unit *(*unit_at)(void *arg, uint32_t i);
     const float *queries;                      /* per unit (query->n_queries, d_k) */
     const struct kv_wire_cached_block *cached; /* per unit (n_ids), ascending */
     const struct kv_layer_schema *layers;      /* by number */
-    uint8_t *rows;                             /* where KV_ANSWER_ROWS puts rows */
+
+    /* Where the result goes. */
+    struct kv_wire_query_result *found; /* (n_units) */
+    uint32_t *ids;
+    float *weights;        /* (n_ids), or NULL */
+    uint32_t *query_masks; /* (n_ids), or NULL */
+    uint32_t *crcs;        /* of rows, or NULL */
+    uint8_t *rows;         /* where KV_ANSWER_ROWS puts rows */
+    float *outputs, *lses; /* of step 3: for each unit one of each per query vector.  Attention
+                            * over the selected rows and the estimate are merged into one
+                            * (kv_attend_merge()). */
 
     struct kvs_segment_store *store; /* of the units */
     struct kvs_codebooks *codebooks;
@@ -83,34 +102,12 @@ struct kvs_query_input {
     void *arg;
 };
 
-/* A query's working memory.  The sizes are those of the largest query that the pipeline takes. */
-struct kvs_query_scratch {
-    struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
-    float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
-    uint32_t *candidates;       /* tokens of step 1's candidates */
-    uint32_t *query_mask;       /* query vectors that selected each candidate */
-    uint32_t *indices;          /* of the selected candidates */
-
-    /* (n_floats) Step 1 uses all of it as kvs_score.room; after that it holds the arrays
-     * below. */
-    float *floats;
-    size_t n_floats;
-
-    /* Step 2's arrays, for the candidates: kvs_query_scratch_divide(). */
-    float *scores;         /* (n_queries, n_candidates) */
-    float *weights;        /* (n_selected) of the selected rows; where `scores` were */
-    float *selection_room; /* (KVS_SELECT_CAPACITY, n_candidates) */
-    uint32_t *selected_by; /* (n_selected) bit q: query vector q selected the row */
-    float *kept_scores;    /* (n_queries, n_candidates) copy of `scores` for step 3 */
-    uint32_t *kept_tokens; /* (n_candidates) their tokens */
-};
-
-struct kvs_query_pipeline {
+/* One query of a pipeline. */
+struct kvs_query_entry {
     struct kvs_query_input input;
-    enum kvs_query_stage stage;
-    uint32_t unit;        /* the current one */
+    bool is_left;         /* neither complete nor removed */
+    bool is_reranked;     /* the unit's candidates are rescored */
     uint32_t n_again;     /* restarts of the unit because of bad cells */
-    uint32_t bad;         /* token of a bad row, after a slice has failed */
     const float *queries; /* of the unit */
     const struct kv_wire_cached_block *cached,
         *cached_end;                           /* of the unit, from the next token on */
@@ -118,38 +115,58 @@ struct kvs_query_pipeline {
     bool looked_same;
     struct kvs_score score;
     struct kvs_selection candidate_selection, selection; /* of step 1, of step 2 */
-    struct kvs_selector *selector;                       /* for the current step */
-    struct kvs_expander *expander;
     uint32_t k[KV_QUERIES_MAX]; /* rows that the selection wants of each group */
-    struct kvs_query_scratch scratch;
     uint32_t n_candidates, n_selected;
     uint32_t n_scored; /* rows that step 2 scored */
     uint32_t cursor;   /* rows done in the current stage */
-    struct kvs_attention *attention;
-    struct kvs_estimate *estimate;
+
+    /* The unit's candidates, in the pipeline's floats. */
+    uint32_t *candidates;  /* tokens of step 1's candidates; then of the selected rows */
+    uint32_t *query_mask;  /* query vectors that selected each */
+    float *scores;         /* (n_queries, n_candidates) exact ones */
+    float *weights;        /* (n_selected) of the selected rows; where `scores` were */
+    float *kept_scores;    /* (n_queries, n_candidates) copy of `scores` for step 3; NULL: no
+                            * estimate */
+    uint32_t *kept_tokens; /* (n_candidates) their tokens */
 
     /* The result so far, of all units. */
-    struct kv_wire_query_result found[KV_WIRE_UNITS_MAX];
-    uint32_t *ids, *query_masks, *crcs; /* (KVS_QUERY_PIPELINE_IDS) */
-    float *scores;
     uint32_t n_ids, n_rows;
-    size_t rows_bytes; /* in input.rows */
-    /* Step 3's result: for each unit one output and one log-sum-exp per query vector.
-     * Attention over the selected rows and the estimate are merged into one
-     * (kv_attend_merge()). */
-    float *outputs, *lses;            /* (KVS_QUERY_PIPELINE_IDS) */
+    size_t rows_bytes;                /* in input.rows */
     uint32_t n_outputs, n_lses;       /* floats of the units that are done */
     uint32_t n_attended;              /* rows */
     uint32_t n_attended_unsummarised; /* rows not selected, attended without summaries */
 };
 
-/* Places step 2's arrays in `floats`, one after the other. */
-void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
-                              uint32_t n_queries,
-                              uint32_t n_candidates);
+struct kvs_query_pipeline {
+    struct kvs_query_entry entries[KVS_QUERY_ENTRIES_MAX];
+    uint32_t n_entries, n_left;
+    enum kvs_query_stage stage;
+    uint32_t unit, n_units; /* the current one, of all entries */
+    uint32_t entry;         /* the current one */
+    uint32_t span_end;      /* RERANK: candidates before it are rescored; UINT32_MAX: all */
+    uint32_t bad;           /* token of a bad row, after a slice has failed */
+    struct kvs_query_entry *done; /* the entry that the last slice completed, or NULL */
+
+    /* Spans that entries which share the pipeline have rescored, since it was made: read once
+     * for all of them, and counted for each. */
+    uint64_t spans_read, spans_wanted;
+
+    /* Working memory of the current entry. */
+    struct kvs_selector *selector;
+    struct kvs_expander *expander;
+    struct kvs_attention *attention;
+    struct kvs_estimate *estimate;
+    struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
+    float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
+
+    /* What the current entry uses, n_work at most: in step 1 as kvs_score.room, in step 2 to
+     * select.  From `n_free` on, what the entries keep from one step to the next. */
+    float *floats;
+    size_t n_floats, n_work, n_free;
+};
 
 /* Returns the floats that a query needs of a pipeline.  n_eligible: rows of each unit. */
-size_t kvs_query_pipeline_need(uint32_t n_eligible, uint32_t n_queries);
+size_t kvs_query_pipeline_need(const struct kv_wire_query *query, uint32_t n_eligible);
 
 /* Creates a pipeline for queries that need at most n_floats, at most KVS_QUERY_PIPELINE_FLOATS.
  * What a query selects does not depend on the pipeline's size.  Returns NULL if out of
@@ -164,24 +181,30 @@ size_t kvs_query_pipeline_floats(size_t bytes);
 
 void kvs_query_pipeline_destroy(struct kvs_query_pipeline *pipeline); /* NULL is allowed */
 
-/* Starts a query; forgets the previous one.  Copies the input. */
-void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline,
-                              const struct kvs_query_input *input);
+/* Places an entry's arrays in the pipeline's floats.  Returns false if they do not fit. */
+bool kvs_query_pipeline_divide(struct kvs_query_pipeline *pipeline,
+                               struct kvs_query_entry *entry);
 
-/* Runs for about 50 to 100 us.  Returns false if the query fails because the row of token `bad`
- * of unit `unit` is bad. */
+/* Forgets the previous queries. */
+void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline);
+
+/* Adds an entry before the first slice.  Copies the input.  Returns NULL if the pipeline has no
+ * room for it; it has for the first one that does not need more than its floats. */
+struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeline,
+                                               const struct kvs_query_input *input);
+
+/* Runs for about 50 to 100 us.  May complete an entry, `done`.  Returns false if the row of token
+ * `bad` of unit `unit` is bad, for which entries[entry] fails: the caller removes it. */
 bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline);
 
-/* Returns whether the result is complete. */
+/* Removes an entry that is left.  The others are not affected. */
+void kvs_query_pipeline_remove(struct kvs_query_pipeline *pipeline,
+                               struct kvs_query_entry *entry);
+
+/* Returns whether no entry is left. */
 static inline bool kvs_query_pipeline_is_done(const struct kvs_query_pipeline *pipeline)
 {
-    return pipeline->unit == pipeline->input.n_units;
-}
-
-/* Ends the query, whether it is done or not. */
-static inline void kvs_query_pipeline_end(struct kvs_query_pipeline *pipeline)
-{
-    pipeline->stage = KVS_QUERY_UNIT;
+    return pipeline->n_left == 0;
 }
 
 /* Returns whether no runs of a unit are in use: any codes and codebooks may then be freed. */

@@ -20,69 +20,71 @@ static size_t rows_max(size_t n_floats)
     return n_floats / ARRAYS_PER_ROW;
 }
 
-static size_t candidates_max(size_t n_floats)
+/* Returns the candidates that each unit has at most. */
+static size_t candidates_max(const struct kv_wire_query *query, uint32_t n_eligible)
 {
-    return lower((size_t)KV_QUERIES_MAX * KV_SELECTED_MAX, rows_max(n_floats));
+    const struct kvs_selection selection = kvs_query_selection(query, query->rerank);
+
+    return kvs_selection_max(&selection, n_eligible);
 }
 
-size_t kvs_query_pipeline_need(uint32_t n_eligible, uint32_t n_queries)
+/* Returns what the query needs while it is the current one. */
+static size_t need_to_work(const struct kv_wire_query *query, uint32_t n_eligible)
 {
-    const size_t n_candidates = lower((size_t)n_queries * KV_SELECTED_MAX, n_eligible);
-    const size_t step_1 = (size_t)n_eligible * (n_queries + KVS_SCORE_SPARE);
-    /* Scores twice, room to select, selected_by, and tokens. */
-    const size_t step_2 = n_candidates * (2 * (size_t)n_queries + KVS_SELECT_CAPACITY + 2);
+    const size_t step_1 = (size_t)n_eligible * (query->n_queries + KVS_SCORE_SPARE);
+    /* Room to select, and two arrays of kvs_select_rows(). */
+    const size_t step_2 = candidates_max(query, n_eligible) * (KVS_SELECT_CAPACITY + 2);
 
     return (step_1 > step_2 ? step_1 : step_2) + KV_TOPK_SPARE;
 }
 
-static bool scratch_init(struct kvs_query_scratch *scratch, size_t n_floats)
+/* Returns what it keeps from one step to the next: tokens, masks and scores, and copies of tokens
+ * and scores if others are estimated. */
+static size_t need_to_keep(const struct kv_wire_query *query, uint32_t n_eligible)
 {
-    const size_t n_candidates = candidates_max(n_floats) + KV_TOPK_SPARE;
+    const size_t arrays =
+        query->n_queries + 2 + (query->summaries != 0 ? query->n_queries + 1 : 0);
 
-    scratch->n_floats = n_floats;
-    scratch->runs = calloc(KVS_SCORE_RUNS_MAX, sizeof(*scratch->runs));
-    scratch->tables = calloc((size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE, sizeof(float));
-    scratch->candidates = calloc(n_candidates, sizeof(uint32_t));
-    scratch->query_mask = calloc(n_candidates, sizeof(uint32_t));
-    scratch->indices = calloc(n_candidates, sizeof(uint32_t));
-    scratch->floats = kv_memory_reserve(n_floats * sizeof(float));
-    return scratch->runs != NULL && scratch->tables != NULL && scratch->candidates != NULL &&
-           scratch->query_mask != NULL && scratch->indices != NULL && scratch->floats != NULL;
+    return candidates_max(query, n_eligible) * arrays;
 }
 
-static void scratch_fini(struct kvs_query_scratch *scratch)
+size_t kvs_query_pipeline_need(const struct kv_wire_query *query, uint32_t n_eligible)
 {
-    free(scratch->runs);
-    free(scratch->tables);
-    free(scratch->candidates);
-    free(scratch->query_mask);
-    free(scratch->indices);
-    if (scratch->floats != NULL)
-        kv_memory_release(scratch->floats, scratch->n_floats * sizeof(float));
-}
-
-void kvs_query_scratch_divide(struct kvs_query_scratch *scratch,
-                              uint32_t n_queries,
-                              uint32_t n_candidates)
-{
-    static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX *
-                          (2 * KV_QUERIES_MAX + KVS_SELECT_CAPACITY + 2) <=
+    static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX * (2 * KV_QUERIES_MAX + 3) +
+                          KVS_QUERY_STEP_1_FLOATS + KV_TOPK_SPARE <=
                       KVS_QUERY_PIPELINE_FLOATS,
-                  "scores twice, room to select, selected_by, and tokens");
-    /* Sizes are known only now, and the static_assert is for the largest: floats that one query
-     * does not need for scores serve as room for its candidates. */
-    const size_t n_scores = (size_t)n_queries * n_candidates;
-    float *at = scratch->floats;
+                  "the largest query keeps scores twice, tokens twice, and masks");
+    static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX * (KVS_SELECT_CAPACITY + 2) <=
+                      KVS_QUERY_STEP_1_FLOATS,
+                  "step 2 needs less than step 1 may");
+    return need_to_work(query, n_eligible) + need_to_keep(query, n_eligible);
+}
 
-    scratch->scores = scratch->weights = at;
+bool kvs_query_pipeline_divide(struct kvs_query_pipeline *pipeline,
+                               struct kvs_query_entry *entry)
+{
+    const struct kv_wire_query *query = entry->input.query;
+    const uint32_t n_eligible = kvs_ranges_count(entry->input.ranges, query->n_ranges);
+    const size_t n = candidates_max(query, n_eligible), n_scores = n * query->n_queries;
+    const size_t kept = need_to_keep(query, n_eligible);
+    size_t work = need_to_work(query, n_eligible);
+
+    if (work < pipeline->n_work)
+        work = pipeline->n_work;
+    if (work + kept > pipeline->n_free)
+        return false;
+    pipeline->n_work = work;
+    pipeline->n_free -= kept;
+    float *at = pipeline->floats + pipeline->n_free;
+    entry->scores = entry->weights = at;
     at += n_scores;
-    scratch->selection_room = at;
-    at += (size_t)KVS_SELECT_CAPACITY * n_candidates;
-    scratch->selected_by = (uint32_t *)(void *)at;
-    at += n_candidates;
-    scratch->kept_scores = at;
-    at += n_scores;
-    scratch->kept_tokens = (uint32_t *)(void *)at;
+    entry->candidates = (uint32_t *)(void *)at;
+    at += n;
+    entry->query_mask = (uint32_t *)(void *)at;
+    at += n;
+    entry->kept_scores = query->summaries != 0 ? at : NULL;
+    entry->kept_tokens = query->summaries != 0 ? (uint32_t *)(void *)(at + n_scores) : NULL;
+    return true;
 }
 
 /* Returns what a pipeline uses whatever its floats. */
@@ -90,32 +92,26 @@ static size_t fixed_bytes(void)
 {
     const size_t runs = KVS_SCORE_RUNS_MAX * sizeof(struct kvs_score_run);
     const size_t tables = (size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE * sizeof(float);
-    const size_t results = 6 * (size_t)KVS_QUERY_PIPELINE_IDS * sizeof(uint32_t);
     const size_t expander = sizeof(struct kvs_expander) + 2 * (size_t)KVS_EXPAND_ROWS_MAX / 8;
-    const size_t spares = 4 * (size_t)KV_TOPK_SPARE * sizeof(uint32_t);
+    const size_t spare = (size_t)KV_TOPK_SPARE * sizeof(uint32_t);
 
     return sizeof(struct kvs_query_pipeline) + sizeof(struct kvs_selector) +
            sizeof(struct kvs_attention) + sizeof(struct kvs_estimate) + runs + tables +
-           results + expander + spares;
+           expander + spare;
 }
 
 size_t kvs_query_pipeline_bytes(size_t n_floats)
 {
     return fixed_bytes() + n_floats * sizeof(float) +
-           3 * candidates_max(n_floats) * sizeof(uint32_t) +
            2 * lower(KVS_EXPAND_ROWS_MAX, rows_max(n_floats)) * sizeof(uint32_t);
 }
 
 size_t kvs_query_pipeline_floats(size_t bytes)
 {
-    const size_t per_float = 2 * sizeof(float); /* 5 arrays of a fifth each, and itself */
-
-    static_assert(ARRAYS_PER_ROW == 5, "per_float");
+    static_assert(ARRAYS_PER_ROW == 5, "2 arrays of a fifth each, and the floats: 7 fifths");
     if (bytes >= kvs_query_pipeline_bytes(KVS_QUERY_PIPELINE_FLOATS))
         return KVS_QUERY_PIPELINE_FLOATS;
-    return bytes > fixed_bytes() + per_float
-               ? lower((bytes - fixed_bytes()) / per_float, KVS_QUERY_PIPELINE_FLOATS)
-               : 0;
+    return bytes > fixed_bytes() ? (bytes - fixed_bytes()) / sizeof(float) / 7 * 5 : 0;
 }
 
 struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_floats)
@@ -124,21 +120,17 @@ struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_floats)
 
     if (pipeline == NULL)
         return NULL;
-    const bool has_scratch = scratch_init(&pipeline->scratch, n_floats);
+    pipeline->n_floats = n_floats;
+    pipeline->floats = kv_memory_reserve(n_floats * sizeof(float));
+    pipeline->runs = calloc(KVS_SCORE_RUNS_MAX, sizeof(*pipeline->runs));
+    pipeline->tables = calloc((size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE, sizeof(float));
     pipeline->selector = calloc(1, sizeof(*pipeline->selector));
     pipeline->expander = kvs_expander_create((uint32_t)rows_max(n_floats));
-    pipeline->ids = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
-    pipeline->query_masks = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
-    pipeline->crcs = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(uint32_t));
-    pipeline->scores = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(float));
     pipeline->attention = calloc(1, sizeof(*pipeline->attention));
     pipeline->estimate = calloc(1, sizeof(*pipeline->estimate));
-    pipeline->outputs = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(float));
-    pipeline->lses = calloc(KVS_QUERY_PIPELINE_IDS, sizeof(float));
-    if (!has_scratch || pipeline->selector == NULL || pipeline->expander == NULL ||
-        pipeline->ids == NULL || pipeline->query_masks == NULL || pipeline->crcs == NULL ||
-        pipeline->scores == NULL || pipeline->attention == NULL || pipeline->estimate == NULL ||
-        pipeline->outputs == NULL || pipeline->lses == NULL) {
+    if (pipeline->floats == NULL || pipeline->runs == NULL || pipeline->tables == NULL ||
+        pipeline->selector == NULL || pipeline->expander == NULL ||
+        pipeline->attention == NULL || pipeline->estimate == NULL) {
         kvs_query_pipeline_destroy(pipeline);
         return NULL;
     }
@@ -149,16 +141,13 @@ void kvs_query_pipeline_destroy(struct kvs_query_pipeline *pipeline)
 {
     if (pipeline == NULL)
         return;
-    scratch_fini(&pipeline->scratch);
+    if (pipeline->floats != NULL)
+        kv_memory_release(pipeline->floats, pipeline->n_floats * sizeof(float));
     kvs_expander_destroy(pipeline->expander);
+    free(pipeline->runs);
+    free(pipeline->tables);
     free(pipeline->selector);
-    free(pipeline->ids);
-    free(pipeline->query_masks);
-    free(pipeline->crcs);
-    free(pipeline->scores);
     free(pipeline->attention);
     free(pipeline->estimate);
-    free(pipeline->outputs);
-    free(pipeline->lses);
     free(pipeline);
 }

@@ -114,7 +114,8 @@ static bool enter_session(struct kvs_request *request)
 static void begin_request(struct kvs_shard *shard,
                           struct kvs_shard_client *client,
                           const struct kv_wire_header *header,
-                          const uint8_t *body)
+                          const uint8_t *body,
+                          bool is_of_batch)
 {
     const struct kvs_op_type *type = &shard->ops[header->op];
 
@@ -125,6 +126,7 @@ static void begin_request(struct kvs_shard *shard,
     struct kvs_request *request = admit(shard, client, header);
     if (request == NULL)
         return;
+    request->is_of_batch = is_of_batch;
     if (type->begin == NULL) {
         kvs_request_fail(request, KV_UNSUPPORTED, "operation %u is not a data operation",
                          header->op);
@@ -240,7 +242,7 @@ static void begin_batch(struct kvs_shard *shard,
             bad_message(shard, "batch: a request of another client");
             return;
         }
-        begin_request(shard, client, &header, body);
+        begin_request(shard, client, &header, body, true);
     }
     if (n_left > 0)
         bad_message(shard, why);
@@ -274,7 +276,7 @@ static void on_message(
         begin_batch(shard, client, &header, body);
         return;
     }
-    begin_request(shard, client, &header, body);
+    begin_request(shard, client, &header, body, false);
     if (body_bytes > header.body_bytes)
         bulk_message(client, &header, (const uint8_t *)body + header.body_bytes);
 }

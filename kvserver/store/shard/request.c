@@ -43,7 +43,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
                                                 ? header->deadline_us
                                                 : KV_WIRE_DEADLINE_MAX_US);
     kvs_shard_client_due(shard, client, request->deadline_us);
-    request->orphan = request->discard = request->received = false;
+    request->orphan = request->is_of_batch = request->discard = request->received = false;
     request->transfer = request->coming = request->deferred = false;
     request->session = NULL;
     request->incoming = NULL;
@@ -55,6 +55,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->cursor_unit = request->cursor_row = 0;
     request->cursor_bytes = 0;
     request->serial = 0;
+    request->work = NULL;
     memset(&request->reply, 0, sizeof(request->reply));
     request->reply.epoch = header->epoch; /* the session's, once it is known */
 
@@ -196,14 +197,24 @@ kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *bo
     return KV_OK;
 }
 
-kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes)
+static kv_status_t get_slot(struct kvs_request *request, size_t bytes, uint32_t kept)
 {
     assert(bytes <= KV_WIRE_BODY_MAX);
-    request->reply_slot = body_get(request, 0);
+    request->reply_slot = body_get(request, kept);
     if (request->reply_slot == NULL)
         return KV_BUSY;
     request->reply_body = request->reply_slot;
     return KV_OK;
+}
+
+kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes)
+{
+    return get_slot(request, bytes, 0);
+}
+
+kv_status_t kvs_request_get_spare_slot(struct kvs_request *request, size_t bytes)
+{
+    return get_slot(request, bytes, KVS_BODIES_KEPT);
 }
 
 bool kvs_request_stale(const struct kvs_request *request)

@@ -60,6 +60,7 @@ struct kvs_request {
     uint64_t begin_us, deadline_us;
     uint64_t since_us; /* when the node began to wait for the client to send or receive */
     bool orphan;       /* ended for the client: no reply is sent */
+    bool is_of_batch;  /* it came in a batch */
 
     /* The request's session; valid while session_serial equals the session's serial. */
     struct kvs_shard_session *session;
@@ -89,6 +90,7 @@ struct kvs_request {
     uint32_t cursor_unit, cursor_row;
     size_t cursor_bytes;
     uint64_t serial; /* index: serial of the newest codebook at the start */
+    void *work;      /* query: its entry in a pipeline, or NULL */
 
     /* The reply. */
     struct kv_wire_header reply, reply_bulk;
@@ -106,6 +108,8 @@ kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *bo
 /* Gets a buffer of KV_WIRE_BODY_MAX for the reply's body.  Fails with KV_BUSY if none is
  * free. */
 kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes);
+/* The same for a request that could wait: leaves KVS_BODIES_KEPT buffers to others. */
+kv_status_t kvs_request_get_spare_slot(struct kvs_request *request, size_t bytes);
 
 /* Returns true if the session has been closed, or has another generation, since the request
  * began. */

@@ -21,6 +21,8 @@
     X(rows_scored_by_code, "eligible rows that queries scored by code")              \
     X(rows_scored_by_key, "eligible rows that queries scored by key")                \
     X(rows_reranked, "candidates that queries rescored by key")                      \
+    X(spans_read, "spans of rows that queries of one batch rescored together")       \
+    X(spans_wanted, "the same, counted once for each query that had rows there")     \
     X(rows_selected, "rows that queries selected")                                   \
     X(rows_attended, "rows that queries computed attention over")                    \
     X(recall_samples, "queries repeated exactly to measure recall")                  \

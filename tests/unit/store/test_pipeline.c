@@ -32,11 +32,19 @@ static const struct kv_wire_unit named[N_UNITS] = {{.kv_head = 0, .n_ids = 1}, {
 
 static struct bench bench;
 static struct kvs_unit units[N_UNITS];
-static struct kvs_unit *const unit_list[N_UNITS] = {&units[0], &units[1]};
 static float queries[N_UNITS][D];
 static struct kv_wire_cached_block cached;
 static uint8_t rows[N_UNITS * K * ROW_BYTES];
+static struct kv_wire_query_result found[N_UNITS];
+static uint32_t ids[N_UNITS * K], crcs[N_UNITS * K];
 static struct kvs_query_pipeline *querier;
+static struct kvs_query_entry *entry;
+
+static struct kvs_unit *unit_at(void *arg, uint32_t i)
+{
+    assert_ptr_equal(arg, &bench);
+    return &units[i];
+}
 
 /* What `selected` was told. */
 static uint32_t n_told, told[N_UNITS][K];
@@ -88,10 +96,13 @@ static void begin(void)
         .ranges = ranges,
         .n_units = N_UNITS,
         .named = named,
-        .units = unit_list,
+        .unit_at = unit_at,
         .queries = queries[0],
         .cached = &cached,
         .layers = &layer,
+        .found = found,
+        .ids = ids,
+        .crcs = crcs,
         .rows = rows,
         .store = &bench.heap,
         .codebooks = &bench.codebooks,
@@ -101,7 +112,9 @@ static void begin(void)
         .arg = &bench,
     };
 
-    kvs_query_pipeline_begin(querier, &input);
+    kvs_query_pipeline_begin(querier);
+    entry = kvs_query_pipeline_add(querier, &input);
+    assert_non_null(entry);
 }
 
 static float score_of(uint32_t unit, uint32_t token)
@@ -135,24 +148,24 @@ static void answers_the_best_rows(void **state)
     while (!kvs_query_pipeline_is_done(querier))
         assert_true(kvs_query_pipeline_slice(querier));
     assert_int_equal(n_told, N_UNITS);
-    assert_int_equal(querier->n_ids, N_UNITS * K);
+    assert_int_equal(entry->n_ids, N_UNITS * K);
     for (uint32_t i = 0; i < N_UNITS * K; i++) {
-        const uint32_t unit = i / K, token = querier->ids[i] & ~KV_WIRE_ID_CACHED;
+        const uint32_t unit = i / K, token = ids[i] & ~KV_WIRE_ID_CACHED;
         const bool is_cached = unit == 0 && token / KV_BLOCK_TOKENS == CACHED;
 
         assert_true(n_better(unit, token) < K);
         assert_int_equal(told[unit][i % K], token);
         assert_true(i % K == 0 || token > told[unit][i % K - 1]);
-        assert_int_equal((querier->ids[i] & KV_WIRE_ID_CACHED) != 0, is_cached);
+        assert_int_equal((ids[i] & KV_WIRE_ID_CACHED) != 0, is_cached);
         if (is_cached)
             continue;
         assert_memory_equal(rows + n_rows * ROW_BYTES, kvs_unit_row(&units[unit], token),
                             ROW_BYTES);
-        assert_int_equal(querier->crcs[n_rows++], *kvs_unit_crc(&units[unit], token));
+        assert_int_equal(crcs[n_rows++], *kvs_unit_crc(&units[unit], token));
     }
-    assert_int_equal(querier->n_rows, n_rows);
+    assert_int_equal(entry->n_rows, n_rows);
     assert_true(n_rows < N_UNITS * K);
-    assert_int_equal(querier->rows_bytes, n_rows * ROW_BYTES);
+    assert_int_equal(entry->rows_bytes, n_rows * ROW_BYTES);
 }
 
 /* One that is given up leaves nothing to the next. */
@@ -162,7 +175,8 @@ static void is_given_up(void **state)
     begin();
     while (kvs_query_pipeline_is_between(querier))
         assert_true(kvs_query_pipeline_slice(querier));
-    kvs_query_pipeline_end(querier);
+    kvs_query_pipeline_remove(querier, entry);
+    assert_true(kvs_query_pipeline_is_done(querier));
     assert_true(kvs_query_pipeline_is_between(querier));
     answers_the_best_rows(state);
 }
