@@ -2,8 +2,11 @@
  *
  *   query.*     against the same bytes as bare messages, plus the time that the node says it
  *               was at work on the query; for rows, for ids alone, for attention over the rows
- *   query.batch one layer of 8 and of 64 sequences, forks of one prompt, begun in one call;
- *               microseconds an entry, against an entry a call
+ *   query.batch one layer of 8 and of 64 sequences begun in one call, microseconds an entry,
+ *               against an entry a call, and that against a bare message; `forks`: of one
+ *               prompt, `apart`: of sequences that share no row, `least`: forks, one head and
+ *               one row of each, which is what a call and its messages cost.  The answers are
+ *               those of an entry a call, to the bit
  *   query.busy  the node's own time for a query (waiting included), 99th percentile, while
  *               another client streams the rows of a prompt into it; the limit is the same
  *               without it
@@ -31,6 +34,7 @@ enum {
     WORST_PATIENCE = 5,      /* unless they take so many times as long */
     WORST_LATE_MS = 2000,
     SETTLE_SECONDS = 1,
+    NODE_BYTES = 1 << 30,
 };
 
 struct query_shape {
@@ -364,9 +368,16 @@ static size_t head_bytes(const struct query_shape *shape, enum kv_answer answer)
     return 0;
 }
 
+static bool fill_session(struct queries *queries)
+{
+    return open_session(queries->client, &queries->model, &queries->session) &&
+           put_rows(queries) && make_index(queries);
+}
+
 static bool open_queries(struct bench *bench,
                          const char *transport,
                          const struct query_case *one,
+                         uint64_t memory_bytes,
                          struct queries *queries)
 {
     const struct query_shape *shape = one->shape;
@@ -393,16 +404,14 @@ static bool open_queries(struct bench *bench,
         .n = queries->n,
         .times = true,
     };
-    queries->has_node = bench_node_start(bench, 1, 1 << 30, true, &queries->node);
+    queries->has_node = bench_node_start(bench, 1, memory_bytes, true, &queries->node);
     queries->client = queries->has_node ? bench_client_open(&queries->node, transport) : NULL;
     return queries->client != NULL &&
            kv_buffer_alloc(queries->client, PUT_TOKENS * shape->n_heads * row_bytes,
                            &queries->from) == KV_OK &&
            kv_buffer_alloc(queries->client, shape->n_heads * head_rows * row_bytes,
                            &queries->to) == KV_OK &&
-           open_session(queries->client, &queries->model, &queries->session) &&
-           put_rows(queries) && make_index(queries) &&
-           bench_wire_open(bench, transport, &queries->bare.wire);
+           fill_session(queries) && bench_wire_open(bench, transport, &queries->bare.wire);
 }
 
 static bool compare(struct queries *queries, const char *name, const struct bench_side *sides)
@@ -439,7 +448,7 @@ static bool run_query(struct bench *bench, const struct bench_load *load)
             {"bare message + node's work", measure_parts, &queries},
         };
 
-        is_good = open_queries(bench, transport, one, &queries) &&
+        is_good = open_queries(bench, transport, one, NODE_BYTES, &queries) &&
                   measure_query(&queries, &warm_up) && measure_parts(&queries, &warm_up) &&
                   compare(&queries, load->name, sides);
         close_queries(&queries);
@@ -462,7 +471,7 @@ static bool run_beside(struct bench *bench, const struct bench_load *load)
             {"idle node", measure_node, &queries},
         };
 
-        is_good = open_queries(bench, transport, &cases[0], &queries);
+        is_good = open_queries(bench, transport, &cases[0], NODE_BYTES, &queries);
         if (is_worst) {
             queries.seconds_max = bench->smoke ? 0.1 : WORST_SECONDS;
             queries.late_ms = WORST_LATE_MS;
@@ -478,95 +487,255 @@ static bool run_beside(struct bench *bench, const struct bench_load *load)
 
 enum {
     BATCH_MOST = 64,
+    APART_SESSIONS = BATCH_MOST / N_LAYERS,
+    SMOKE_SESSIONS = 2,
+};
+#define APART_NODE_BYTES ((uint64_t)6 << 30)
+
+/* What the entries of a call are. */
+enum batch_kind {
+    BATCH_FORKS, /* one layer of forks of a session */
+    BATCH_APART, /* no two of one layer of a session */
+    BATCH_LEAST, /* as forks, one row of one head each */
 };
 
 struct batch {
     struct queries *queries;
-    struct kv_session *forks[BATCH_MOST];
+    enum batch_kind kind;
+    struct kv_session *sessions[BATCH_MOST];
+    uint32_t n_sessions;
     uint32_t n_entries; /* of one call */
+    double worked_us;   /* of the node, per call, in the last run with one entry a call */
+};
+
+/* The arrays of one call. */
+struct batch_call {
+    struct kv_range range;
+    struct kv_query queries[BATCH_MOST];
+    struct kv_query_entry entries[BATCH_MOST];
 };
 
 static bool open_forks(struct batch *batch)
 {
     struct queries *queries = batch->queries;
 
-    for (unsigned i = 0; i < BATCH_MOST; i++) {
+    for (; batch->n_sessions < BATCH_MOST; batch->n_sessions++) {
         struct kv_op *op;
         kv_status_t status = kv_fork_begin(queries->session, queries->shape->n_tokens, 0, &op);
 
         if (status == KV_OK)
             status = kv_wait(op);
         if (status == KV_OK)
-            batch->forks[i] = kv_op_session(op);
+            batch->sessions[batch->n_sessions] = kv_op_session(op);
         if (!bench_finish_op(queries->client, "fork", status, op))
             return false;
     }
     return true;
 }
 
-/* One layer of n_entries sequences. */
-static bool ask_batch(const struct batch *batch, size_t layer)
+static bool open_apart(struct batch *batch)
 {
-    const struct kv_range range = all_of(batch->queries);
-    struct kv_query queries[BATCH_MOST];
-    struct kv_query_entry entries[BATCH_MOST];
-    kv_status_t status;
+    const uint32_t n = batch->queries->bench->smoke ? SMOKE_SESSIONS : APART_SESSIONS;
 
-    for (uint32_t i = 0; i < batch->n_entries; i++) {
-        queries[i] = query_of(batch->queries, layer + N_LAYERS * i, &range);
-        entries[i] = (struct kv_query_entry){.session = batch->forks[i], .query = &queries[i]};
+    batch->sessions[batch->n_sessions++] = batch->queries->session;
+    while (batch->n_sessions < n) {
+        if (!fill_session(batch->queries))
+            return false;
+        batch->sessions[batch->n_sessions++] = batch->queries->session;
     }
-    status = kv_query_begin_batch(entries, batch->n_entries, 0);
-    for (uint32_t i = 0; i < batch->n_entries; i++) {
-        if (entries[i].op == NULL)
+    return true;
+}
+
+/* Begins a call with n entries, from number `at` on.  layer: of forks */
+static kv_status_t begin_call(
+    const struct batch *batch, size_t at, uint32_t n, size_t layer, struct batch_call *ret_call)
+{
+    ret_call->range = all_of(batch->queries);
+    if (batch->kind == BATCH_LEAST)
+        ret_call->range.end = ret_call->range.begin + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        const size_t session = (at + i) % batch->n_sessions;
+        struct kv_query *query = &ret_call->queries[i];
+
+        *query = query_of(batch->queries, at + i, &ret_call->range);
+        query->layer =
+            (batch->kind == BATCH_APART ? (at + i) / batch->n_sessions : layer) % N_LAYERS;
+        query->n_kv_heads = batch->kind == BATCH_LEAST ? 1 : batch->queries->shape->n_heads;
+        ret_call->entries[i] =
+            (struct kv_query_entry){.session = batch->sessions[session], .query = query};
+    }
+    return kv_query_begin_batch(ret_call->entries, n, 0);
+}
+
+/* The node's time for the query, of its slowest data thread; negative: not as wanted. */
+static double result_us(const struct batch *batch, const struct kv_op *op)
+{
+    const uint32_t n_heads = batch->kind == BATCH_LEAST ? 1 : batch->queries->shape->n_heads;
+    const uint32_t k = batch->kind == BATCH_LEAST ? 1 : batch->queries->shape->k;
+    double most = 0;
+
+    for (uint32_t head = 0; head < n_heads; head++) {
+        struct kv_query_result found;
+
+        if (kv_op_query_result(op, head, &found) != KV_OK || found.n_selected != k) {
+            bench_complain("query: not %u rows of head %u", k, head);
+            return -1;
+        }
+        most = found.service_us > most ? found.service_us : most;
+    }
+    return most;
+}
+
+/* Waits for all entries.  Frees them, unless the call is kept.  Returns the node's time for the
+ * last one; negative: one failed. */
+static double end_call(const struct batch *batch,
+                       kv_status_t status,
+                       uint32_t n,
+                       struct batch_call *call,
+                       bool keeps)
+{
+    double us = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct kv_op *op = call->entries[i].op;
+
+        if (op == NULL)
             continue;
-        if (kv_wait(entries[i].op) != KV_OK && status == KV_OK)
-            status = kv_op_status(entries[i].op);
-        kv_op_free(entries[i].op);
+        if (kv_wait(op) != KV_OK && status == KV_OK)
+            status = kv_op_status(op);
+        if (status == KV_OK && us >= 0)
+            us = result_us(batch, op);
+        if (!keeps)
+            kv_op_free(op);
     }
-    return status == KV_OK || bench_finish_op(batch->queries->client, "query", status, NULL);
+    if (status != KV_OK)
+        bench_finish_op(batch->queries->client, "query", status, NULL);
+    return status == KV_OK ? us : -1;
+}
+
+static void free_call(struct batch_call *call, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (call->entries[i].op != NULL)
+            kv_op_free(call->entries[i].op);
+}
+
+static bool same_result(const struct query_shape *shape, struct kv_op *a, struct kv_op *b)
+{
+    const size_t bytes = (size_t)shape->n_queries * shape->d * sizeof(float);
+    struct kv_query_result found, other;
+
+    for (uint32_t head = 0; kv_op_query_result(a, head, &found) == KV_OK; head++)
+        if (kv_op_query_result(b, head, &other) != KV_OK ||
+            memcmp(found.outputs, other.outputs, bytes) != 0 ||
+            memcmp(found.lses, other.lses, shape->n_queries * sizeof(float)) != 0)
+            return false;
+    return true;
+}
+
+/* Each entry of a call has the answer that it gets alone. */
+static bool check_call(const struct batch *batch)
+{
+    struct batch_call call, alone;
+    bool is_good = end_call(batch, begin_call(batch, 0, batch->n_entries, 0, &call),
+                            batch->n_entries, &call, true) >= 0;
+
+    for (uint32_t i = 0; is_good && i < batch->n_entries; i++) {
+        is_good = end_call(batch, begin_call(batch, i, 1, 0, &alone), 1, &alone, true) >= 0;
+        if (is_good &&
+            !same_result(batch->queries->shape, call.entries[i].op, alone.entries[0].op)) {
+            bench_complain("query: entry %u of %u: not the answer that it gets alone", i,
+                           batch->n_entries);
+            is_good = false;
+        }
+        free_call(&alone, 1);
+    }
+    free_call(&call, batch->n_entries);
+    return is_good;
 }
 
 static bool measure_batch(void *arg, struct bench_sample *ret_sample)
 {
-    const struct batch *batch = arg;
-    const size_t n = (batch->queries->n + batch->n_entries - 1) / batch->n_entries;
+    struct batch *batch = arg;
+    const size_t n_calls = (batch->queries->n + batch->n_entries - 1) / batch->n_entries;
     const double begin = bench_now();
+    double worked_us = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if (!ask_batch(batch, i))
+    for (size_t i = 0; i < n_calls; i++) {
+        struct batch_call call;
+        const kv_status_t status =
+            begin_call(batch, i * batch->n_entries, batch->n_entries, i, &call);
+        const double us = end_call(batch, status, batch->n_entries, &call, false);
+
+        if (us < 0)
             return false;
+        worked_us += us;
+    }
+    batch->worked_us = worked_us / (double)n_calls;
     *ret_sample = (struct bench_sample){.value = (bench_now() - begin) * 1e6 /
-                                                 (double)(n * batch->n_entries)};
+                                                 (double)(n_calls * batch->n_entries)};
     return true;
+}
+
+/* A bare message as large as an entry's, plus the node's work on it. */
+static bool measure_single_parts(void *arg, struct bench_sample *ret_sample)
+{
+    struct batch *batch = arg;
+
+    if (!bench_wire_measure(&batch->queries->bare, ret_sample))
+        return false;
+    ret_sample->value += batch->worked_us;
+    ret_sample->p99 = 0;
+    return true;
+}
+
+/* Calls of 1, 8 and as many entries as there are. */
+static bool compare_batches(struct batch *batch, const char *kind)
+{
+    const uint32_t most =
+        batch->kind == BATCH_APART ? batch->n_sessions * N_LAYERS : batch->n_sessions;
+    const uint32_t sizes[] = {1, 8, most};
+    struct batch single = *batch;
+    bool is_good = true;
+
+    single.n_entries = 1;
+    for (unsigned i = 0; is_good && i < (most > 8 ? 3 : 2); i++) {
+        const struct bench_side parts = {"bare message + node's work", measure_single_parts,
+                                         batch};
+        const struct bench_side one_by_one = {"an entry a call", measure_batch, &single};
+        const struct bench_side sides[] = {{NULL, measure_batch, batch},
+                                           sizes[i] == 1 ? parts : one_by_one};
+        struct bench_sample warm_up;
+        char name[48];
+
+        batch->n_entries = sizes[i];
+        snprintf(name, sizeof(name), "query.batch.%s.%u", kind, sizes[i]);
+        is_good = check_call(batch) && measure_batch(batch, &warm_up) &&
+                  measure_single_parts(batch, &warm_up) && compare(batch->queries, name, sides);
+    }
+    return is_good;
 }
 
 static bool run_batch(struct bench *bench, const struct bench_load *load)
 {
-    static const uint32_t sizes[] = {8, BATCH_MOST};
-    const struct query_case one = {"query.8b.attend", &shape_8b, KV_ANSWER_ATTEND};
+    const struct query_case one = {load->name, &shape_8b, KV_ANSWER_ATTEND};
     const char *transport;
     bool is_good = true;
 
     for (unsigned i = 0; is_good && (transport = bench_transport(bench, i)) != NULL; i++) {
         struct queries queries;
-        struct batch batch = {.queries = &queries}, single = {.n_entries = 1};
-        struct bench_sample warm_up;
-        const struct bench_side sides[] = {
-            {NULL, measure_batch, &batch},
-            {"an entry a call", measure_batch, &single},
-        };
+        struct batch forks = {.queries = &queries}, apart = {.queries = &queries};
 
-        is_good = open_queries(bench, transport, &one, &queries) && open_forks(&batch);
-        single = batch;
-        single.n_entries = 1;
-        for (unsigned j = 0; is_good && j < sizeof(sizes) / sizeof(sizes[0]); j++) {
-            char name[32];
-
-            batch.n_entries = sizes[j];
-            snprintf(name, sizeof(name), "%s.%u", load->name, sizes[j]);
-            is_good = measure_batch(&batch, &warm_up) && compare(&queries, name, sides);
-        }
+        is_good = open_queries(bench, transport, &one, NODE_BYTES, &queries) &&
+                  open_forks(&forks) && compare_batches(&forks, "forks");
+        forks.kind = BATCH_LEAST;
+        is_good = is_good && compare_batches(&forks, "least");
+        close_queries(&queries);
+        apart.kind = BATCH_APART;
+        is_good = is_good &&
+                  open_queries(bench, transport, &one,
+                               bench->smoke ? NODE_BYTES : APART_NODE_BYTES, &queries) &&
+                  open_apart(&apart) && compare_batches(&apart, "apart");
         close_queries(&queries);
     }
     return is_good;
@@ -631,7 +800,7 @@ const struct bench_load bench_query_loads[] = {
     {"query.8b", "256 of 16,384 tokens, 32 query heads: codes, rerank 4, rows", run_query, 0},
     {"query.8b.ids", "the same, ids alone", run_query, 0},
     {"query.8b.attend", "the same, attention over the rows", run_query, 0},
-    {"query.batch", "a layer of 8 and 64 sequences in one call, per entry", run_batch, 0},
+    {"query.batch", "a layer of 1, 8 and 64 sequences in one call, per entry", run_batch, 0},
     {"query.busy", "the node's p99 while another client puts a prompt's rows", run_beside, 0},
     {"query.worst", "the node's p99 while another client does the worst it may", run_beside, 0},
     {NULL, NULL, NULL, 0},
