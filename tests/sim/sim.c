@@ -20,14 +20,13 @@ static void print_usage(FILE *out)
     int column;
 
     fputs("usage: kv_sim [OPTION]...\n"
-          "One to three nodes and three clients in one thread on virtual clocks; all they say "
-          "is\n"
-          "checked.\n"
+          "One to three nodes, or nine to twelve, and three clients in one thread on virtual\n"
+          "clocks; all they say is checked.\n"
           "  --seed N       the first seed (1)\n"
           "  --seeds N      how many seeds, one world each (1)\n"
           "  --seconds N    seeds until so much time has passed\n"
           "  --ops N        operations of each world (2000)\n"
-          "  --nodes N      1 to 3; 0: each seed draws its own (0)\n"
+          "  --nodes N      1 to 12; 0: each seed draws its own (0)\n"
           "  --twice        run every seed twice and compare\n"
           "  --verbose      print every operation\n"
           "  --json         print one object\n"
@@ -80,7 +79,8 @@ struct run {
     uint64_t n_seeds, seconds; /* at most; seconds 0: however long */
     bool twice, json;
 
-    uint64_t first, n_done, n_ops, n_good, n_deaths, n_swaps, n_rows_swapped;
+    uint64_t first, n_done, n_ops, n_good, n_deaths, n_outside, n_moved, n_swaps,
+        n_rows_swapped;
     double virtual_s;
 };
 
@@ -130,6 +130,8 @@ static bool run_seed(struct run *run, struct world_result *ret_result)
     run->n_ops += ret_result->n_ops;
     run->n_good += ret_result->n_good;
     run->n_deaths += ret_result->n_deaths;
+    run->n_outside += ret_result->n_outside;
+    run->n_moved += ret_result->n_moved;
     run->n_swaps += ret_result->n_swaps;
     run->n_rows_swapped += ret_result->n_rows_swapped;
     run->virtual_s += (double)ret_result->virtual_us / 1e6;
@@ -152,19 +154,22 @@ static void print_result(const struct run *run, bool is_good, double took, uint6
 {
     if (run->json)
         printf("{\"first_seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"operations\": %" PRIu64
-               ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64 ", \"segments_swapped\": %" PRIu64
+               ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64 ", \"beside_deaths\": %" PRIu64
+               ", \"moved\": %" PRIu64 ", \"segments_swapped\": %" PRIu64
                ", \"rows_swapped\": %" PRIu64
                ", \"virtual_s\": %.3f, \"seconds\": %.3f, \"failed\": %s}\n",
-               run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->n_swaps,
-               run->n_rows_swapped, run->virtual_s, took, is_good ? "false" : "true");
+               run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->n_outside,
+               run->n_moved, run->n_swaps, run->n_rows_swapped, run->virtual_s, took,
+               is_good ? "false" : "true");
     else
-        printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64
-               " ended well), %" PRIu64 " deaths, %" PRIu64 " segments swapped and all %" PRIu64
+        printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64 " ended well, %" PRIu64
+               " beside a dead node), %" PRIu64 " deaths, %" PRIu64 " sessions moved, %" PRIu64
+               " segments swapped and all %" PRIu64
                " rows found, %.1f s of virtual time in %.1f s, %.0f "
                "operations/s, last hash %016" PRIx64 "\n",
-               is_good ? "good" : "FAILED", run->n_done, run->n_ops, run->n_good, run->n_deaths,
-               run->n_swaps, run->n_rows_swapped, run->virtual_s, took,
-               (double)run->n_ops / took, hash);
+               is_good ? "good" : "FAILED", run->n_done, run->n_ops, run->n_good,
+               run->n_outside, run->n_deaths, run->n_moved, run->n_swaps, run->n_rows_swapped,
+               run->virtual_s, took, (double)run->n_ops / took, hash);
 }
 
 int main(int argc, char **argv)

@@ -245,12 +245,19 @@ check(struct trio *trio, const struct swap *swap, unsigned i, bool is_swapped, b
     trio->swaps->n_rows += n_bad;
 }
 
-static uint32_t index_on(struct kv_session *session, unsigned node)
+/* Returns false if the session is not on the node. */
+static bool find_on(const struct kv_session *session, unsigned node, uint32_t *ret_index)
 {
-    return kvc_session_on(session, &session->client->nodes[node])->index;
+    const uint32_t position = kvc_row_position(&session->row, &session->client->nodes[node]);
+
+    if (position == KV_ROW_NODES)
+        return false;
+    *ret_index = session->nodes[position].index;
+    return true;
 }
 
-/* Chooses any block; its segments change places.  false: they are on two threads, or one. */
+/* Chooses any block; its segments change places.  false: they are on two threads or on two nodes,
+ * or one. */
 static bool exchange(struct trio *trio, struct swap *swap)
 {
     const kv_schema_t *schema = &trio->swaps->model->schema;
@@ -261,7 +268,8 @@ static bool exchange(struct trio *trio, struct swap *swap)
     swap->which[0] = (unsigned)kv_random_below(random, N_SESSIONS);
     swap->which[1] = (swap->which[0] + 1) % N_SESSIONS;
     for (unsigned i = 0; i < 2; i++)
-        place->sessions[i] = index_on(trio->sessions[swap->which[i]], swap->node);
+        if (!find_on(trio->sessions[swap->which[i]], swap->node, &place->sessions[i]))
+            return false;
     place->layer = (uint32_t)kv_random_below(random, schema->n_layers);
     place->head = (uint32_t)kv_random_below(random, schema->layers[place->layer].n_kv_heads);
     place->block = (uint32_t)kv_random_below(random, TOKENS / KV_BLOCK_TOKENS + 1);

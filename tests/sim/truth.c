@@ -279,8 +279,23 @@ void truth_cut_done(
     }
 }
 
+bool truth_is_half_cut(const struct truth *truth, uint32_t token)
+{
+    for (uint32_t i = 0; i < truth->n_cuts; i++)
+        if (token >= truth->cuts[i].tokens)
+            return true;
+    return false;
+}
+
+bool truth_is_on(const struct truth *truth, unsigned node)
+{
+    return truth->nodes == 0 || (truth->nodes >> node & 1) != 0;
+}
+
 void truth_node_lost(struct truth *truth, unsigned node)
 {
+    if (!truth_is_on(truth, node))
+        return;
     for (uint32_t unit = 0; unit < truth->schema.n_units; unit++)
         for (uint32_t token = 0; token < TRUTH_TOKENS_MAX; token++)
             if (truth->node_of_unit[unit] == node)

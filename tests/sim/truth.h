@@ -53,6 +53,7 @@ struct truth {
     uint32_t tokens_max; /* that anybody puts */
     struct kv_ticket ticket;
     uint8_t node_of_unit[TRUTH_UNITS_MAX];
+    uint32_t nodes; /* that it is on, a bit each; 0: not known yet, so any */
     struct truth_row rows[TRUTH_UNITS_MAX][TRUTH_TOKENS_MAX];
     struct truth_cut cuts[TRUTH_CUTS_MAX];
     uint32_t n_cuts;
@@ -126,6 +127,12 @@ uint32_t truth_unit_least(const struct truth *truth, uint32_t unit);
 void truth_cut_begin(struct truth *truth, uint64_t id, uint32_t tokens, uint32_t generation);
 void truth_cut_done(
     struct truth *truth, uint64_t id, uint32_t tokens, uint32_t generation, uint64_t now);
+/* Whether a truncate may have reached some nodes and not others, where the token's row was made
+ * anew: the same bytes have another writer's checksum there. */
+bool truth_is_half_cut(const struct truth *truth, uint32_t token);
+/* Whether the session may be on the node, as far as is known. */
+bool truth_is_on(const struct truth *truth, unsigned node);
+/* The node has died, and with it what of the session was on it. */
 void truth_node_lost(struct truth *truth, unsigned node);
 void truth_all_unsure(struct truth *truth);
 

@@ -38,6 +38,10 @@ enum {
     CANARY = 0xa7,
     TRUTHS_MAX = 24,
     N_NAMES = 16,
+    N_ROOTS = 2,       /* prompts' first blocks */
+    BLOCK_NAMES = 5,   /* of a prompt at most */
+    ROOT_SESSIONS = 2, /* of a row, at most, before its root gets more rows */
+    MANY_NODES_ONE_IN = 8,
     CONTENTS_MAX = 8, /* of a name, that may have been put */
     BATCH_MAX = 3,    /* objects in one operation */
     IDS_MAX = 600,
@@ -120,6 +124,8 @@ struct task {
     uint32_t deadline_ms;
     uint64_t cancel_us;
     bool was_cancelled;
+    struct kv_id128 block_names[BLOCK_NAMES]; /* open: of its prompt */
+    uint32_t n_block_names;
     bool is_sure; /* all that it reads must be there, and what it writes fits */
     bool was_contended;
     bool has_gap;
@@ -313,6 +319,7 @@ static void node_begin(struct world *world, unsigned place)
         .memory_bytes = world->node_bytes * node->n_threads,
         .n_threads = node->n_threads,
         .sessions_max = 128,
+        .root_sessions = 1 + (uint32_t)below(world, ROOT_SESSIONS),
         .clients_max = 32,
         .credits = 4 + (uint32_t)below(world, 29),
         .lease_ms = LEASE_MS,
@@ -672,6 +679,9 @@ static unsigned place_of(const struct kv_client *client, uint32_t node_index)
 static void truth_place(struct truth *truth, const struct kv_session *session)
 {
     kv_session_ticket(session, &truth->ticket);
+    truth->nodes = 0;
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
+        truth->nodes |= 1u << place_of(session->client, session->row.nodes[i]);
     for (uint32_t unit = 0; unit < session->schema.n_units; unit++)
         truth->node_of_unit[unit] = (uint8_t)place_of(
             session->client,
@@ -1173,14 +1183,26 @@ static kv_status_t begin_lifecycle(struct world *world, struct task *task)
     return status;
 }
 
+/* Prompts of a few beginnings, which go on in a few ways. */
+static void name_blocks(struct world *world, struct task *task)
+{
+    task->n_block_names = (uint32_t)below(world, BLOCK_NAMES + 1);
+    for (uint32_t i = 0; i < task->n_block_names; i++)
+        task->block_names[i] = (struct kv_id128){
+            .bytes = {1, (uint8_t)below(world, i == 0 ? N_ROOTS : 2 * N_ROOTS), (uint8_t)i}};
+}
+
 static kv_status_t begin_open(struct world *world, struct client *client, struct task *task)
 {
     const struct kv_model_info *model = &world->models[below(world, N_MODELS)];
     struct kv_session_options options = {
         .lease_ms = one_in(world, 5) ? LEASE_SHORT_MS : 0,
         .tokens_max = one_in(world, 2) ? TRUTH_TOKENS_MAX : 0,
+        .block_names = task->block_names,
     };
 
+    name_blocks(world, task);
+    options.n_block_names = task->n_block_names;
     task->truth = truth_new(world, &model->schema);
     task->truth->n_tasks++;
     task->truth->is_fragile = options.lease_ms != 0;
@@ -1404,13 +1426,16 @@ static bool row_undisputed(struct world *world, struct task *task, const struct 
         truth_row_content(row->bytes, row->row_bytes, row->layer, row->head, row->token);
 
     (void)world;
-    return !truth_row_disputes(task->truth, row->unit, row->token, content, task->since);
+    return !truth_row_disputes(task->truth, row->unit, row->token, content, task->since) &&
+           !truth_is_half_cut(task->truth, row->token);
 }
 
+/* Whether a node has died that its session is on. */
 static bool has_died(const struct world *world, const struct task *task)
 {
     for (unsigned i = 0; i < world->n_nodes; i++)
-        if (world->nodes[i].n_deaths != task->n_deaths[i])
+        if (world->nodes[i].n_deaths != task->n_deaths[i] &&
+            (task->truth == NULL || truth_is_on(task->truth, i)))
             return true;
     return false;
 }
@@ -1583,6 +1608,27 @@ static void check_length(struct world *world,
         truth_exists(truth, tokens, kv_session_generation(session));
 }
 
+/* Whether a session is where its prompt says, over however many rows. */
+static bool
+is_well_placed(struct world *world, const struct task *task, const struct kv_ticket *ticket)
+{
+    const uint32_t most = world->n_nodes > KV_ROW_NODES ? KV_ROOT_ROWS_MAX : 1;
+    uint64_t root;
+    uint32_t branch;
+
+    if (task->n_block_names == 0) {
+        memcpy(&root, &ticket->session_id, sizeof(root));
+        return root == ticket->root;
+    }
+    root = kv_placement_prompt_root(&task->block_names[0]);
+    branch = kv_placement_branch(task->block_names, task->n_block_names);
+    world->result->n_moved += ticket->root != root;
+    for (uint32_t n_rows = 1; n_rows <= most; n_rows *= 2)
+        if (ticket->root == kv_placement_branch_root(root, branch, n_rows))
+            return true;
+    return false;
+}
+
 static void end_session(struct world *world, struct client *client, struct task *task)
 {
     struct kv_session *session = kv_op_session(task->op);
@@ -1592,9 +1638,16 @@ static void end_session(struct world *world, struct client *client, struct task 
         complain(world, task, "there is no session");
         return;
     }
+    if (task->kind == TASK_OPEN) {
+        truth_place(truth, session);
+        truth->lost_node = has_died(world, task);
+        if (!is_well_placed(world, task, &truth->ticket))
+            complain(world, task, "it is not where its prompt says");
+    }
     if (task->kind == TASK_FORK) {
         truth = truth_new(world, &task->truth->schema);
         truth_fork(task->truth, truth, task->tokens, task->since);
+        truth_place(truth, session);
         for (unsigned i = 0; i < world->n_nodes; i++)
             if (world->nodes[i].n_deaths != task->n_deaths[i])
                 truth_node_lost(truth, i);
@@ -1603,10 +1656,8 @@ static void end_session(struct world *world, struct client *client, struct task 
         if (!has_died(world, task)) {
             check_length(world, task, session, kv_op_tokens(task->op));
         }
-    } else if (has_died(world, task)) {
-        truth->lost_node = true;
+        truth_place(truth, session);
     }
-    truth_place(truth, session);
     handle_add(client, session, truth);
 }
 
@@ -1729,9 +1780,33 @@ end_other(struct world *world, struct client *client, struct task *task, kv_stat
     }
 }
 
+/* Whether the failure names a node that the session is on, or none. */
+static bool is_named_well(const struct task *task)
+{
+    static const char begin[] = "node ";
+    const char *detail = kv_op_detail(task->op);
+
+    return task->truth == NULL || strncmp(detail, begin, sizeof(begin) - 1) != 0 ||
+           truth_is_on(task->truth, members_sim_place(detail + sizeof(begin) - 1));
+}
+
+/* Whether a node is dead that the session is not on. */
+static bool is_beside_dead(const struct world *world, const struct task *task)
+{
+    for (unsigned i = 0; task->truth != NULL && i < world->n_nodes; i++)
+        if (world->nodes[i].node == NULL && !truth_is_on(task->truth, i))
+            return true;
+    return false;
+}
+
 static void task_end(struct world *world, struct client *client, struct task *task)
 {
     kv_status_t status = kv_op_status(task->op);
+
+    if (status == KV_OK)
+        world->result->n_outside += is_beside_dead(world, task);
+    else if (!is_named_well(task))
+        complain(world, task, "its session is not on that node");
 
     remember(world, task->number << 16 ^ (uint64_t)(uint32_t)status);
     world->result->n_good += status == KV_OK;
@@ -2301,6 +2376,11 @@ static void check_nodes(struct world *world)
     }
 }
 
+static unsigned draw_many_nodes(struct world *world)
+{
+    return KV_ROW_NODES + 1 + (unsigned)below(world, WORLD_NODES_MAX - KV_ROW_NODES);
+}
+
 void world_run(const struct world_options *options, struct world_result *ret_result)
 {
     struct world *world = calloc(1, sizeof(*world));
@@ -2315,8 +2395,10 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     world->net = sim_net_create(&world->clock, kv_random_next(&world->random));
     world->node_bytes =
         has(world, WORLD_LITTLE_MEMORY) && one_in(world, 2) ? NODE_BYTES_LITTLE : NODE_BYTES;
-    world->n_nodes =
-        options->n_nodes > 0 ? options->n_nodes : 1 + (unsigned)below(world, WORLD_NODES_MAX);
+    world->n_nodes = options->n_nodes > 0 ? options->n_nodes
+                     : one_in(world, MANY_NODES_ONE_IN)
+                         ? draw_many_nodes(world)
+                         : 1 + (unsigned)below(world, WORLD_NODES_FEW);
     world->weights = one_in(world, 2) ? 0 : (unsigned)below(world, 16);
     make_models(world);
     set_faults(world);

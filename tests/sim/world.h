@@ -1,4 +1,4 @@
-/* world.h - up to three nodes and three clients in one thread, on virtual clocks, with what can
+/* world.h - one to three nodes, or nine to twelve, and three clients in one thread, on virtual clocks, with what can
  * go wrong around them, and a check of everything that they say.
  *
  * Threads: one.  Memory: a run owns all that it makes.
@@ -42,14 +42,16 @@ bool world_faults_read(const char *text, unsigned *ret_faults);
 const char *world_fault_name(unsigned i);
 
 enum {
-    WORLD_NODES_MAX = 3
+    WORLD_NODES_FEW = 3,  /* all in every row (kvserver/cluster/placement.h) */
+    WORLD_NODES_MAX = 12, /* more than a row has */
 };
 
 struct world_options {
     uint64_t seed;
     uint64_t n_ops;
     unsigned faults;
-    unsigned n_nodes; /* 0: the seed draws 1 to WORLD_NODES_MAX */
+    unsigned
+        n_nodes; /* 0: the seed draws 1 to WORLD_NODES_FEW, now and then more than a row has */
     bool verbose;
 };
 
@@ -58,6 +60,9 @@ struct world_result {
     uint64_t virtual_us;
     uint64_t hash; /* of everything that happened */
     uint64_t n_deaths;
+    uint64_t n_outside; /* operations that ended well beside a dead node outside of their row */
+    uint64_t
+        n_moved; /* sessions that were opened on another row of their root than the first */
     uint64_t n_swaps, n_rows_swapped; /* segments; their rows that had to be found, and were */
     bool failed;
     char failure[512];

@@ -89,9 +89,34 @@ static void length_of_what_a_cut_left(void **state)
     (void)state;
     put_begins(truth, 0, 10, CONTENT, 1);
     truth_cut_begin(truth, CUT_ID, 4, 1);
+    assert_true(truth_is_half_cut(truth, 4) && !truth_is_half_cut(truth, 3));
     truth_cut_done(truth, CUT_ID, 4, 1, 1);
+    assert_false(truth_is_half_cut(truth, 4));
     truth_exists(truth, 10, 1);
     assert_int_equal(truth_least(truth), 4);
+    truth_destroy(truth);
+}
+
+/* What dies elsewhere takes nothing; before it is known where the session is, it may. */
+static void deaths_elsewhere(void **state)
+{
+    struct truth *truth = make_truth();
+
+    (void)state;
+    put_begins(truth, 0, 10, CONTENT, 1);
+    put_ends(truth, 0, 10, CONTENT, 1);
+    truth->nodes = 1u << 3 | 1u << 11;
+    truth->node_of_unit[0] = 11;
+    truth_node_lost(truth, 5);
+    assert_false(truth->lost_node);
+    assert_int_equal(truth_least(truth), 10);
+    truth_node_lost(truth, 3);
+    assert_true(truth->lost_node);
+    assert_int_equal(truth_least(truth), 10);
+    truth_node_lost(truth, 11);
+    assert_int_equal(truth_least(truth), 0);
+    truth->nodes = 0;
+    assert_true(truth_is_on(truth, 5));
     truth_destroy(truth);
 }
 
@@ -101,6 +126,7 @@ int main(void)
         cmocka_unit_test(length_from_before_a_cut),
         cmocka_unit_test(put_from_before_a_cut),
         cmocka_unit_test(length_of_what_a_cut_left),
+        cmocka_unit_test(deaths_elsewhere),
     };
 
     return cmocka_run_group_tests_name("unit.truth", tests, NULL, NULL);
