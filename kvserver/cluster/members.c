@@ -1,8 +1,8 @@
 #include "kvserver/cluster/members.h"
 
 #include "kvserver/base/hash.h"
+#include "proto/kv_types.h"
 
-#include <assert.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,19 +79,50 @@ static kv_status_t check_twins(const char *what,
     return KV_OK;
 }
 
+/* A blank beside a comma would make another node of it; what steers a terminal would do so in
+ * messages. */
+static bool is_visible(const char *text)
+{
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text <= ' ' || *text == 0x7f)
+            return false;
+    return true;
+}
+
+/* Looks at a member alone. */
+static kv_status_t check_member(const char *what,
+                                const struct kv_member *member,
+                                char *detail,
+                                size_t detail_bytes)
+{
+    if (!is_visible(member->name) || !is_visible(member->address)) {
+        snprintf(detail, detail_bytes,
+                 "%s: a blank or a control character in a name or an "
+                 "address",
+                 what);
+        return KV_INVALID;
+    }
+    if (strlen(member->name) > KV_NAME_BYTES_MAX) {
+        snprintf(detail, detail_bytes, "%s: name: %.20s...: more than %d bytes", what,
+                 member->name, KV_NAME_BYTES_MAX);
+        return KV_INVALID;
+    }
+    if (member->weight > KV_MEMBER_WEIGHT_MAX) {
+        snprintf(detail, detail_bytes, "%s: weight of %.200s: %u: limit %d", what,
+                 called(member), member->weight, KV_MEMBER_WEIGHT_MAX);
+        return KV_INVALID;
+    }
+    return KV_OK;
+}
+
 static kv_status_t
 check(const char *what, const struct kv_members *map, char *detail, size_t detail_bytes)
 {
     for (uint32_t i = 0; i < map->n_members; i++) {
-        const struct kv_member *member = &map->members[i];
-        kv_status_t status;
+        kv_status_t status = check_member(what, &map->members[i], detail, detail_bytes);
 
-        if (member->weight > KV_MEMBER_WEIGHT_MAX) {
-            snprintf(detail, detail_bytes, "%s: weight of %.200s: %u: limit %d", what,
-                     called(member), member->weight, KV_MEMBER_WEIGHT_MAX);
-            return KV_INVALID;
-        }
-        status = check_twins(what, map, i, detail, detail_bytes);
+        if (status == KV_OK)
+            status = check_twins(what, map, i, detail, detail_bytes);
         if (status != KV_OK)
             return status;
     }
@@ -120,9 +151,10 @@ kv_status_t kv_members_create(const char *what,
     kv_status_t status;
     char *at;
 
-    assert(n_members > 0);
-    if (n_members > KV_NODES_MAX) {
-        snprintf(detail, detail_bytes, "%s: too many nodes: limit %d", what, KV_NODES_MAX);
+    if (n_members == 0 || n_members > KV_NODES_MAX) {
+        snprintf(detail, detail_bytes,
+                 n_members == 0 ? "%s: no nodes" : "%s: too many nodes: limit %d", what,
+                 KV_NODES_MAX);
         return KV_INVALID;
     }
     for (uint32_t i = 0; i < n_members; i++)
@@ -179,7 +211,7 @@ static bool split_entry(char *entry, struct kv_member *ret_member)
         ret_member->name = entry;
         ret_member->address = equals + 1;
     }
-    return strchr(ret_member->address, ':') != NULL;
+    return strchr(ret_member->address, ':') != NULL && strchr(ret_member->address, '=') == NULL;
 }
 
 static kv_status_t get_static(const char *what,

@@ -13,6 +13,7 @@
  *   (2) No two members have the same id or the same address.
  *   (3) Every weight is from 1 to KV_MEMBER_WEIGHT_MAX.
  *   (4) The epoch is not 0, and depends on the ids and weights alone.
+ *   (5) Names and addresses have visible characters only, so that two that look alike are.
  *
  * Threads: a map is not changed once it has been made.  Memory: one block; free with free().
  */
@@ -43,8 +44,8 @@ struct kv_members {
 };
 
 /* Makes a map of `n_members` members; copies their texts.  Fails with KV_INVALID if there are
- * none or too many, if a weight is out of bounds, or if a name, an address or an id is there
- * twice, and with KV_NO_MEMORY; `detail` is then `what: where: value`,
+ * none or too many, if a name or an address cannot be one, if a weight is out of bounds, or if a
+ * name, an address or an id is there twice, and with KV_NO_MEMORY; `detail` is then `what: where: value`,
  * beginning with `what`. */
 kv_status_t kv_members_create(const char *what,
                               const struct kv_member *members,

@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     MEMORY_PER_THREAD_MIN = 16 << 20
@@ -35,6 +36,10 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
                config->memory_bytes);
         return KV_NO_MEMORY;
     }
+    /* Cut short, it would not be what the clients' lists call the node. */
+    if (config->name != NULL && strlen(config->name) > KV_NAME_BYTES_MAX)
+        return reject(detail, detail_bytes, "name must be at most 255 bytes",
+                      strlen(config->name));
     if (config->sessions_max == 0)
         config->sessions_max = 4096;
     if (config->clients_max == 0)

@@ -160,7 +160,7 @@ struct kvs_control_call {
 struct kvs_control {
     struct kvs_node_config config;
     const struct kvs_op_type *ops; /* (KV_OP_COUNT) by number: op.h */
-    char name[64];
+    char name[KV_NAME_BYTES_MAX + 1];
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     struct kv_id128 id;
     struct kv_random random;

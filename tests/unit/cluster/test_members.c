@@ -1,6 +1,7 @@
 /* Lists become maps, wrong ones are refused in words, and the epoch depends on the members and
  * on nothing else. */
 #include "kvserver/cluster/members.h"
+#include "proto/kv_types.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -99,6 +100,7 @@ static void refused(const char *text, const char *why)
 
 static void wrong_lists(void **state)
 {
+    static const char blank[] = "nodes: a blank or a control character in a name or an address";
     char *many = malloc((KV_NODES_MAX + 1) * 10), *at = many;
 
     (void)state;
@@ -112,6 +114,13 @@ static void wrong_lists(void **state)
     refused("x=a:1,y=a:1", "nodes: twice in the list: a:1");
     refused("x=a:1,x=b:1", "nodes: twice in the list: x: a:1 and b:1");
     refused("b:1=a:1,b:1", "nodes: twice in the list: b:1: a:1 and b:1"); /* the same id */
+    refused("=a:1", "nodes: not HOST:PORT: =a:1");
+    refused("x==a:1", "nodes: not HOST:PORT: =a:1");
+    refused("a:1, b:1", blank);
+    refused("a:1 ,b:1", blank);
+    refused("x =a:1", blank);
+    refused("x=a:1\n", blank);
+    refused("\x1b[2J=a:1", blank);
 
     assert_non_null(many);
     for (unsigned i = 0; i <= KV_NODES_MAX; i++)
@@ -122,13 +131,43 @@ static void wrong_lists(void **state)
     free(many);
 }
 
+/* Names that no node can have. */
+static void long_names(void **state)
+{
+    char name[KV_NAME_BYTES_MAX + 2];
+    struct kv_member member = {.name = name, .address = "a:1"};
+    struct kv_members *map = NULL;
+    char detail[600] = "";
+
+    (void)state;
+    memset(name, 'n', sizeof(name));
+    name[KV_NAME_BYTES_MAX + 1] = '\0';
+    assert_int_equal(kv_members_create("nodes", &member, 1, &map, detail, sizeof(detail)),
+                     KV_INVALID);
+    assert_string_equal(detail, "nodes: name: nnnnnnnnnnnnnnnnnnnn...: more than 255 bytes");
+    name[KV_NAME_BYTES_MAX] = '\0';
+    assert_int_equal(kv_members_create("nodes", &member, 1, &map, detail, sizeof(detail)),
+                     KV_OK);
+    free(map);
+}
+
+static void no_members(void **state)
+{
+    struct kv_members *map = NULL;
+    char detail[600] = "";
+
+    (void)state;
+    assert_int_equal(kv_members_create("nodes", NULL, 0, &map, detail, sizeof(detail)),
+                     KV_INVALID);
+    assert_string_equal(detail, "nodes: no nodes");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_are_read),
-        cmocka_unit_test(names_are_ids),
-        cmocka_unit_test(weights_count),
-        cmocka_unit_test(wrong_lists),
+        cmocka_unit_test(lists_are_read), cmocka_unit_test(names_are_ids),
+        cmocka_unit_test(weights_count),  cmocka_unit_test(wrong_lists),
+        cmocka_unit_test(long_names),     cmocka_unit_test(no_members),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

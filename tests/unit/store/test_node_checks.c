@@ -8,6 +8,7 @@
 #include "tests/support/aborts.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static struct kv_transport *transport;
 static struct kv_disk *disk;
@@ -432,6 +433,25 @@ static void node_finds(void **state)
     expect_found(check_control, check_node);
 }
 
+/* A node is called what it was told, whole. */
+static void names_are_whole(void **state)
+{
+    char name[KV_NAME_BYTES_MAX + 2], detail[256];
+    struct kvs_node_config config = control->config;
+    struct kvs_node *other = NULL;
+
+    (void)state;
+    memset(name, 'n', sizeof(name));
+    name[KV_NAME_BYTES_MAX + 1] = '\0';
+    config.name = name;
+    assert_int_equal(kvs_node_create(&config, &other, detail, sizeof(detail)), KV_INVALID);
+    assert_string_equal(detail, "node: name must be at most 255 bytes: 256");
+    name[KV_NAME_BYTES_MAX] = '\0';
+    assert_int_equal(kvs_node_create(&config, &other, detail, sizeof(detail)), KV_OK);
+    assert_string_equal(other->control.name, name);
+    kvs_node_destroy(other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -439,6 +459,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(control_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(node_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(names_are_whole, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
