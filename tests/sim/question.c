@@ -166,9 +166,27 @@ static uint32_t pick_rest(struct kv_random *random)
     return one_in(random, 4) ? 64 : 16;
 }
 
+static void
+pick_heads(struct kv_query *query, const struct kv_schema *schema, struct kv_random *random)
+{
+    query->layer = (uint32_t)below(random, schema->n_layers);
+    if (!are_keys(&schema->layers[query->layer]) && !one_in(random, 10))
+        query->layer = 0;
+    const uint32_t n_heads = schema->layers[query->layer].n_kv_heads;
+    query->kv_head_begin = one_in(random, 2) ? 0 : (uint32_t)below(random, n_heads);
+    query->n_kv_heads = 1 + (uint32_t)below(random, n_heads - query->kv_head_begin);
+}
+
+static bool has_heads_of(const struct kv_schema *schema, const struct kv_query *query)
+{
+    return query->layer < schema->n_layers &&
+           query->kv_head_begin + query->n_kv_heads <= schema->layers[query->layer].n_kv_heads;
+}
+
 bool question_make(struct question *question,
                    const struct truth *truth,
                    const struct kv_session *session,
+                   const struct kv_query *like,
                    struct kv_random *random)
 {
     const struct kv_schema *schema = &truth->schema;
@@ -181,13 +199,15 @@ bool question_make(struct question *question,
     memset(question, 0, sizeof(*question));
     if (most == 0)
         return false;
-    query->layer = (uint32_t)below(random, schema->n_layers);
-    if (!are_keys(&schema->layers[query->layer]) && !one_in(random, 10))
-        query->layer = 0;
+    if (like != NULL && has_heads_of(schema, like)) {
+        query->layer = like->layer;
+        query->kv_head_begin = like->kv_head_begin;
+        query->n_kv_heads = like->n_kv_heads;
+    } else {
+        pick_heads(query, schema, random);
+    }
     layer = &schema->layers[query->layer];
     question->has_codes = are_keys(layer);
-    query->kv_head_begin = one_in(random, 2) ? 0 : (uint32_t)below(random, layer->n_kv_heads);
-    query->n_kv_heads = 1 + (uint32_t)below(random, layer->n_kv_heads - query->kv_head_begin);
     question->n_heads = query->n_kv_heads;
     query->n_queries = one_in(random, 20) ? KV_QUERIES_MAX : 1 + (uint32_t)below(random, 4);
     query->scale = one_in(random, 3) ? 1 : 1.0f / sqrtf((float)layer->d_k);

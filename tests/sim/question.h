@@ -34,10 +34,12 @@ struct question {
     bool is_right[QUESTION_HELD_MAX]; /* the block has that fingerprint, as far as is known */
 };
 
-/* false: there is nothing to ask. */
+/* false: there is nothing to ask.
+ *   like  of the same layer and heads as this one, where the session has them; NULL: of any */
 bool question_make(struct question *question,
                    const struct truth *truth,
                    const struct kv_session *session,
+                   const struct kv_query *like,
                    struct kv_random *random);
 void question_free(struct question *question);
 

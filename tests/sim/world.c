@@ -3,6 +3,7 @@
 #include "client/check.h"
 #include "client/client.h"
 #include "client/control_message.h"
+#include "client/dispatch.h"
 #include "client/node.h"
 #include "client/op.h"
 #include "client/session.h"
@@ -170,7 +171,8 @@ struct client {
     struct handle handles[HANDLES_MAX];
     struct task tasks[TASKS_MAX];
     struct slot slots[SLOTS_MAX];
-    uint64_t stalled_us; /* until then it stands still */
+    const struct task *first; /* query of the batch that is being begun; NULL: none */
+    uint64_t stalled_us;      /* until then it stands still */
     uint64_t n_begun, n_ended;
 };
 
@@ -1049,11 +1051,14 @@ static kv_status_t begin_index(struct world *world, struct task *task)
 
 static kv_status_t begin_query(struct world *world, struct client *client, struct task *task)
 {
+    const struct kv_query *like =
+        client->first != NULL ? &client->first->question->query : NULL;
     struct kv_rows_io io = {0};
     size_t bytes;
 
     task->question = failing_memory_sure(1, sizeof(*task->question));
-    if (!question_make(task->question, task->truth, task->handle->session, &world->random))
+    if (!question_make(task->question, task->truth, task->handle->session, like,
+                       &world->random))
         return KV_CANCELLED;
     task->is_sure = task->question->is_sure;
     bytes = kv_query_rows_bytes_max(&task->truth->schema, &task->question->query);
@@ -1304,7 +1309,8 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
     return KV_INVALID;
 }
 
-static void task_begin(struct world *world, struct client *client, enum task_kind kind)
+/* Returns the task, or NULL if it could not begin. */
+static struct task *task_begin(struct world *world, struct client *client, enum task_kind kind)
 {
     struct handle *handle = NULL;
     struct task *task;
@@ -1322,12 +1328,14 @@ static void task_begin(struct world *world, struct client *client, enum task_kin
                         (handle->truth->n_indexes == 0 || truth_least(handle->truth) < 500);
              i++)
             handle = handle_pick(world, client);
+        if (client->first != NULL && !client->first->handle->is_closing && one_in(world, 2))
+            handle = client->first->handle;
         if (handle == NULL)
             kind = TASK_OPEN;
     }
     task = task_new(world, client, kind);
     if (task == NULL)
-        return;
+        return NULL;
     task->number = ++world->n_tasks;
     if (handle != NULL)
         task_of(task, handle);
@@ -1341,7 +1349,7 @@ static void task_begin(struct world *world, struct client *client, enum task_kin
             (int)(client - world->clients), (unsigned long long)task->number, task_names[kind],
             task->truth != NULL ? (unsigned long long)task->truth->number : 0, task->tokens,
             task->box.token_begin, task->box.n_tokens, task->generation);
-        return;
+        return task;
     }
     for (unsigned i = 0; kind == TASK_OBJECTS && i < task->n_objects; i++)
         if (task->verb == KV_OBJECT_DELETE && task->slot != NULL)
@@ -1354,6 +1362,36 @@ static void task_begin(struct world *world, struct client *client, enum task_kin
     if (task->slot != NULL)
         slot_give(world, task->slot);
     task_forget(task);
+    return NULL;
+}
+
+struct query_batch {
+    struct world *world;
+    struct client *client;
+};
+
+static kv_status_t
+begin_batched(struct kv_client *client, void *arg, size_t i, uint32_t deadline_ms)
+{
+    const struct query_batch *batch = arg;
+    const struct task *task = task_begin(batch->world, batch->client, TASK_QUERY);
+
+    (void)client;
+    (void)i;
+    (void)deadline_ms;
+    if (batch->client->first == NULL && task != NULL && task->kind == TASK_QUERY)
+        batch->client->first = task;
+    return KV_OK;
+}
+
+/* Begins some queries in one call, mostly of the same layer and heads, and half of them of one
+ * session. */
+static void batch_begin(struct world *world, struct client *client)
+{
+    struct query_batch batch = {world, client};
+
+    kvc_batch_begin(client->client, &batch, 2 + below(world, 5), 0, begin_batched);
+    client->first = NULL;
 }
 
 /* ---- judging ----------------------------------------------------------------------------- */
@@ -2183,8 +2221,13 @@ static void work(struct world *world)
         for (unsigned i = 0; i < N_CLIENTS; i++) {
             struct client *client = &world->clients[i];
 
-            if (client->stalled_us <= world->clock.virtual_us && one_in(world, 12))
-                task_begin(world, client, pick_kind(world));
+            if (client->stalled_us > world->clock.virtual_us || !one_in(world, 12))
+                continue;
+            const enum task_kind kind = pick_kind(world);
+            if (kind == TASK_QUERY && one_in(world, 3))
+                batch_begin(world, client);
+            else
+                task_begin(world, client, kind);
         }
         if (world->options.faults != 0 && one_in(world, 250))
             mischief(world);
