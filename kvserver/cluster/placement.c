@@ -145,6 +145,13 @@ kv_placement_unit_thread(uint64_t root, uint32_t unit, uint32_t n_nodes, uint32_
     return (uint32_t)((kv_mix64(root) + unit / n_nodes) % n_threads);
 }
 
+uint32_t kv_placement_session_threads(uint32_t n_units, uint32_t n_nodes, uint32_t n_threads)
+{
+    const uint32_t n_most = (n_units + n_nodes - 1) / n_nodes; /* units of position 0 */
+
+    return n_most < n_threads ? n_most : n_threads;
+}
+
 uint32_t kv_placement_object_thread(uint32_t slot, uint32_t n_threads)
 {
     /* Not the slot's low bits: those say the node, and all slots of a node may agree in them.

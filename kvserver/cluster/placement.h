@@ -87,6 +87,10 @@ static inline uint32_t kv_placement_unit_position(uint32_t unit, uint32_t n_node
 /* Return the data thread that owns a unit, or an object's slot, on a node with n_threads. */
 uint32_t
 kv_placement_unit_thread(uint64_t root, uint32_t unit, uint32_t n_nodes, uint32_t n_threads);
+/* Returns how many of its n_threads data threads each node of a row needs for the units of a
+ * session, whatever its position.  They follow each other, after the last comes 0, and begin with
+ * that of unit 0. */
+uint32_t kv_placement_session_threads(uint32_t n_units, uint32_t n_nodes, uint32_t n_threads);
 uint32_t kv_placement_object_thread(uint32_t slot, uint32_t n_threads);
 
 /* Returns an epoch as it travels in the header of a message.  0 only for 0. */

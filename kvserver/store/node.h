@@ -99,8 +99,9 @@ bool kvs_node_drain_requested(const struct kvs_node *node);
 
 /* Asserts that the books of the control thread and of every data thread are right (control.h
  * and shard.h number their invariants), and, where no control operation is under way, that
- *   (1) the data threads have the same sessions in use as the control thread, with the same
- *       token, tenant, generation, placement, writers and schema;
+ *   (1) the sessions in use are the same on the data threads on which the control thread has
+ *       placed them, and on no other, with the same token, tenant, generation, placement,
+ *       writers and schema;
  *   (2) a client that is open is open there, with the same token, tenant and credits, or the
  *       control thread was told that it is lost; one that is free is free there. */
 void kvs_node_check(const struct kvs_node *node);

@@ -6,11 +6,13 @@
 
 #include <assert.h>
 
-static void check_session(const struct kvs_session *session,
+static void check_session(const struct kvs_control *control,
+                          const struct kvs_session *session,
+                          uint32_t thread,
                           const struct kvs_shard_session *there)
 {
-    assert(there->used == session->used);
-    if (!session->used)
+    assert(there->used == (session->used && kvs_session_is_on(control, session, thread)));
+    if (!there->used)
         return;
     assert(kv_token_equal(&there->token, &session->token) && !there->changing);
     assert(there->generation == session->generation && there->epoch == session->epoch);
@@ -36,7 +38,7 @@ static void check_agreement(const struct kvs_control *control, const struct kvs_
 {
     assert(shard->command == NULL);
     for (uint32_t i = 0; i < control->config.sessions_max; i++)
-        check_session(&control->sessions[i], &shard->sessions[i]);
+        check_session(control, &control->sessions[i], shard->index, &shard->sessions[i]);
     for (uint32_t i = 0; i < control->config.clients_max; i++)
         check_client(&control->clients[i], &shard->clients[i]);
 }

@@ -25,9 +25,10 @@ void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeou
     int fd = -1;
 
     /* Arms first, then checks again, so that nothing arriving in between is slept through. */
-    if (shard->port->ops->port_arm(shard->port, &fd) != KV_OK || kv_ring_ready(shard->commands))
+    if (shard->port->ops->port_arm(shard->port, &fd) != KV_OK || !kvs_shard_fall_asleep(shard))
         return;
     kv_sleep_fds(&fd, 1, timeout_us);
+    kvs_shard_awake(shard);
 }
 
 static void drive_data(void *arg)
@@ -62,11 +63,14 @@ static void drive_data(void *arg)
     free(driven);
 }
 
-static void wake_port(void *arg)
+/* Wakes the control thread, once for all replies that it has not seen yet: the data threads
+ * reply to a broadcast at about the same time. */
+static void wake_control(void *arg)
 {
-    struct kv_port *port = arg;
+    struct kvs_node *node = arg;
 
-    port->ops->port_wake(port);
+    if (!atomic_exchange(&node->control_is_woken, true))
+        node->control.port->ops->port_wake(node->control.port);
 }
 
 static void drive_control(void *arg)
@@ -75,6 +79,7 @@ static void drive_control(void *arg)
     struct kvs_node *node = driven->node;
 
     while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
+        (void)atomic_exchange(&node->control_is_woken, false);
         bool waiting = kvs_node_control_step(node);
         int fd = -1;
         if (node->control.port->ops->port_arm(node->control.port, &fd) == KV_OK &&
@@ -101,7 +106,7 @@ kv_status_t kvs_node_start(struct kvs_node *node, bool with_control)
         return KV_NO_MEMORY;
     atomic_store(&node->stopping, false);
     if (with_control)
-        kvs_node_set_control_waker(node, wake_port, node->control.port);
+        kvs_node_set_control_waker(node, wake_control, node);
     for (uint32_t i = 0; i < n_threads; i++) {
         struct driven *driven = malloc(sizeof(*driven));
         char name[16];

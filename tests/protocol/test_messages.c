@@ -77,6 +77,7 @@ static struct {
     uint64_t n_replies, n_statuses[64];
     uint64_t next_id;
     uint64_t n_sent;
+    uint32_t stopped; /* 1 + the data thread that stands still; 0: none */
 } world;
 
 /* ---- the port ---------------------------------------------------------------------------- */
@@ -129,7 +130,8 @@ static void step(void)
 {
     kvs_node_control_step(world.node);
     for (uint32_t i = 0; i < N_THREADS; i++)
-        kvs_node_data_step(world.node, i);
+        if (world.stopped != i + 1)
+            kvs_node_data_step(world.node, i);
     kv_port_progress(world.port);
     world.clock.virtual_us += STEP_US;
 }
@@ -326,7 +328,8 @@ static void make_model(void)
 }
 
 /* Opens a session of the model and takes note of it. */
-static kv_status_t try_open(const struct kv_id128 *fingerprint)
+static kv_status_t
+try_open_in_row(const struct kv_id128 *fingerprint, uint64_t root, uint32_t n_nodes)
 {
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
@@ -339,8 +342,8 @@ static kv_status_t try_open(const struct kv_id128 *fingerprint)
     request.tokens_max = TOKENS_MAX;
     request.writer = WRITER;
     placement.epoch = EPOCH;
-    placement.n_nodes = 1;
-    placement.root = ROOT;
+    placement.n_nodes = n_nodes;
+    placement.root = root;
     request.placement = &placement;
     const kv_status_t status = try_control(KV_OP_OPEN, &request.base);
     reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
@@ -348,6 +351,11 @@ static kv_status_t try_open(const struct kv_id128 *fingerprint)
     world.session_index = reply->session_index;
     kvpb__open_reply__free_unpacked(reply, NULL);
     return status;
+}
+
+static kv_status_t try_open(const struct kv_id128 *fingerprint)
+{
+    return try_open_in_row(fingerprint, ROOT, 1);
 }
 
 static void open_session_of(const struct kv_id128 *fingerprint)
@@ -1616,6 +1624,73 @@ static void deletes_are_of_a_version(void **state)
             assert_int_equal(version_of(name, name_bytes), 1);
         }
     }
+}
+
+static uint32_t session_tokens(void)
+{
+    Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
+    Kvpb__SessionReply *reply;
+    uint32_t tokens;
+
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    ask_control(KV_OP_SESSION, &request.base);
+    reply = kvpb__session_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    tokens = reply->tokens;
+    kvpb__session_reply__free_unpacked(reply, NULL);
+    return tokens;
+}
+
+static void fork_and_close_child(void)
+{
+    Kvpb__ForkRequest request = KVPB__FORK_REQUEST__INIT;
+    Kvpb__CloseRequest close = KVPB__CLOSE_REQUEST__INIT;
+    Kvpb__Lifecycle operation = KVPB__LIFECYCLE__INIT;
+    Kvpb__OpenReply *reply;
+    struct kv_id128 id, token;
+
+    kv_random_fill(&world.random, &id, sizeof(id));
+    kv_random_fill(&world.random, &token, sizeof(token));
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    operation.op_id = 1;
+    operation.generation = 1;
+    operation.writer = WRITER;
+    operation.child_session_id = binary(&id);
+    operation.child_token = binary(&token);
+    request.operation = &operation;
+    ask_control(KV_OP_FORK, &request.base);
+    reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    close.session_index = reply->child_index;
+    close.token = binary(&token);
+    kvpb__open_reply__free_unpacked(reply, NULL);
+    ask_control(KV_OP_CLOSE, &close.base);
+}
+
+/* A session of one unit on this node: the data thread of that unit alone hears of it, whatever
+ * is done to the session.  A thread that stands still holds up only what it has part in. */
+static void a_session_is_where_its_units_are(void **state)
+{
+    (void)state;
+    settle();
+    for (uint64_t root = 0; root < 8; root++) {
+        const uint32_t here = kv_placement_unit_thread(root, 0, KV_ROW_NODES, N_THREADS);
+
+        assert_int_equal(try_open_in_row(&world.fingerprint, root, KV_ROW_NODES), KV_OK);
+        for (uint32_t thread = 0; thread < N_THREADS; thread++)
+            assert_int_equal(world.node->shard[thread].sessions[world.session_index].used,
+                             thread == here);
+        world.stopped = 1 + (here + 1) % N_THREADS;
+        assert_int_equal(session_tokens(), 0);
+        fork_and_close_child();
+        close_session();
+        world.stopped = 0;
+        assert_false(world.node->shard[here].sessions[world.session_index].used);
+    }
+    settle();
+    kvs_node_check(world.node);
 }
 
 /* One thread that stands still is noticed, whatever the others do. */
@@ -3673,6 +3748,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_number_of_every_control_message),
         cmocka_unit_test(data_threads_take_anything),
         cmocka_unit_test(control_thread_takes_anything),
+        cmocka_unit_test(a_session_is_where_its_units_are),
         cmocka_unit_test(a_thread_stands_still),
         cmocka_unit_test(rows_of_any_bits),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),

@@ -30,18 +30,17 @@ struct kvs_control_call *kvs_call_create(struct kvs_control *control,
                                          kvs_node_reply_fn reply,
                                          void *arg)
 {
+    /* A command is written when it is sent: clearing those of 128 threads for a call that needs
+     * one would take longer than the call. */
     struct kvs_control_call *call =
-        calloc(1, sizeof(*call) + control->n_threads * sizeof(call->commands[0]));
+        malloc(sizeof(*call) + control->n_threads * sizeof(call->commands[0]));
 
     if (call == NULL) {
         if (reply != NULL)
             reply_busy(reply, arg);
         return NULL;
     }
-    call->control = control;
-    call->op = op;
-    call->reply = reply;
-    call->arg = arg;
+    *call = (struct kvs_control_call){.control = control, .op = op, .reply = reply, .arg = arg};
     call->list_next = control->calls;
     call->list_link = &control->calls;
     if (call->list_next != NULL)
@@ -130,32 +129,46 @@ void kvs_control_refuse(struct kvs_control_call *call,
     reply_status(call, status, detail);
 }
 
-void kvs_control_broadcast(struct kvs_control_call *call,
-                           const struct kvs_command *command,
-                           void (*next)(struct kvs_control_call *call))
+/* Sends the command to n data threads, from `first` on. */
+static void send_commands(struct kvs_control_call *call,
+                          uint32_t first,
+                          uint32_t n,
+                          const struct kvs_command *command,
+                          void (*next)(struct kvs_control_call *call))
 {
     struct kvs_control *control = call->control;
 
     call->next = next;
     call->status = KV_OK;
     call->n_pending = 1; /* not zero before all commands are sent */
-    for (uint32_t i = 0; i < control->n_threads; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         struct kvs_command *copy = &call->commands[i];
+        struct kvs_shard *shard = &control->shard[(first + i) % control->n_threads];
 
         *copy = *command;
-        copy->thread = i;
+        copy->thread = shard->index;
         copy->owner = call;
         copy->bytes = 0;
-        /* The ring has room for all commands that sessions, clients and calls can have in
-         * progress at once. */
-        bool pushed = kv_ring_push(control->shard[i].commands, copy);
-        assert(pushed);
-        (void)pushed;
+        kvs_shard_give(shard, copy);
         call->n_pending++;
-        control->shard[i].port->ops->port_wake(control->shard[i].port);
     }
     if (--call->n_pending == 0)
         call->next(call);
+}
+
+void kvs_control_broadcast(struct kvs_control_call *call,
+                           const struct kvs_command *command,
+                           void (*next)(struct kvs_control_call *call))
+{
+    send_commands(call, 0, call->control->n_threads, command, next);
+}
+
+void kvs_control_ask_session(struct kvs_control_call *call,
+                             const struct kvs_session *session,
+                             const struct kvs_command *command,
+                             void (*next)(struct kvs_control_call *call))
+{
+    send_commands(call, session->first_thread, session->n_threads, command, next);
 }
 
 void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command)

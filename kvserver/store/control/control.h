@@ -2,8 +2,8 @@
  * that change them.
  *
  *   request -> kvs_control_call -> handler (ops_*.c)
- *                                   |  sends a command to every data thread
- *                                   v  (kvs_control_broadcast)
+ *                                   |  sends a command to every data thread that it concerns
+ *                                   v  (kvs_control_ask_session, kvs_control_broadcast)
  *                                 next step, when all have returned it  -> kvs_control_reply
  *
  * A session or client is changed by one call at a time (`busy`); a second call gets KV_BUSY.
@@ -97,8 +97,10 @@ struct kvs_session {
     struct kvs_session *next_free; /* while it is not in use */
     uint64_t root, epoch;          /* its placement, as the client that opened it says */
     uint32_t n_nodes, position;
-    struct kvs_root *shared_root; /* counts it; NULL: its root is its own */
-    uint32_t rows_then, row_then; /* of shared_root, when it came; and which one it is on */
+    uint32_t first_thread, n_threads; /* the data threads that know it: those on which its units
+                                       * can be */
+    struct kvs_root *shared_root;     /* counts it; NULL: its root is its own */
+    uint32_t rows_then, row_then;     /* of shared_root, when it came; and which one it is on */
     struct kv_writers *writers; /* data threads read it, until they have carried out the command
                                  * that replaces it */
     uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by
@@ -260,6 +262,11 @@ void kvs_control_check(const struct kvs_control *control);
 void kvs_control_broadcast(struct kvs_control_call *call,
                            const struct kvs_command *command,
                            void (*next)(struct kvs_control_call *call));
+/* The same for those data threads alone that know the session. */
+void kvs_control_ask_session(struct kvs_control_call *call,
+                             const struct kvs_session *session,
+                             const struct kvs_command *command,
+                             void (*next)(struct kvs_control_call *call));
 
 /* A data thread has carried out the command. */
 void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command);
@@ -302,6 +309,17 @@ void kvs_session_close(struct kvs_control_call *call,
                        const struct kvs_session *session,
                        enum kvs_ended_why why,
                        void (*next)(struct kvs_control_call *call));
+/* Places the session, once, before a data thread is told of it. */
+void kvs_session_place(struct kvs_control *control,
+                       struct kvs_session *session,
+                       uint64_t root,
+                       uint64_t epoch,
+                       uint32_t n_nodes,
+                       uint32_t position);
+/* Whether the data thread knows the session. */
+bool kvs_session_is_on(const struct kvs_control *control,
+                       const struct kvs_session *session,
+                       uint32_t thread);
 uint64_t kvs_session_used_us(const struct kvs_control *control,
                              const struct kvs_session *session);
 

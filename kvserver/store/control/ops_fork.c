@@ -118,11 +118,11 @@ static void fork_done(struct kvs_control_call *call)
         kvs_session_close(call, call->child, KVS_ENDED_UNSAID, fork_undone);
         return;
     }
-    kvs_control_broadcast(call,
-                          &(struct kvs_command){.kind = KVS_COMMAND_SESSION_GENERATION,
-                                                .index = call->session->index,
-                                                .generation = call->session->generation + 1},
-                          fork_advanced);
+    kvs_control_ask_session(call, call->session,
+                            &(struct kvs_command){.kind = KVS_COMMAND_SESSION_GENERATION,
+                                                  .index = call->session->index,
+                                                  .generation = call->session->generation + 1},
+                            fork_advanced);
 }
 
 static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest *request)
@@ -160,11 +160,9 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     child->token = call->log_entry.child_token;
     child->tenant = session->tenant;
     child->tokens_max = session->tokens_max;
+    kvs_session_place(control, child, session->root, session->epoch, session->n_nodes,
+                      session->position);
     kvs_session_set_lease(control, child, kvs_lease_of(control, request->lease_ms));
-    child->root = session->root;
-    child->epoch = session->epoch;
-    child->n_nodes = session->n_nodes;
-    child->position = session->position;
     kvs_root_follow(child, session);
     session->busy = true;
     call->child = child;
@@ -174,7 +172,7 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     command.index = session->index;
     command.child_index = child->index;
     command.tokens = call->log_entry.tokens;
-    kvs_control_broadcast(call, &command, fork_done);
+    kvs_control_ask_session(call, session, &command, fork_done);
 }
 
 void kvs_control_fork(struct kvs_control_call *call)
@@ -210,13 +208,13 @@ static void truncate_session(struct kvs_control_call *call, struct kvs_session *
         return;
     }
     session->busy = true;
-    kvs_control_broadcast(call,
-                          &(struct kvs_command){.kind = KVS_COMMAND_SESSION_TRUNCATE,
-                                                .index = session->index,
-                                                .generation = session->generation + 1,
-                                                .tokens = log_entry->tokens,
-                                                .writers = call->writers},
-                          truncate_done);
+    kvs_control_ask_session(call, session,
+                            &(struct kvs_command){.kind = KVS_COMMAND_SESSION_TRUNCATE,
+                                                  .index = session->index,
+                                                  .generation = session->generation + 1,
+                                                  .tokens = log_entry->tokens,
+                                                  .writers = call->writers},
+                            truncate_done);
 }
 
 void kvs_control_truncate(struct kvs_control_call *call)

@@ -329,14 +329,12 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     }
     session->token = token;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
+    kvs_session_place(control, session, placement->root, placement->epoch, placement->n_nodes,
+                      placement->position);
     kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
-    session->root = placement->root;
-    session->epoch = placement->epoch;
-    session->n_nodes = placement->n_nodes;
-    session->position = placement->position;
     call->session = session;
     struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
-    kvs_control_broadcast(call, &command, open_done);
+    kvs_control_ask_session(call, session, &command, open_done);
 }
 
 void kvs_control_open(struct kvs_control_call *call)
@@ -357,8 +355,8 @@ static void ask_length(struct kvs_control_call *call,
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
-    kvs_control_broadcast(
-        call,
+    kvs_control_ask_session(
+        call, session,
         &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
         done);
 }

@@ -104,6 +104,30 @@ kv_status_t kvs_session_create(struct kvs_control *control,
     return KV_OK;
 }
 
+void kvs_session_place(struct kvs_control *control,
+                       struct kvs_session *session,
+                       uint64_t root,
+                       uint64_t epoch,
+                       uint32_t n_nodes,
+                       uint32_t position)
+{
+    session->root = root;
+    session->epoch = epoch;
+    session->n_nodes = n_nodes;
+    session->position = position;
+    session->first_thread = kv_placement_unit_thread(root, 0, n_nodes, control->n_threads);
+    session->n_threads = kv_placement_session_threads(session->model->info.schema.n_units,
+                                                      n_nodes, control->n_threads);
+}
+
+bool kvs_session_is_on(const struct kvs_control *control,
+                       const struct kvs_session *session,
+                       uint32_t thread)
+{
+    return (thread + control->n_threads - session->first_thread) % control->n_threads <
+           session->n_threads;
+}
+
 void kvs_session_refuse(struct kvs_control_call *call, const char *what, kv_status_t status)
 {
     if (status == KV_BUSY)
@@ -150,7 +174,7 @@ void kvs_session_close(struct kvs_control_call *call,
                                                   .why = why}};
 
     kvs_ended_add(&control->ended, &command.ended);
-    kvs_control_broadcast(call, &command, next);
+    kvs_control_ask_session(call, session, &command, next);
 }
 
 /* Data threads note when they last served the session, each in a place that no
@@ -160,9 +184,10 @@ uint64_t kvs_session_used_us(const struct kvs_control *control,
 {
     uint64_t used_us = session->renewed_us;
 
-    for (uint32_t i = 0; i < control->n_threads; i++) {
+    for (uint32_t i = 0; i < session->n_threads; i++) {
+        const uint32_t thread = (session->first_thread + i) % control->n_threads;
         uint64_t here = atomic_load_explicit(
-            &control->shard[i].sessions[session->index].used_us, memory_order_relaxed);
+            &control->shard[thread].sessions[session->index].used_us, memory_order_relaxed);
         if (here > used_us)
             used_us = here;
     }

@@ -167,6 +167,35 @@ static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command)
     [KVS_COMMAND_SESSION_LENGTH] = session_length,
 };
 
+/* Whoever of the two comes second with the flag sees what the other one has done before: the
+ * thread the command, or its giver that the thread sleeps. */
+void kvs_shard_give(struct kvs_shard *shard, struct kvs_command *command)
+{
+    /* The ring has room for all commands that sessions, clients and calls can have in progress
+     * at once. */
+    const bool is_pushed = kv_ring_push(shard->commands, command);
+
+    assert(is_pushed);
+    (void)is_pushed;
+    if (atomic_exchange(&shard->is_asleep, false))
+        shard->port->ops->port_wake(shard->port);
+}
+
+bool kvs_shard_fall_asleep(struct kvs_shard *shard)
+{
+    (void)atomic_exchange(&shard->is_asleep, true);
+    if (!kv_ring_ready(shard->commands))
+        return true;
+    kvs_shard_awake(shard);
+    return false;
+}
+
+void kvs_shard_awake(struct kvs_shard *shard)
+{
+    /* Relaxed: a wake too many costs no more than that. */
+    atomic_store_explicit(&shard->is_asleep, false, memory_order_relaxed);
+}
+
 bool kvs_shard_command_step(struct kvs_shard *shard)
 {
     if (shard->command == NULL) {

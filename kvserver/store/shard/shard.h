@@ -110,6 +110,7 @@ struct kvs_shard {
     struct kvs_shard_session *woken, **woken_end; /* sessions to wake, in that order */
     struct kv_ring *commands;                     /* from the control thread */
     struct kvs_command *command;                  /* in progress, in slices */
+    _Atomic bool is_asleep;                       /* who gives it a command must wake it */
     struct kv_ring *replies;                      /* to the control thread; shared by all data
                                                    * threads */
     bool replies_due; /* `replies` has new entries; the driver wakes the control thread */
@@ -141,6 +142,13 @@ uint64_t kvs_shard_takes(const struct kvs_op_type *ops, uint64_t memory_bytes);
 kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup *setup);
 void kvs_shard_fini(struct kvs_shard *shard);
 bool kvs_shard_step(struct kvs_shard *shard);
+
+/* Gives the data thread a command, which stays the caller's and comes back through the ring of
+ * replies.  Only a thread that sleeps has to be woken.  The control thread. */
+void kvs_shard_give(struct kvs_shard *shard, struct kvs_command *command);
+/* Says that the data thread is about to sleep.  Returns false if it must not: it has commands. */
+bool kvs_shard_fall_asleep(struct kvs_shard *shard);
+void kvs_shard_awake(struct kvs_shard *shard);
 
 /* Walks clients and requests: some microseconds for each hundred. */
 void kvs_shard_check(const struct kvs_shard *shard);

@@ -447,6 +447,30 @@ static void units_are_dealt(void **state)
     }
 }
 
+/* A node asks only the threads that can have units of a session: too few, and some unit has no
+ * place; too many, and threads without one are asked. */
+static void sessions_have_threads(void **state)
+{
+    struct kv_random random;
+
+    (void)state;
+    kv_random_init(&random, 3);
+    for (unsigned i = 0; i < 2000; i++) {
+        const uint64_t root = kv_random_next(&random);
+        const uint32_t n_nodes = 1 + (uint32_t)kv_random_below(&random, KV_ROW_NODES);
+        const uint32_t n_threads = 1 + (uint32_t)kv_random_below(&random, 128);
+        const uint32_t n_units = 1 + (uint32_t)kv_random_below(&random, 300);
+        const uint32_t n_asked = kv_placement_session_threads(n_units, n_nodes, n_threads);
+        const uint32_t first = kv_placement_unit_thread(root, 0, n_nodes, n_threads);
+        bool has_units[128] = {false};
+
+        for (uint32_t unit = 0; unit < n_units; unit++)
+            has_units[kv_placement_unit_thread(root, unit, n_nodes, n_threads)] = true;
+        for (uint32_t j = 0; j < n_threads; j++)
+            assert_int_equal(has_units[(first + j) % n_threads], j < n_asked);
+    }
+}
+
 static void objects_are_even(void **state)
 {
     enum {
@@ -518,6 +542,7 @@ int main(void)
         cmocka_unit_test(rows_of_a_root),
         cmocka_unit_test(branches_meet),
         cmocka_unit_test(rows_split),
+        cmocka_unit_test(sessions_have_threads),
         cmocka_unit_test(objects_are_even),
         cmocka_unit_test(numbers_stay),
     };
