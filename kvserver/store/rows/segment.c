@@ -200,17 +200,39 @@ void kvs_segment_mark_bad(struct kvs_segment_store *store,
     kvs_segment_copy_bad(store, block, at, row);
 }
 
+/* Takes the marks from row `filled` on away. */
+static void bad_keep(struct kvs_bad_rows *bad, uint32_t filled)
+{
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
+        const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
+
+        bad->rows[i] &= n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+    }
+}
+
+/* Marks each row that was written of a segment that counts as bad as a whole.  Returns false if
+ * there is no memory. */
+static bool list_bad(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_bad_rows *bad = bad_add(store, block, at, UINT64_MAX);
+
+    if (bad == NULL)
+        return false;
+    store->health.rows_bad -= KV_BLOCK_TOKENS;
+    block->segments[at].is_all_bad = false;
+    bad_keep(bad, (uint32_t)block->segments[at].n_written);
+    store->health.rows_bad += kvs_segment_count_bad(store, block, at);
+    return true;
+}
+
 void kvs_segment_unmark_bad(struct kvs_segment_store *store,
                             struct kvs_block *block,
                             uint32_t at,
                             uint32_t row)
 {
     assert(kvs_segment_is_bad(store, block, at, row));
-    if (block->segments[at].is_all_bad) {
-        if (bad_add(store, block, at, UINT64_MAX) == NULL)
-            return; /* it counts as bad until there is memory to say otherwise */
-        block->segments[at].is_all_bad = false;
-    }
+    if (block->segments[at].is_all_bad && !list_bad(store, block, at))
+        return; /* it counts as bad until there is memory to say otherwise */
     struct kvs_bad_rows *bad = *bad_find(store, block, at);
     bad->rows[row / 64] &= ~((uint64_t)1 << row % 64);
     store->health.rows_bad--;
@@ -224,17 +246,16 @@ static void forget_bad(struct kvs_segment_store *store,
                        uint32_t at,
                        uint32_t filled)
 {
+    /* What is written next is good: as a whole, the segment would go on to count as bad. */
+    if (block->segments[at].is_all_bad && filled > 0)
+        (void)list_bad(store, block, at);
     store->health.rows_bad -= kvs_segment_count_bad(store, block, at);
     if (filled == 0)
         block->segments[at].is_all_bad = false;
     if (block->segments[at].has_bad) {
         struct kvs_bad_rows *bad = *bad_find(store, block, at);
 
-        for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++) {
-            const uint32_t n = filled <= i * 64 ? 0 : filled - i * 64;
-
-            bad->rows[i] &= n >= 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
-        }
+        bad_keep(bad, filled);
         if (bad_is_empty(bad))
             bad_remove(store, block, at);
     }

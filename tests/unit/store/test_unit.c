@@ -23,6 +23,7 @@ enum {
     TOKENS_MAX = 1500,
     STEPS = 60000,
     ARENA_BYTES = 32 << 20,
+    MOST_TAKEN = 512,
 };
 
 /* A unit and what must be in it. */
@@ -377,6 +378,32 @@ static void refuses_whole(void **state)
     kvs_arena_destroy(arena);
 }
 
+/* Takes all memory that marks could be in.  Returns the number of elements taken; *ret_last is a
+ * block over all others that were made. */
+static size_t fill(struct kvs_segment_store *heap, void **taken, struct kvs_block **ret_last)
+{
+    struct kvs_block *last = NULL, *block;
+    size_t n = 0;
+
+    while (n < MOST_TAKEN &&
+           (taken[n] = kvs_arena_alloc(heap->arena, heap->chunk_class)) != NULL)
+        n++;
+    assert_in_range(n, 1, MOST_TAKEN - 1);
+    /* Blocks of one unit take as much as a mark. */
+    while ((block = kvs_block_create(heap, 1, last)) != NULL)
+        last = block;
+    *ret_last = last;
+    return n;
+}
+
+static void
+empty(struct kvs_segment_store *heap, void **taken, size_t n, struct kvs_block *last)
+{
+    while (n > 0)
+        kvs_arena_free(heap->arena, heap->chunk_class, taken[--n]);
+    kvs_block_unref(heap, last); /* and all under it */
+}
+
 /* A bad row that there is no memory to mark makes all of its segment count as bad, until there
  * is memory and the row has been written again. */
 static void marks_need_no_memory(void **state)
@@ -385,21 +412,15 @@ static void marks_need_no_memory(void **state)
     struct kvs_segment_store heap;
     struct kvs_unit unit;
     const uint64_t row = 7;
-    struct kvs_block *last = NULL, *block;
-    void *taken[512];
-    size_t n = 0;
+    struct kvs_block *last;
+    void *taken[MOST_TAKEN];
 
     (void)state;
     assert_true(kvs_segment_store_init(&heap, arena));
     assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, ROW_BYTES), KV_OK);
     assert_int_equal(kvs_unit_reserve(&unit, 2 * KV_BLOCK_TOKENS), KV_OK);
     unit.committed = unit.reserved;
-    while (n < 512 && (taken[n] = kvs_arena_alloc(arena, heap.chunk_class)) != NULL)
-        n++;
-    assert_in_range(n, 1, 511);
-    /* Blocks of one unit take as much as a mark. */
-    while ((block = kvs_block_create(&heap, 1, last)) != NULL)
-        last = block;
+    const size_t n = fill(&heap, taken, &last);
     kvs_segment_mark_bad(&heap, kvs_unit_block(&unit, 1), 0, 30);
     assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 30));
     assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 31));
@@ -408,9 +429,7 @@ static void marks_need_no_memory(void **state)
     lone_unit_check(&unit);
     kvs_unit_mend(&unit, KV_BLOCK_TOKENS + 30, &row, 1);
     assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 30));
-    while (n > 0)
-        kvs_arena_free(arena, heap.chunk_class, taken[--n]);
-    kvs_block_unref(&heap, last); /* and all under it */
+    empty(&heap, taken, n, last);
     kvs_unit_mend(&unit, KV_BLOCK_TOKENS + 30, &row, 1);
     assert_false(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 30));
     assert_true(kvs_unit_is_bad(&unit, KV_BLOCK_TOKENS + 31));
@@ -422,6 +441,44 @@ static void marks_need_no_memory(void **state)
     lone_unit_clear(&unit);
     assert_int_equal(heap.health.rows_bad, 0);
     kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
+    kvs_arena_destroy(arena);
+}
+
+/* Of a segment that is not full, and counts as bad for want of memory, rows that were never
+ * written do not; those that are written later are good. */
+static void later_rows_are_good(void **state)
+{
+    struct kvs_arena *arena = kvs_arena_create(8 << 20);
+    struct kvs_segment_store heap;
+    struct kvs_unit unit;
+    struct kvs_block *last;
+    void *taken[MOST_TAKEN];
+    const uint64_t row = 7;
+
+    (void)state;
+    assert_true(kvs_segment_store_init(&heap, arena));
+    for (int is_mended = 0; is_mended < 2; is_mended++) {
+        assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, ROW_BYTES), KV_OK);
+        assert_int_equal(kvs_unit_reserve(&unit, 50), KV_OK);
+        unit.committed = unit.reserved;
+        const size_t n = fill(&heap, taken, &last);
+        kvs_segment_mark_bad(&heap, kvs_unit_block(&unit, 0), 0, 30);
+        empty(&heap, taken, n, last);
+        assert_int_equal(heap.health.rows_bad, KV_BLOCK_TOKENS);
+        if (is_mended) {
+            kvs_unit_mend(&unit, 30, &row, 1);
+            assert_int_equal(heap.health.rows_bad, 49);
+            lone_unit_check(&unit);
+        }
+        assert_int_equal(kvs_unit_reserve(&unit, 60), KV_OK);
+        assert_true(kvs_unit_is_bad(&unit, 49));
+        assert_false(kvs_unit_is_bad(&unit, 50));
+        assert_int_equal(heap.health.rows_bad, 50 - is_mended);
+        lone_unit_check(&unit);
+        lone_unit_clear(&unit);
+    }
+    assert_int_equal(heap.health.rows_bad, 0);
     kvs_arena_check(arena);
     kvs_arena_destroy(arena);
 }
@@ -533,6 +590,7 @@ int main(void)
         cmocka_unit_test(random_operations),
         cmocka_unit_test(refuses_whole),
         cmocka_unit_test(marks_need_no_memory),
+        cmocka_unit_test(later_rows_are_good),
         cmocka_unit_test(pieces_are_joined),
         cmocka_unit_test(cleared_units_leave_their_class),
         cmocka_unit_test(rows_land_where_the_unit_has_them),
