@@ -312,6 +312,7 @@ static void next_block(struct kvs_scrub *scrub, const struct kvs_shard_session *
     if (block->pass != scrub->pass || block->n_checked < scrub->n_checked)
         block->n_checked = (uint8_t)scrub->n_checked;
     block->pass = scrub->pass;
+    kvs_block_settle(&scrub->shard->store, block);
     begin_block(scrub, scrub->block + 1);
 }
 

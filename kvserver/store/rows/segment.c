@@ -8,6 +8,7 @@
 
 enum {
     CHUNK_BYTES = 16 << 10, /* divided into records at once */
+    SETTLE_MOST = 16,       /* blocks that kvs_block_settle() looks at */
 };
 
 struct kvs_record {
@@ -326,29 +327,43 @@ kvs_block_column_make(struct kvs_segment_store *store, struct kvs_block *block, 
     return &group->columns[at % KVS_GROUP_SEGMENTS];
 }
 
+/* Makes room for the CRCs of a segment's rows.  Returns false if there is no memory. */
+static bool crcs_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_segment_group *group = kvs_block_group(block, at);
+
+    if (group->crcs == NULL) {
+        const int class_id = crcs_class(store, block, at);
+
+        group->crcs = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
+    }
+    return group->crcs != NULL;
+}
+
+/* Lets go of what is under the block, if the block hides all of it. */
+static void drop_hidden(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    struct kvs_block *under = block->under;
+
+    if (under == NULL || block->n_own < block->n_segments)
+        return;
+    block->under = NULL;
+    kvs_block_unref(store, under);
+}
+
 bool kvs_segment_add(struct kvs_segment_store *store,
                      struct kvs_block *block,
                      uint32_t at,
                      uint8_t *rows)
 {
-    struct kvs_segment_group *group = kvs_block_group(block, at);
-
     assert(block->segments[at].rows == 0);
-    if (group->crcs == NULL) {
-        const int class_id = crcs_class(store, block, at);
-
-        group->crcs = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
-        if (group->crcs == NULL)
-            return false;
-    }
+    if (!crcs_make(store, block, at))
+        return false;
     block->segments[at] = (struct kvs_segment){.rows = (uintptr_t)rows};
     assert(kvs_block_rows(block, at) == rows);
     block->n_own++;
     store->n_segments++;
-    if (block->n_own == block->n_segments && block->under != NULL) {
-        kvs_block_unref(store, block->under);
-        block->under = NULL;
-    }
+    drop_hidden(store, block);
     return true;
 }
 
@@ -404,6 +419,83 @@ static void free_groups(struct kvs_segment_store *store, struct kvs_block *block
         if (group->columns != NULL)
             kvs_arena_free(store->arena, columns_class(store, block, at), group->columns);
     }
+}
+
+/* Moves the mark of a segment's bad rows along with the rows. */
+static void bad_move(struct kvs_segment_store *store,
+                     const struct kvs_block *from,
+                     const struct kvs_block *to,
+                     uint32_t at)
+{
+    struct kvs_bad_rows **link = bad_find(store, from, at), *bad = *link;
+
+    *link = bad->next;
+    bad->block = to;
+    bad->next = NULL;
+    *bad_find(store, to, at) = bad;
+}
+
+/* Moves a segment's rows, and what was made of them, to the block over it that has none.
+ * Returns false if there is no memory; nothing has changed then. */
+static bool segment_move(struct kvs_segment_store *store,
+                         struct kvs_block *from,
+                         struct kvs_block *to,
+                         uint32_t at)
+{
+    struct kvs_column *column = NULL;
+
+    if (!crcs_make(store, to, at))
+        return false;
+    if (kvs_block_column(from, at)->codes != NULL) {
+        column = kvs_block_column_make(store, to, at);
+        if (column == NULL)
+            return false;
+        *column = *kvs_block_column(from, at);
+        *kvs_block_column_make(store, from, at) = kvs_no_column;
+    }
+    memcpy(kvs_block_crcs(to, at), kvs_block_crcs(from, at),
+           KV_BLOCK_TOKENS * sizeof(uint32_t));
+    if (from->segments[at].has_bad)
+        bad_move(store, from, to, at);
+    to->segments[at] = from->segments[at];
+    from->segments[at] = (struct kvs_segment){0};
+    to->n_own++;
+    from->n_own--;
+    return true;
+}
+
+/* Takes over the rows of the block under it that nobody else has, and frees those that it hides.
+ * Returns false if there is no memory for all. */
+static bool absorb(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    struct kvs_block *under = block->under;
+
+    if (block->pass != under->pass)
+        block->n_checked = 0;
+    else if (block->n_checked > under->n_checked)
+        block->n_checked = under->n_checked;
+    for (uint32_t at = 0; under->n_own > 0; at++) {
+        if (under->segments[at].rows == 0)
+            continue;
+        if (block->segments[at].rows != 0)
+            kvs_segment_free(store, under, at);
+        else if (!segment_move(store, under, block, at))
+            return false;
+    }
+    block->under = under->under;
+    under->under = NULL;
+    kvs_block_unref(store, under);
+    drop_hidden(store, block);
+    return true;
+}
+
+void kvs_block_settle(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    for (uint32_t n = 0; block->under != NULL && n < SETTLE_MOST; n++)
+        if (block->under->refs > 1 || block->under->pins > 0)
+            block = block->under;
+        else if (!absorb(store, block))
+            return;
 }
 
 /* Frees the block if nobody has it any more, and then those under it. */

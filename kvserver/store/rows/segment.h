@@ -13,7 +13,8 @@
  *
  * A block may lie over another one (`under`): it has its own rows of some units, and those of the
  * others are found under it.  A session that writes to a block that a fork shares gets such a
- * block, and copies only the rows of the units it writes (unit.h).
+ * block, and copies only the rows of the units it writes (unit.h).  When the fork has gone, the
+ * rows under it that are hidden go, and the block gets the others (kvs_block_settle()).
  *
  * A column holds the bytes of codes without knowing what they mean: the module that makes codes
  * (index/encode.h) is told by the segment store when they are freed.
@@ -148,6 +149,11 @@ void kvs_block_unref(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Drops one transfer's pin. */
 void kvs_block_unpin(struct kvs_segment_store *store, struct kvs_block *block);
+
+/* Where the block under it, or one further down, has nobody else any more, the block over that
+ * gets its rows, but for those that it hides: these are freed.  Looks at some blocks, from this
+ * one on down. */
+void kvs_block_settle(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Returns the block, of it and those under it, that has the segment's rows; the lowest one if
  * none has. */

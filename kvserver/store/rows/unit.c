@@ -217,6 +217,8 @@ static bool segment_place(struct kvs_unit *unit, uint32_t i, uint8_t *rows)
     blocks->list[i] = block;
     if (before == NULL)
         blocks->n = i + 1;
+    if (block != before)
+        kvs_block_settle(blocks->store, block);
     return true;
 }
 

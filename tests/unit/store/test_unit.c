@@ -244,7 +244,7 @@ static void step_once(struct session *session)
 {
     struct twin *twin = &session->twins[below(N_UNITS)];
 
-    switch (below(13)) {
+    switch (below(14)) {
     case 0:
     case 1:
     case 2:
@@ -275,6 +275,10 @@ static void step_once(struct session *session)
         break;
     case 11:
         kvs_unit_unreserve(twin->unit, twin->unit->committed);
+        break;
+    case 12: /* as the scrubber passes */
+        if (session->blocks.n > 0)
+            kvs_block_settle(&world.heap, session->blocks.list[below(session->blocks.n)]);
         break;
     default:
         if (below(3) == 0)
@@ -584,6 +588,141 @@ static void rows_land_where_the_unit_has_them(void **state)
     kvs_arena_destroy(arena);
 }
 
+/* Rows of sessions that have gone are kept only if somebody finds them. */
+static void hidden_rows_go(void **state)
+{
+    struct session *session = &world.sessions[0], *child;
+    const uint64_t row = 7;
+
+    (void)state;
+    memset(&world, 0, sizeof(world));
+    world.arena = kvs_arena_create(ARENA_BYTES);
+    assert_true(kvs_segment_store_init(&world.heap, world.arena));
+    open_session(session);
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        assert_int_equal(kvs_unit_reserve(&session->units[i], 20), KV_OK);
+        write_rows(&session->twins[i], 0, 20);
+    }
+    kvs_segment_mark_bad(&world.heap, session->blocks.list[0], 2, 3);
+    /* Each is a fork of the one before, which is closed, and writes to one unit. */
+    for (uint32_t i = 1; i < 100; i++, session = child) {
+        child = &world.sessions[i % 2];
+        open_session(child);
+        assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 10), KV_OK);
+        assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 10, 3));
+        for (uint32_t j = 0; j < N_UNITS; j++) {
+            child->twins[j].n_rows = 10;
+            memcpy(child->twins[j].rows, session->twins[j].rows, 10 * sizeof(uint64_t));
+        }
+        assert_int_equal(kvs_unit_reserve(&child->units[i % 2], 20), KV_OK);
+        write_rows(&child->twins[i % 2], 10, 10);
+        close_session(session);
+        check_session(child);
+        assert_in_range(world.heap.n_blocks, 1, 3);
+        assert_in_range(world.heap.n_segments, N_UNITS, 2 * N_UNITS);
+    }
+    kvs_block_settle(&world.heap, session->blocks.list[0]);
+    assert_int_equal(world.heap.n_blocks, 1);
+    assert_int_equal(world.heap.n_segments, N_UNITS);
+    check_session(session);
+    assert_true(kvs_unit_is_bad(&session->units[2], 3));
+    kvs_unit_mend(&session->units[2], 3, &row, (uint32_t)row);
+    close_session(session);
+    assert_int_equal(world.heap.n_blocks, 0);
+    kvs_arena_check(world.arena);
+    kvs_arena_destroy(world.arena);
+}
+
+/* A session whose last rows are read, removed and written again, by one that lets go of each
+ * read only during the next. */
+static void rows_written_again_do_not_pile_up(void **state)
+{
+    struct session *session = &world.sessions[0];
+    struct kvs_block *pins[2] = {NULL};
+
+    (void)state;
+    memset(&world, 0, sizeof(world));
+    world.arena = kvs_arena_create(ARENA_BYTES);
+    assert_true(kvs_segment_store_init(&world.heap, world.arena));
+    open_session(session);
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        assert_int_equal(kvs_unit_reserve(&session->units[i], 10), KV_OK);
+        write_rows(&session->twins[i], 0, 10);
+    }
+    for (uint32_t i = 0; i < 100; i++) {
+        assert_int_equal(kvs_unit_reserve(&session->units[0], 20), KV_OK);
+        write_rows(&session->twins[0], 10, 10);
+        assert_int_equal(kvs_unit_pin(&session->units[0], 0, 20, &pins[i % 2]), 1);
+        kvs_unit_truncate(&session->units[0], 10);
+        session->twins[0].n_rows = 10;
+        if (i > 0)
+            kvs_block_unpin(&world.heap, pins[(i + 1) % 2]);
+        check_session(session);
+        assert_in_range(world.heap.n_segments, N_UNITS, 2 * N_UNITS);
+    }
+    kvs_block_unpin(&world.heap, pins[1]);
+    close_session(session);
+    assert_int_equal(world.heap.n_blocks, 0);
+    kvs_arena_check(world.arena);
+    kvs_arena_destroy(world.arena);
+}
+
+/* Codes, as a segment's column has them. */
+static void release_codes(void *arg, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_arena *arena = arg;
+    struct kvs_column *column = kvs_block_column_make(&world.heap, block, at);
+
+    kvs_arena_free(arena, kvs_arena_class_of(arena, column->codes), column->codes);
+    *column = kvs_no_column;
+}
+
+static void give_codes(struct kvs_block *block, uint32_t at, uint8_t n_coded)
+{
+    struct kvs_column *column = kvs_block_column_make(&world.heap, block, at);
+
+    column->codes = kvs_arena_alloc(world.arena, kvs_arena_class_rounded(world.arena, 1000));
+    column->n_coded = n_coded;
+}
+
+/* A fork has codes and rows of its own of one unit, and those of the others from a session that
+ * has gone. */
+static void codes_stay_with_their_rows(void **state)
+{
+    struct session *session = &world.sessions[0], *child = &world.sessions[1];
+
+    (void)state;
+    memset(&world, 0, sizeof(world));
+    world.arena = kvs_arena_create(ARENA_BYTES);
+    assert_true(kvs_segment_store_init(&world.heap, world.arena));
+    world.heap.release_codes = release_codes;
+    world.heap.release_arg = world.arena;
+    open_session(session);
+    open_session(child);
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        assert_int_equal(kvs_unit_reserve(&session->units[i], 20), KV_OK);
+        give_codes(session->blocks.list[0], i, (uint8_t)(10 + i));
+    }
+    for (uint32_t i = 0; i < N_UNITS; i++)
+        session->units[i].committed = 20;
+    assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 20), KV_OK);
+    assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 20, 3));
+    assert_int_equal(kvs_unit_reserve(&child->units[1], 30), KV_OK);
+    give_codes(child->blocks.list[0], 1, 15);
+    close_session(session);
+    kvs_block_settle(&world.heap, child->blocks.list[0]);
+    assert_int_equal(world.heap.n_blocks, 1);
+    for (uint32_t i = 0; i < N_UNITS; i++) {
+        kvs_unit_check(&child->units[i]);
+        assert_int_equal(kvs_unit_column(&child->units[i], 0)->n_coded, i == 1 ? 15 : 10 + i);
+    }
+    kvs_block_check(&world.heap, child->blocks.list[0]);
+    close_session(child);
+    assert_int_equal(world.heap.n_blocks, 0);
+    kvs_arena_check(world.arena);
+    kvs_arena_destroy(world.arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -594,6 +733,9 @@ int main(void)
         cmocka_unit_test(pieces_are_joined),
         cmocka_unit_test(cleared_units_leave_their_class),
         cmocka_unit_test(rows_land_where_the_unit_has_them),
+        cmocka_unit_test(hidden_rows_go),
+        cmocka_unit_test(rows_written_again_do_not_pile_up),
+        cmocka_unit_test(codes_stay_with_their_rows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
