@@ -1174,6 +1174,50 @@ static void fork_chapter(uint32_t blocks, uint32_t forked)
     assert_true(it.sessions[FORK]->nodes[0].index < it.sessions[BY_CHAPTER]->nodes[0].index);
 }
 
+/* A slice of the scrub looks at a limited number of segments, even if all of them were checked
+ * before, or have no rows. */
+static void long_sessions_take_many_slices(void **state)
+{
+    enum {
+        MANY = 1000, /* blocks */
+        LEAST = 3    /* slices */
+    };
+    const uint16_t heads[LAYERS] = {HEADS, HEADS};
+    struct kvs_scrub_progress progress;
+    struct kvs_scrub *scrub;
+    struct kv_op *op = NULL;
+    unsigned n_slices = 0;
+
+    (void)state;
+    scrub_bytes = 0;
+    open_node();
+    test_model(&it.model, "flips", LAYERS, heads, D, D);
+    const kv_status_t status = kv_open_begin(it.client, &it.model, NULL, 0, &op);
+    it.sessions[OPEN] = session_of(status, op);
+    struct kvs_unit *unit = unit_at(OPEN, 0, 0);
+    assert_int_equal(kvs_unit_reserve(unit, MANY * KV_BLOCK_TOKENS), KV_OK);
+    unit->committed = unit->reserved;
+    for (uint32_t i = 0; i < MANY; i++) { /* as if a session that shares them had come first */
+        unit->blocks->list[i]->pass = 1;
+        unit->blocks->list[i]->n_checked = KV_BLOCK_TOKENS;
+    }
+    scrub = kvs_scrub_create(data(), SCRUB_BYTES);
+    assert_non_null(scrub);
+    do {
+        it.clock.virtual_us += 10000;
+        data()->now_us = it.clock.virtual_us;
+        kvs_scrub_step(scrub);
+        kvs_scrub_get_progress(scrub, &progress);
+        n_slices += progress.phase == KVS_SCRUB_ROWS;
+    } while (progress.phase == KVS_SCRUB_ROWS);
+    assert_int_equal(progress.bytes, 0);
+    kvs_scrub_destroy(scrub);
+    kvs_unit_truncate(unit, 0);
+    close_node();
+    scrub_bytes = SCRUB_BYTES;
+    assert_true(n_slices >= LEAST);
+}
+
 /* Rows of a shared block that only the session which the scrub comes to later has. */
 static void shared_blocks_are_scrubbed_whole(void **state)
 {
@@ -1345,6 +1389,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(flips_enter_no_answer),
         cmocka_unit_test(objects_go_while_the_scrub_is_at_them),
+        cmocka_unit_test(long_sessions_take_many_slices),
         cmocka_unit_test(shared_blocks_are_scrubbed_whole),
         cmocka_unit_test(chapters_are_made_again_whole),
         cmocka_unit_test(chapters_are_replaced_whole),

@@ -11,6 +11,7 @@
 enum {
     SLICE_BYTES = 256 << 10, /* about 20 us; a segment of large rows may be more */
     PARTS_PER_SLICE = 256,   /* places without a session that are skipped */
+    LOOKS_PER_SLICE = 1024,  /* segments, of which few may have rows left to check */
     SLICE_COST = 4 << 10,    /* minimum cost of a slice, in bytes */
     LAG_US = 200 * 1000,     /* delay that a busy or sleeping thread may catch up */
     PASS_US = 50 * 1000,     /* minimum time between the starts of two passes */
@@ -335,8 +336,10 @@ static uint64_t walk_rows(struct kvs_scrub *scrub)
 {
     uint64_t bytes = 0;
 
-    for (uint32_t n = 0; n < PARTS_PER_SLICE && bytes < SLICE_BYTES &&
-                         scrub->progress.phase == KVS_SCRUB_ROWS;) {
+    for (uint32_t n = 0, n_looks = 0;
+         n < PARTS_PER_SLICE && n_looks < LOOKS_PER_SLICE && bytes < SLICE_BYTES &&
+         scrub->progress.phase == KVS_SCRUB_ROWS;
+         n_looks++) {
         const struct kvs_shard_session *session = &scrub->shard->sessions[scrub->session];
 
         if (!session->used || scrub->block >= session->blocks.n ||
