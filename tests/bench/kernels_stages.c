@@ -25,8 +25,8 @@
  * The best run of each record counts, so a sum may exceed the sum of its stages.  Not included:
  * the request's transport, ids in the result, and recall, which a node samples. */
 #include "tests/bench/kernels.h"
-#include "tests/support/lone_unit.h"
 
+#include "kernels/checksum.h"
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/index/scorer.h"
@@ -34,6 +34,7 @@
 #include "kvserver/store/query/expand.h"
 #include "kvserver/store/query/selection.h"
 #include "kvserver/store/rows/verify.h"
+#include "tests/support/lone_unit.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -426,13 +427,12 @@ static double full_cells(const struct stages *stages, uint32_t chapter)
 
     for (unsigned head = 0; head < stages->n_heads; head++)
         for (uint32_t token = 0; token < stages->n_tokens; token += chapter, n++) {
-            const struct kvs_column *column =
-                kvs_unit_column(&stages->units[head], token / KV_BLOCK_TOKENS);
-            const struct kvs_codebook *book =
-                kvs_codebook_at(&stages->codebooks, column->codebook);
+            const struct kvs_codes *of =
+                kvs_unit_codes(&stages->units[head], token / KV_BLOCK_TOKENS);
+            const struct kvs_codebook *book = kvs_codebook_at(&stages->codebooks, of->codebook);
             const struct kv_cells cells = kvs_codebook_cells(book);
 
-            sum += book->cells != NULL ? kv_cells_n_full(&codes, &cells) : 0;
+            sum += kvs_codebook_lists(book) != NULL ? kv_cells_n_full(&codes, &cells) : 0;
         }
     return sum / n;
 }

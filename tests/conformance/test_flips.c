@@ -16,6 +16,7 @@
 #include "client/client.h"
 #include "client/control_message.h"
 #include "client/session.h"
+#include "kernels/checksum.h"
 #include "kernels/summary.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/random.h"
@@ -367,9 +368,10 @@ static struct kvs_unit *unit_at(unsigned session, unsigned layer, unsigned head)
 /* The codebook of the segment that begins the chapter; NULL: it has none. */
 static struct kvs_codebook *book_at(const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_column *column = kvs_unit_column(unit, block);
+    const struct kvs_codes *codes = kvs_unit_codes(unit, block);
 
-    return column->codes == NULL ? NULL : kvs_codebook_at(&data()->codebooks, column->codebook);
+    return codes->column.bytes == NULL ? NULL
+                                       : kvs_codebook_at(&data()->codebooks, codes->codebook);
 }
 
 static size_t n_floats(const struct kvs_codebook *book)
@@ -379,16 +381,16 @@ static size_t n_floats(const struct kvs_codebook *book)
 
 static size_t n_cells(const struct kvs_codebook *book)
 {
-    return book->cells == NULL ? 0 : kv_cells_head(&book->shape) + book->n_celled;
+    return kvs_codebook_lists(book) == NULL ? 0 : kv_cells_head(&book->shape) + book->n_celled;
 }
 
 static void copy_book(const struct kvs_codebook *book, struct book_copy *copy)
 {
     assert_true(n_floats(book) <= sizeof(copy->centroids) / sizeof(float));
     assert_true(n_cells(book) <= sizeof(copy->cells) / sizeof(uint32_t));
-    memcpy(copy->centroids, book->centroids, n_floats(book) * sizeof(float));
-    if (book->cells != NULL)
-        memcpy(copy->cells, book->cells, n_cells(book) * sizeof(uint32_t));
+    memcpy(copy->centroids, kvs_codebook_centroids(book), n_floats(book) * sizeof(float));
+    if (kvs_codebook_lists(book) != NULL)
+        memcpy(copy->cells, kvs_codebook_lists(book), n_cells(book) * sizeof(uint32_t));
     copy->n_celled = book->n_celled;
     copy->n_summarised = book->summaries.n_rows;
     if (copy->n_summarised > 0) {
@@ -408,17 +410,18 @@ static void copy_memory(void)
         const struct kvs_unit *unit = unit_at(session, layer, head);
 
         for (uint32_t i = 0; i < BLOCKS; i++) {
-            const struct kvs_column *column = kvs_unit_column(unit, i);
+            const struct kvs_codes *codes = kvs_unit_codes(unit, i);
             const uint8_t *rows = kvs_unit_row(unit, i * KV_BLOCK_TOKENS);
             const uint32_t *crcs = kvs_unit_crc(unit, i * KV_BLOCK_TOKENS);
             struct block_copy *copy = &it.blocks[session][layer][head][i];
 
             memcpy(copy->rows, rows, sizeof(copy->rows));
             memcpy(copy->crcs, crcs, sizeof(copy->crcs));
-            copy->n_coded = column->n_coded;
-            n_coded += column->n_coded;
-            if (column->codes != NULL)
-                memcpy(copy->tile, column->codes, kv_tile_bytes(&book_at(unit, i)->shape));
+            copy->n_coded = codes->n_coded;
+            n_coded += codes->n_coded;
+            if (codes->column.bytes != NULL)
+                memcpy(copy->tile, codes->column.bytes,
+                       kv_tile_bytes(&book_at(unit, i)->shape));
             const struct kvs_codebook *book = book_at(unit, i);
             if (book == NULL || book->block_begin != i)
                 continue;
@@ -433,15 +436,15 @@ static void copy_memory(void)
 
 static bool has_same_centroids(const struct kvs_codebook *book, const struct book_copy *copy)
 {
-    return !book->is_broken &&
-           memcmp(book->centroids, copy->centroids, n_floats(book) * sizeof(float)) == 0;
+    return !book->is_broken && memcmp(kvs_codebook_centroids(book), copy->centroids,
+                                      n_floats(book) * sizeof(float)) == 0;
 }
 
 static bool has_same_cells(const struct kvs_codebook *book, const struct book_copy *copy)
 {
     return book->n_cells_lost == 0 && book->n_celled == copy->n_celled &&
-           (book->cells == NULL ||
-            memcmp(book->cells, copy->cells, n_cells(book) * sizeof(uint32_t)) == 0);
+           (kvs_codebook_lists(book) == NULL || memcmp(kvs_codebook_lists(book), copy->cells,
+                                                       n_cells(book) * sizeof(uint32_t)) == 0);
 }
 
 static bool has_same_summaries(const struct kvs_codebook *book, const struct book_copy *copy)
@@ -467,7 +470,7 @@ static const char *difference(void)
         const struct kvs_unit *unit = unit_at(session, layer, head);
 
         for (uint32_t i = 0; i < BLOCKS; i++) {
-            const struct kvs_column *column = kvs_unit_column(unit, i);
+            const struct kvs_codes *codes = kvs_unit_codes(unit, i);
             const uint8_t *rows = kvs_unit_row(unit, i * KV_BLOCK_TOKENS);
             const uint32_t *crcs = kvs_unit_crc(unit, i * KV_BLOCK_TOKENS);
             const struct block_copy *copy = &it.blocks[session][layer][head][i];
@@ -483,10 +486,10 @@ static const char *difference(void)
                 what = "checksums";
             else if (kvs_segment_has_bad(kvs_unit_block(unit, i), unit->at))
                 what = "marks";
-            else if (column->n_coded != copy->n_coded || column->n_lost > 0)
+            else if (codes->n_coded != copy->n_coded || codes->n_lost > 0)
                 what = "codes, how many";
-            else if (column->codes != NULL &&
-                     memcmp(column->codes, copy->tile, kv_tile_bytes(&book->shape)) != 0)
+            else if (codes->column.bytes != NULL &&
+                     memcmp(codes->column.bytes, copy->tile, kv_tile_bytes(&book->shape)) != 0)
                 what = "codes";
             else if (book != NULL && book->block_begin == i &&
                      !is_same_book(
@@ -548,7 +551,7 @@ static bool plant(void)
         if (is_same_place(&it.flips[i], &flip))
             return false;
     unit = unit_at(flip.session, flip.layer, flip.head);
-    const struct kvs_column *column = kvs_unit_column(unit, flip.token / KV_BLOCK_TOKENS);
+    const struct kvs_codes *codes = kvs_unit_codes(unit, flip.token / KV_BLOCK_TOKENS);
     book = book_at(unit, flip.token / KV_BLOCK_TOKENS);
     if (flip.kind >= CODES && flip.kind < OBJECT && book == NULL)
         return false;
@@ -560,15 +563,15 @@ static bool plant(void)
         flip_bit(kvs_unit_crc(unit, flip.token), sizeof(uint32_t));
         break;
     case CODES:
-        flip_bit(column->codes, kv_tile_bytes(&book->shape));
+        flip_bit(codes->column.bytes, kv_tile_bytes(&book->shape));
         break;
     case CENTROIDS:
-        flip_bit(book->centroids, n_floats(book) * sizeof(float));
+        flip_bit(kvs_codebook_centroids(book), n_floats(book) * sizeof(float));
         break;
     case CELLS:
-        if (book->cells == NULL)
+        if (kvs_codebook_lists(book) == NULL)
             return false;
-        flip_bit(book->cells, n_cells(book) * sizeof(uint32_t));
+        flip_bit(kvs_codebook_lists(book), n_cells(book) * sizeof(uint32_t));
         break;
     case SUMMARIES:
         if (book->summaries.n_rows == 0)
@@ -983,8 +986,8 @@ static bool is_found(const struct flip *flip)
         return true;
     switch (flip->kind) {
     case CODES:
-        return kvs_unit_column(unit, block)->n_lost > 0 ||
-               memcmp(kvs_unit_column(unit, block)->codes, copy->tile,
+        return kvs_unit_codes(unit, block)->n_lost > 0 ||
+               memcmp(kvs_unit_codes(unit, block)->column.bytes, copy->tile,
                       kv_tile_bytes(&book->shape)) == 0;
     case CENTROIDS:
         return has_same_centroids(book, book_copy);
@@ -1093,7 +1096,7 @@ static void flip_centroid(struct kvs_unit *unit)
     struct kvs_codebook *book = book_at(unit, 0);
 
     assert_non_null(book);
-    flip_bit(book->centroids, n_floats(book) * sizeof(float));
+    flip_bit(kvs_codebook_centroids(book), n_floats(book) * sizeof(float));
 }
 
 /* While a query is in the middle of codes, they stay; the scrub goes on all the same. */
@@ -1265,7 +1268,7 @@ static void chapters_are_made_again_whole(void **state)
     book = book_at(unit, 0);
     assert_true(book != NULL && !book->is_broken);
     for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
-        assert_int_equal(kvs_unit_column(unit, i)->n_coded, KV_BLOCK_TOKENS);
+        assert_int_equal(kvs_unit_codes(unit, i)->n_coded, KV_BLOCK_TOKENS);
         assert_ptr_equal(book_at(unit, i), book);
     }
     assert_int_equal(book->summaries.n_rows, CHAPTER_BLOCKS * KV_BLOCK_TOKENS);
@@ -1274,7 +1277,7 @@ static void chapters_are_made_again_whole(void **state)
     close_session(BY_CHAPTER);
     scrub();
     flip_bit(book->summaries.groups[0].bytes, kv_summary_bytes(&book->summaries.shape));
-    flip_bit(book->cells, n_cells(book) * sizeof(uint32_t));
+    flip_bit(kvs_codebook_lists(book), n_cells(book) * sizeof(uint32_t));
     scrub();
     scrub();
     assert_ptr_equal(book_at(unit_at(FORK, 0, 0), 0), book);
@@ -1282,6 +1285,67 @@ static void chapters_are_made_again_whole(void **state)
     assert_int_equal(book->n_celled, FORKED_BLOCKS * KV_BLOCK_TOKENS);
     assert_int_equal(book->n_summaries_lost, 0);
     assert_int_equal(book->n_cells_lost, 0);
+    close_node();
+}
+
+/* Returns a checksum over those of all columns of the unit's first chapter; fails unless each is
+ * sound. */
+static uint32_t columns_crc(const struct kvs_unit *unit, uint32_t blocks)
+{
+    const struct kvs_codebook *book = book_at(unit, 0);
+    const struct kvs_column *of_book[] = {&book->learnt, &book->lists,
+                                          &book->summaries.groups[0]};
+    uint32_t crc = 0;
+
+    for (uint32_t i = 0; i < blocks; i++) {
+        const struct kvs_column *column = &kvs_unit_codes(unit, i)->column;
+
+        assert_true(kvs_column_is_sound(column));
+        assert_ptr_equal(book_at(unit, i), book);
+        crc = kv_crc32c(crc, &column->crc, sizeof(column->crc));
+    }
+    for (unsigned i = 0; i < sizeof(of_book) / sizeof(of_book[0]); i++) {
+        assert_true(kvs_column_is_sound(of_book[i]));
+        crc = kv_crc32c(crc, &of_book[i]->crc, sizeof(of_book[i]->crc));
+    }
+    return crc;
+}
+
+/* What another build made in another format is not found bad, but made again from the rows. */
+static void older_versions_are_made_again(void **state)
+{
+    enum {
+        CHAPTER_BLOCKS = 16
+    };
+    struct kvs_codebook *book;
+    struct kvs_unit *unit;
+    uint32_t before, codebook;
+
+    (void)state;
+    kv_random_init(&it.random, 7);
+    open_node();
+    fork_chapter(CHAPTER_BLOCKS, 3 * KV_BLOCK_TOKENS);
+    unit = unit_at(BY_CHAPTER, 0, 0);
+    book = book_at(unit, 0);
+    before = columns_crc(unit, CHAPTER_BLOCKS);
+    for (uint32_t i = 0; i < CHAPTER_BLOCKS; i += 3)
+        kvs_block_codes_make(&data()->store, kvs_unit_block(unit, i), unit->at)
+            ->column.version--;
+    book->lists.version++;
+    book->summaries.groups[0].version--;
+    scrub();
+    scrub();
+    assert_ptr_equal(book_at(unit, 0), book);
+    assert_int_equal(columns_crc(unit, CHAPTER_BLOCKS), before);
+
+    codebook = kvs_unit_codes(unit, 0)->codebook;
+    book->learnt.version--;
+    scrub();
+    scrub();
+    assert_int_not_equal(kvs_unit_codes(unit, 0)->codebook, codebook);
+    assert_int_equal(columns_crc(unit, CHAPTER_BLOCKS), before);
+    for (unsigned i = 0; i < KVS_KINDS; i++)
+        assert_int_equal(data()->store.health.found[i], 0);
     close_node();
 }
 
@@ -1321,15 +1385,15 @@ static void chapters_are_replaced_whole(void **state)
     unit = unit_at(BY_CHAPTER, 0, 0);
     before = *book_at(unit, 0);
     scrub_passes(scrub, 2);
-    const uint32_t broken = kvs_unit_column(unit, 0)->codebook;
+    const uint32_t broken = kvs_unit_codes(unit, 0)->codebook;
     flip_centroid(unit_at(BY_CHAPTER, 0, 0));
     scrub_passes(scrub, 1);
-    while (kvs_unit_column(unit, BAD_BLOCK - 1)->codebook == broken)
+    while (kvs_unit_codes(unit, BAD_BLOCK - 1)->codebook == broken)
         assert_true(kvs_indexer_step(data()->indexer));
     flip_bit(kvs_unit_row(unit, BAD_BLOCK * KV_BLOCK_TOKENS), 1);
     while (kvs_indexer_step(data()->indexer))
         ;
-    assert_int_equal(kvs_unit_column(unit, BAD_BLOCK)->codebook, broken);
+    assert_int_equal(kvs_unit_codes(unit, BAD_BLOCK)->codebook, broken);
     assert_true(kvs_unit_is_bad(unit, BAD_BLOCK * KV_BLOCK_TOKENS));
     scrub_passes(scrub, 3);
     assert_false(kvs_indexer_step(data()->indexer));
@@ -1340,12 +1404,12 @@ static void chapters_are_replaced_whole(void **state)
         ;
     book = book_at(unit, 0);
     for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
-        assert_int_equal(kvs_unit_column(unit, i)->n_coded, KV_BLOCK_TOKENS);
+        assert_int_equal(kvs_unit_codes(unit, i)->n_coded, KV_BLOCK_TOKENS);
         assert_ptr_equal(book_at(unit, i), book);
     }
     assert_false(book->is_broken);
-    assert_int_equal(book->centroids_crc, before.centroids_crc);
-    assert_int_equal(book->cells_crc, before.cells_crc);
+    assert_int_equal(book->learnt.crc, before.learnt.crc);
+    assert_int_equal(book->lists.crc, before.lists.crc);
     assert_int_equal(book->summaries.n_rows, before.summaries.n_rows);
     assert_int_equal(data()->store.health.found[KVS_KIND_CENTROIDS], 1);
     assert_int_equal(data()->store.health.mended[KVS_KIND_CENTROIDS], 1);
@@ -1392,6 +1456,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(long_sessions_take_many_slices),
         cmocka_unit_test(shared_blocks_are_scrubbed_whole),
         cmocka_unit_test(chapters_are_made_again_whole),
+        cmocka_unit_test(older_versions_are_made_again),
         cmocka_unit_test(chapters_are_replaced_whole),
         cmocka_unit_test(queries_do_not_stop_the_scrub),
     };

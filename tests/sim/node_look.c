@@ -69,21 +69,21 @@ void node_look(struct kvs_node *node, struct node_look *ret_look)
 
 /* Are these the codes that the codebook gives the segment's keys? */
 static bool are_codes(const struct kvs_codebook *book,
-                      const struct kvs_column *column,
+                      const struct kvs_codes *codes,
                       const uint8_t *rows,
                       enum kv_key_type type,
                       uint32_t row_bytes)
 {
     static float keys[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX];
-    static uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
+    static uint8_t right[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(right)];
     const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
 
-    kv_exact_scores_load(type, rows, row_bytes, column->n_coded, book->shape.d, keys);
-    kv_kmeans_encode(&book->shape, &kmeans, keys, column->n_coded, codes, KV_PQ_TILE);
-    kv_tile_get(&book->shape, column->codes, 0, column->n_coded, own, KV_PQ_TILE);
+    kv_exact_scores_load(type, rows, row_bytes, codes->n_coded, book->shape.d, keys);
+    kv_kmeans_encode(&book->shape, &kmeans, keys, codes->n_coded, right, KV_PQ_TILE);
+    kv_tile_get(&book->shape, codes->column.bytes, 0, codes->n_coded, own, KV_PQ_TILE);
     for (uint32_t j = 0; j < book->shape.m; j++)
-        if (memcmp(codes + (size_t)j * KV_PQ_TILE, own + (size_t)j * KV_PQ_TILE,
-                   column->n_coded) != 0)
+        if (memcmp(right + (size_t)j * KV_PQ_TILE, own + (size_t)j * KV_PQ_TILE,
+                   codes->n_coded) != 0)
             return false;
     return true;
 }
@@ -98,25 +98,25 @@ static const char *unit_fault(const struct kvs_shard *data,
 
     for (uint32_t i = 0; i < kvs_unit_n_segments(unit) && why == NULL; i++) {
         const struct kvs_segment *segment = kvs_unit_segment(unit, i);
-        const struct kvs_column *column = kvs_unit_column(unit, i);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, i);
         const struct kvs_codebook *book;
 
         if (segment->training && kvs_unit_block(unit, i)->pins == 0)
             why = "a job has it, and it is not pinned";
-        if (column->codes == NULL)
+        if (codes->column.bytes == NULL)
             continue;
-        book = kvs_codebook_at(&data->codebooks, column->codebook);
-        if (column->n_coded == 0 || column->n_coded > segment->n_written)
+        book = kvs_codebook_at(&data->codebooks, codes->codebook);
+        if (codes->n_coded == 0 || codes->n_coded > segment->n_written)
             why = "its codes are too few or too many";
         else if (book->refs == 0 || book->shape.d != layer->d_k)
             why = "its codebook is not its own";
-        else if (!are_codes(book, column, kvs_unit_row(unit, i * KV_BLOCK_TOKENS),
+        else if (!are_codes(book, codes, kvs_unit_row(unit, i * KV_BLOCK_TOKENS),
                             (enum kv_key_type)layer->dtype, unit->row_bytes))
             why = "its codes are not those of its keys";
         if (why != NULL)
             snprintf(text, sizeof(text), "layer %u, head %u, block %u: %u rows, %u codes: %s",
                      unit->layer, unit->kv_head, i, (unsigned)segment->n_written,
-                     column->n_coded, why);
+                     codes->n_coded, why);
     }
     return why != NULL ? text : NULL;
 }

@@ -33,8 +33,8 @@ stand_for(const struct kvs_codebook *book, const uint8_t *tile, uint32_t row, do
         const uint32_t code = code_at(&book->shape, tile, row, j);
 
         for (uint32_t i = 0; i < width; i++)
-            ret_key[j * width + i] =
-                (double)book->centroids[((size_t)j * width + i) << book->shape.bits | code];
+            ret_key[j * width + i] = (double)kvs_codebook_centroids(
+                book)[((size_t)j * width + i) << book->shape.bits | code];
     }
 }
 
@@ -46,13 +46,13 @@ static void codes_of_unit(const struct kvs_shard *data,
                           bool *ret_coded)
 {
     for (uint32_t token = 0; token < n_tokens; token++) {
-        const struct kvs_column *column = kvs_unit_column(unit, token / KV_BLOCK_TOKENS);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, token / KV_BLOCK_TOKENS);
         const uint32_t row = token % KV_BLOCK_TOKENS;
 
-        ret_coded[token] = column->codes != NULL && row < column->n_coded;
+        ret_coded[token] = codes->column.bytes != NULL && row < codes->n_coded;
         if (ret_coded[token])
-            stand_for(kvs_codebook_at(&data->codebooks, column->codebook), column->codes, row,
-                      ret_keys + (size_t)token * d_k);
+            stand_for(kvs_codebook_at(&data->codebooks, codes->codebook), codes->column.bytes,
+                      row, ret_keys + (size_t)token * d_k);
     }
 }
 

@@ -6,6 +6,7 @@
 #ifndef KV_TESTS_SUPPORT_UNITS_H
 #define KV_TESTS_SUPPORT_UNITS_H
 
+#include "kernels/checksum.h"
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/index/encode.h"
@@ -98,21 +99,21 @@ unit_make(struct bench *bench, struct kvs_unit *unit, uint32_t head, uint32_t d,
 /* Whether all codes of the unit's rows are what their codebooks give. */
 static inline bool unit_codes_are_right(const struct bench *bench, const struct kvs_unit *unit)
 {
-    uint8_t codes[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(codes)];
+    uint8_t right[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(right)];
 
     for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++) {
-        const struct kvs_column *column = kvs_unit_column(unit, i);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, i);
 
-        if (column->codes == NULL)
+        if (codes->column.bytes == NULL)
             continue;
-        const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, column->codebook);
+        const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, codes->codebook);
         const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
         kv_kmeans_encode(&book->shape, &kmeans,
                          (const float *)(const void *)kvs_unit_row(unit, i * KV_BLOCK_TOKENS),
-                         column->n_coded, codes, KV_PQ_TILE);
-        kv_tile_get(&book->shape, column->codes, 0, column->n_coded, own, KV_PQ_TILE);
+                         codes->n_coded, right, KV_PQ_TILE);
+        kv_tile_get(&book->shape, codes->column.bytes, 0, codes->n_coded, own, KV_PQ_TILE);
         for (uint32_t j = 0; j < book->shape.m; j++)
-            if (memcmp(codes + j * KV_PQ_TILE, own + j * KV_PQ_TILE, column->n_coded) != 0)
+            if (memcmp(right + j * KV_PQ_TILE, own + j * KV_PQ_TILE, codes->n_coded) != 0)
                 return false;
     }
     return true;

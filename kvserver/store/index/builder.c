@@ -44,9 +44,9 @@ struct job {
     bool has_codebook;
     void *training; /* of the scorer; in the arena */
     int training_class;
-    uint32_t cursor;             /* of the scorer in training, or segment */
-    struct kvs_item_lists lists; /* of the arena, until they are the codebook's */
-    int lists_class;
+    uint32_t cursor; /* of the scorer in training, or segment */
+    struct kvs_item_lists lists;
+    struct kvs_column lists_column; /* their memory, until it is the codebook's */
     bool is_late;     /* its chapter has codes: it makes only summaries or lists */
     bool wants_lists; /* a late job that makes lists */
     bool replaces;    /* it replaces broken codebooks, whose codes its segments still have */
@@ -138,8 +138,7 @@ static void job_end(struct kvs_indexer *indexer, struct job *job)
     kvs_arena_free(arena, job->blocks_class, job->blocks);
     if (job->training != NULL)
         kvs_arena_free(arena, job->training_class, job->training);
-    if (job->lists.memory != NULL)
-        kvs_arena_free(arena, job->lists_class, job->lists.memory);
+    kvs_column_drop(&job->lists_column, arena);
     if (job->has_codebook)
         kvs_codebook_unref(indexer->books, job->codebook);
     kv_pool_put(indexer->jobs, job);
@@ -216,7 +215,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     blocks[0]->segments[job->at].begins_job = true;
     if (is_late) {
         job->has_codebook = true;
-        job->codebook = kvs_block_column(blocks[0], job->at)->codebook;
+        job->codebook = kvs_block_codes(blocks[0], job->at)->codebook;
         kvs_codebook_ref(indexer->books, job->codebook);
         job->wants_lists = kvs_codebook_can_mend_cells(book_of(indexer, job), n_rows);
     }
@@ -226,9 +225,9 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
 
 /* ---- slices: each runs for about 50 us, and advances job->cursor or job->state ----------- */
 
-static const struct kvs_column *column_at(const struct job *job, uint32_t i)
+static const struct kvs_codes *codes_at(const struct job *job, uint32_t i)
 {
-    return kvs_block_column(job->blocks[i], job->at);
+    return kvs_block_codes(job->blocks[i], job->at);
 }
 
 static const uint8_t *row_at(const struct job *job, uint32_t row)
@@ -327,7 +326,7 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
     status = scorer->train_begin(book_of(indexer, job), &keys);
     if (status != KV_OK)
         return status;
-    kvs_codebook_seal(book_of(indexer, job));
+    kvs_column_seal(&book_of(indexer, job)->learnt);
     job->state = job->plan.iterations > 0 ? JOB_TRAIN : JOB_ENCODE;
     return KV_OK;
 }
@@ -348,7 +347,7 @@ static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uin
     uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
     if (book->iterations >= job->plan.iterations ||
         (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) || !pays) {
-        kvs_codebook_seal(book);
+        kvs_column_seal(&book->learnt);
         job->state = JOB_ENCODE;
     }
     return KV_OK;
@@ -356,9 +355,9 @@ static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uin
 
 /* ---- codes ------------------------------------------------------------------------------- */
 
-static bool has_codes_of_another(const struct kvs_column *column, uint32_t codebook)
+static bool has_codes_of_another(const struct kvs_codes *codes, uint32_t codebook)
 {
-    return column->codes != NULL && column->codebook != codebook;
+    return codes->column.bytes != NULL && codes->codebook != codebook;
 }
 
 /* Encodes some rows of a segment.  *ret_done is true after the last segment.  A segment keeps the
@@ -366,7 +365,7 @@ static bool has_codes_of_another(const struct kvs_column *column, uint32_t codeb
 static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     struct kvs_block *block = job->blocks[job->cursor];
-    const struct kvs_column *column = column_at(job, job->cursor);
+    const struct kvs_codes *codes = codes_at(job, job->cursor);
     uint32_t n_rows = job->n_rows - job->cursor * KV_BLOCK_TOKENS;
     uint32_t begin, end;
     kv_status_t status;
@@ -374,8 +373,8 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
     *ret_done = block->refs == 0; /* no unit has this segment, nor those after it */
     if (*ret_done)
         return KV_OK;
-    const bool has_old = job->replaces && has_codes_of_another(column, job->codebook);
-    begin = has_old ? 0 : column->n_coded;
+    const bool has_old = job->replaces && has_codes_of_another(codes, job->codebook);
+    begin = has_old ? 0 : codes->n_coded;
     end = begin + scorer_of(job)->rows_at_once(&job->plan.shape);
     if (n_rows > KV_BLOCK_TOKENS)
         n_rows = KV_BLOCK_TOKENS;
@@ -386,7 +385,7 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
         return KV_CORRUPT;
     if (has_old) {
         /* Queries may be in progress, which began when this codebook was broken already. */
-        assert(kvs_codebook_at(indexer->books, column->codebook)->is_broken);
+        assert(kvs_codebook_at(indexer->books, codes->codebook)->is_broken);
         kvs_segment_drop_codes(indexer->books, block, job->at);
     }
     status = kvs_segment_encode(indexer->books, block, job->at, job->codebook, job->plan.type,
@@ -395,7 +394,7 @@ static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bo
         return status;
     indexer->stats.rows_coded += end - begin;
     if (end == KV_BLOCK_TOKENS)
-        kvs_block_column_make(indexer->books->store, block, job->at)->in_chapter = true;
+        kvs_block_codes_make(indexer->books->store, block, job->at)->in_chapter = true;
     job->cursor += end == n_rows;
     *ret_done = job->cursor == job->n_segments;
     return KV_OK;
@@ -408,8 +407,8 @@ static uint32_t rows_in_chapter(const struct job *job)
 {
     uint32_t n_full = 0;
 
-    while (n_full < job->n_segments && column_at(job, n_full)->in_chapter &&
-           column_at(job, n_full)->codebook == job->codebook)
+    while (n_full < job->n_segments && codes_at(job, n_full)->in_chapter &&
+           codes_at(job, n_full)->codebook == job->codebook)
         n_full++;
     return n_full * KV_BLOCK_TOKENS;
 }
@@ -421,26 +420,27 @@ static bool begin_lists(struct kvs_indexer *indexer, struct job *job)
 
     job->lists =
         (struct kvs_item_lists){.shape = &job->plan.shape, .n_rows = rows_in_chapter(job)};
-    job->lists.memory =
-        kvs_codebook_alloc_cells(indexer->books, book, &job->lists.n_rows, &job->lists_class);
     job->cursor = 0;
-    return job->lists.memory != NULL;
+    if (!kvs_codebook_alloc_lists(indexer->books, book, &job->lists.n_rows, &job->lists_column))
+        return false;
+    job->lists.memory = job->lists_column.bytes;
+    return true;
 }
 
 /* Frees the lists, because some codes are bad, and counts them as lost: they are made later. */
 static void give_up_lists(struct kvs_indexer *indexer, struct job *job)
 {
     book_of(indexer, job)->n_cells_lost = job->lists.n_rows;
-    kvs_arena_free(indexer->books->store->arena, job->lists_class, job->lists.memory);
-    job->lists.memory = NULL;
+    kvs_column_drop(&job->lists_column, indexer->books->store->arena);
 }
 
 /* Passes the finished lists to the codebook. */
 static void end_lists(struct kvs_indexer *indexer, struct job *job)
 {
-    kvs_codebook_set_cells(indexer->books, job->codebook, job->lists.memory, job->lists_class,
+    kvs_column_seal(&job->lists_column);
+    kvs_codebook_set_lists(indexer->books, job->codebook, &job->lists_column,
                            job->lists.n_rows);
-    job->lists.memory = NULL;
+    job->lists_column = (struct kvs_column){0};
     if (job->wants_lists)
         indexer->books->store->health.mended[KVS_KIND_CELLS]++;
     book_of(indexer, job)->n_cells_lost = 0;
@@ -456,13 +456,13 @@ static bool lists_slice(struct kvs_indexer *indexer, struct job *job)
         n_segments - job->cursor < SLICE_BLOCKS ? n_segments : job->cursor + SLICE_BLOCKS;
 
     for (; job->cursor < end; job->cursor++) {
-        const struct kvs_column *column = column_at(job, job->cursor);
+        const struct kvs_codes *codes = codes_at(job, job->cursor);
 
-        if (!column->in_chapter || !kvs_segment_codes_are_good(indexer->books, column)) {
+        if (!codes->in_chapter || !kvs_column_is_sound(&codes->column)) {
             give_up_lists(indexer, job);
             return true;
         }
-        scorer->lists_add(&job->lists, column->codes, job->cursor * KV_BLOCK_TOKENS);
+        scorer->lists_add(&job->lists, codes->column.bytes, job->cursor * KV_BLOCK_TOKENS);
     }
     if (end < n_segments)
         return false;
@@ -671,9 +671,8 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
     assert(job->has_codebook == (job->is_late || job->state != JOB_QUEUED));
     assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
                                   book_of(indexer, job)->refs > 0));
-    assert((job->lists.memory != NULL) == (job->state == JOB_LISTS));
-    assert(job->lists.memory == NULL ||
-           kvs_arena_is_in_use(arena, job->lists_class, job->lists.memory));
+    assert((job->lists_column.bytes != NULL) == (job->state == JOB_LISTS));
+    assert(kvs_column_is_in_use(&job->lists_column, arena));
     assert(job->training == NULL ||
            (!job->is_late && job->state != JOB_QUEUED &&
             kvs_arena_is_in_use(arena, job->training_class, job->training)));

@@ -33,7 +33,9 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
 {
     const struct kv_pq_shape *shape = &plan->shape;
     const struct kvs_scorer_ops *scorer = kvs_scorer_at(plan->scorer);
-    int class_id = kvs_arena_class_rounded(books->store->arena, scorer->codebook_bytes(shape));
+    const size_t n_bytes = scorer->codebook_bytes(shape);
+    const int class_id = kvs_arena_class_rounded(books->store->arena, n_bytes);
+    struct kvs_column learnt;
     struct kvs_codebook *book;
 
     static_assert((int)KV_TILE_BYTES_MAX <= (int)KVS_ARENA_PAGE, "a tile has a class");
@@ -42,8 +44,8 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
     book = kv_pool_get(books->pool);
     if (book == NULL)
         return KV_NO_MEMORY;
-    float *centroids = kvs_arena_alloc(books->store->arena, class_id);
-    if (centroids == NULL) {
+    if (!kvs_column_create(&learnt, books->store->arena, KVS_COLUMN_CODEBOOK, class_id,
+                           (uint32_t)n_bytes)) {
         kv_pool_put(books->pool, book);
         return KV_NO_MEMORY;
     }
@@ -53,8 +55,7 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
         .refs = 1,
         .shape = *shape,
         .plan = *plan,
-        .centroids = centroids,
-        .class_id = class_id,
+        .learnt = learnt,
         .tile_class = kvs_arena_class_hold(books->store->arena, scorer->codes_bytes(shape)),
     };
     *ret_codebook = kv_pool_index(books->pool, book);
@@ -79,50 +80,34 @@ void kvs_codebook_set_summaries(struct kvs_codebooks *books,
     book->summaries = *summaries;
 }
 
-void kvs_codebook_seal(struct kvs_codebook *book)
-{
-    book->centroids_crc =
-        kv_crc32c(0, book->centroids, book->scorer->codebook_bytes(&book->shape));
-}
-
-bool kvs_codebook_centroids_are_good(const struct kvs_codebook *book)
-{
-    return kv_crc32c(0, book->centroids, book->scorer->codebook_bytes(&book->shape)) ==
-           book->centroids_crc;
-}
-
-static uint32_t cells_crc(const struct kvs_codebook *book)
-{
-    return kv_crc32c(0, book->cells, book->scorer->lists_bytes(&book->shape, book->n_celled));
-}
-
-bool kvs_codebook_cells_are_good(const struct kvs_codebook *book)
-{
-    return book->cells == NULL || cells_crc(book) == book->cells_crc;
-}
-
-void kvs_codebook_set_cells(struct kvs_codebooks *books,
+void kvs_codebook_set_lists(struct kvs_codebooks *books,
                             uint32_t codebook,
-                            uint32_t *cells,
-                            int cells_class,
+                            const struct kvs_column *lists,
                             uint32_t n_celled)
 {
     struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
-    kvs_arena_free(books->store->arena, book->cells_class, book->cells);
-    book->cells = cells;
-    book->cells_class = cells_class;
+    kvs_column_drop(&book->lists, books->store->arena);
+    book->lists = *lists;
     book->n_celled = n_celled;
-    book->cells_crc = cells != NULL ? cells_crc(book) : 0;
+}
+
+bool kvs_codebook_verify_learnt(struct kvs_codebooks *books, uint32_t codebook)
+{
+    struct kvs_codebook *book = kvs_codebook_at(books, codebook);
+
+    if (!book->is_broken && !kvs_column_check(&book->learnt, &books->store->health))
+        book->is_broken = true;
+    return !book->is_broken;
 }
 
 bool kvs_codebook_verify_cells(struct kvs_codebooks *books, uint32_t codebook)
 {
     struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
-    if (book->n_cells_lost > 0 || kvs_codebook_cells_are_good(book))
+    if (book->lists.bytes == NULL || book->n_cells_lost > 0 ||
+        kvs_column_check(&book->lists, &books->store->health))
         return true;
-    books->store->health.found[KVS_KIND_CELLS]++;
     book->n_cells_lost = book->n_celled;
     return false;
 }
@@ -134,9 +119,8 @@ bool kvs_codebook_verify_summaries(struct kvs_codebooks *books,
     struct kvs_codebook *book = kvs_codebook_at(books, codebook);
     const struct kvs_summaries *summaries = &book->summaries;
 
-    if (kvs_summaries_are_good(summaries, group))
+    if (kvs_column_check(&summaries->groups[group], &books->store->health))
         return true;
-    books->store->health.found[KVS_KIND_SUMMARIES]++;
     book->lost_plan = book->plan;
     book->lost_plan.d_v = summaries->shape.d_v;
     book->lost_plan.summaries_bits = summaries->shape.bits;
@@ -153,37 +137,36 @@ void kvs_codebook_unref(struct kvs_codebooks *books, uint32_t codebook)
     assert(book->refs > 0);
     if (--book->refs > 0)
         return;
-    kvs_codebook_set_cells(books, codebook, NULL, 0, 0);
+    kvs_codebook_set_lists(books, codebook, &(struct kvs_column){0}, 0);
     kvs_codebook_set_summaries(books, codebook, &(struct kvs_summaries){0});
-    kvs_arena_free(books->store->arena, book->class_id, book->centroids);
+    kvs_column_drop(&book->learnt, books->store->arena);
     kvs_arena_class_release(books->store->arena, book->tile_class);
     kv_pool_put(books->pool, book);
 }
 
-uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
-                                   const struct kvs_codebook *book,
-                                   uint32_t *n_rows,
-                                   int *ret_class)
+bool kvs_codebook_alloc_lists(struct kvs_codebooks *books,
+                              const struct kvs_codebook *book,
+                              uint32_t *n_rows,
+                              struct kvs_column *ret_lists)
 {
     const struct kvs_scorer_ops *scorer = book->scorer;
     const uint32_t n_pay = scorer->items_pay(&book->shape);
 
     if (n_pay == 0)
-        return NULL;
+        return false;
     const uint32_t most =
         (uint32_t)((KVS_ARENA_PAGE - scorer->lists_bytes(&book->shape, 0)) / sizeof(uint32_t));
     const uint32_t n = *n_rows < most ? *n_rows : most / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     if (n < n_pay)
-        return NULL;
-    int class_id =
-        kvs_arena_class_rounded(books->store->arena, scorer->lists_bytes(&book->shape, n));
-    uint32_t *cells = class_id < 0 ? NULL : kvs_arena_alloc(books->store->arena, class_id);
-    if (cells == NULL)
-        return NULL;
-    memset(cells, 0, scorer->lists_bytes(&book->shape, 0));
+        return false;
+    const size_t n_bytes = scorer->lists_bytes(&book->shape, n);
+    if (!kvs_column_create(ret_lists, books->store->arena, KVS_COLUMN_LISTS,
+                           kvs_arena_class_rounded(books->store->arena, n_bytes),
+                           (uint32_t)n_bytes))
+        return false;
+    memset(ret_lists->bytes, 0, scorer->lists_bytes(&book->shape, 0));
     *n_rows = n;
-    *ret_class = class_id;
-    return cells;
+    return true;
 }
 
 /* Returns whether n_rows are all of the lost rows, or as many of them as any unit still has. */
@@ -210,10 +193,10 @@ static void check_codebook(const struct kvs_codebooks *books, const struct kvs_c
     const struct kvs_arena *arena = books->store->arena;
 
     assert(book->refs > 0 && book->serial > 0 && book->serial <= books->serial);
-    assert(kvs_arena_is_in_use(arena, book->class_id, book->centroids));
-    assert((book->cells != NULL) == (book->n_celled > 0));
+    assert(book->learnt.bytes != NULL && kvs_column_is_in_use(&book->learnt, arena));
+    assert((book->lists.bytes != NULL) == (book->n_celled > 0));
     assert(book->n_celled % KV_BLOCK_TOKENS == 0);
-    assert(book->cells == NULL || kvs_arena_is_in_use(arena, book->cells_class, book->cells));
+    assert(kvs_column_is_in_use(&book->lists, arena));
     assert(book->n_summaries_lost == 0 || book->summaries.n_rows == 0);
     kvs_summaries_check(&book->summaries, arena);
 }

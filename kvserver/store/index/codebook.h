@@ -71,13 +71,11 @@ struct kvs_codebook {
     uint32_t n_most; /* most full segments of its chapter in any unit, by the previous pass */
     uint32_t n_seen; /* the same, by the current pass so far */
     struct kv_pq_shape shape;
-    float *centroids; /* what the scorer has learnt: codebook_bytes() (scorer.h) */
-    int class_id, tile_class;
-    uint32_t *cells; /* lists (kernels/pq_cells.h) of the first n_celled rows, or NULL */
-    int cells_class;
+    struct kvs_column learnt; /* what the scorer has learnt: codebook_bytes() (scorer.h) */
+    int tile_class;           /* of codes */
+    struct kvs_column lists;  /* (kernels/pq_cells.h) of the first n_celled rows */
     uint32_t n_celled;
-    struct kvs_summaries summaries;    /* of the first segments' rows, keys and values */
-    uint32_t centroids_crc, cells_crc; /* of what was learnt; of the cells' lists */
+    struct kvs_summaries summaries; /* of the first segments' rows, keys and values */
     uint32_t n_holes;      /* at least as many segments of its chapter have lost their codes */
     uint32_t n_cells_lost; /* rows whose cells are to be made again */
     uint32_t n_summaries_lost; /* rows whose summaries are to be made again, by
@@ -112,19 +110,15 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
 void kvs_codebook_ref(struct kvs_codebooks *books, uint32_t codebook);
 void kvs_codebook_unref(struct kvs_codebooks *books, uint32_t codebook);
 
-/* Computes the checksum of the centroids, which are final from now on. */
-void kvs_codebook_seal(struct kvs_codebook *book);
-
-/* Verify the centroids or the cells with their checksums. */
-bool kvs_codebook_centroids_are_good(const struct kvs_codebook *book);
-bool kvs_codebook_cells_are_good(const struct kvs_codebook *book);
-
-/* Sets its cells, of the first n_celled rows, or frees them (NULL). */
-void kvs_codebook_set_cells(struct kvs_codebooks *books,
+/* Replaces its lists, of the first n_celled rows; all zeros: it has none.  It owns the new ones.
+ */
+void kvs_codebook_set_lists(struct kvs_codebooks *books,
                             uint32_t codebook,
-                            uint32_t *cells,
-                            int cells_class,
+                            const struct kvs_column *lists,
                             uint32_t n_celled);
+
+/* Verifies what was learnt.  Returns false if it is not sound: the codebook is broken now. */
+bool kvs_codebook_verify_learnt(struct kvs_codebooks *books, uint32_t codebook);
 
 /* Verifies its cells, if it has any that are not lost.  Returns false if they are lost now.
  * Their memory stays, because a query may be reading it. */
@@ -142,20 +136,31 @@ void kvs_codebook_set_summaries(struct kvs_codebooks *books,
                                 const struct kvs_summaries *summaries);
 
 /* Allocates lists of the first *n_rows rows, or of fewer if a page holds no more; their head is
- * 0.  Returns NULL if there are too many cells, too few rows for cells to pay, or no memory. */
-uint32_t *kvs_codebook_alloc_cells(struct kvs_codebooks *books,
-                                   const struct kvs_codebook *book,
-                                   uint32_t *n_rows,
-                                   int *ret_class);
+ * 0.  Returns false if there are too many cells, too few rows for cells to pay, or no memory. */
+bool kvs_codebook_alloc_lists(struct kvs_codebooks *books,
+                              const struct kvs_codebook *book,
+                              uint32_t *n_rows,
+                              struct kvs_column *ret_lists);
 
 /* Return whether n_rows rows from the chapter's first on are enough to make lost cells or
  * summaries again: all that had them, or as many of those as any unit still has. */
 bool kvs_codebook_can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows);
 bool kvs_codebook_can_mend_summaries(const struct kvs_codebook *book, uint32_t n_rows);
 
+/* Return what was learnt, and the lists; NULL: there are none. */
+static inline float *kvs_codebook_centroids(const struct kvs_codebook *book)
+{
+    return book->learnt.bytes;
+}
+
+static inline uint32_t *kvs_codebook_lists(const struct kvs_codebook *book)
+{
+    return book->lists.bytes;
+}
+
 static inline struct kv_cells kvs_codebook_cells(const struct kvs_codebook *book)
 {
-    return kv_cells_at(&book->shape, book->cells, book->n_celled);
+    return kv_cells_at(&book->shape, kvs_codebook_lists(book), book->n_celled);
 }
 
 static inline struct kvs_codebook *kvs_codebook_at(const struct kvs_codebooks *books,

@@ -1,6 +1,5 @@
 #include "kvserver/store/index/encode.h"
 
-#include "kernels/checksum.h"
 #include "kvserver/store/index/scorer.h"
 
 #include <assert.h>
@@ -11,66 +10,57 @@ static_assert((int)KV_PQ_SUBSPACES_MAX == (int)KV_SUBSPACES_MAX &&
                   (int)KV_PQ_BITS_MAX == (int)KV_CODE_BITS_MAX,
               "what a caller may ask for, the kernels can");
 
-static uint32_t tile_crc(const struct kvs_codebooks *books, const struct kvs_column *column)
+/* Returns the codes of a segment that has some. */
+static struct kvs_codes *
+codes_of(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at)
 {
-    const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
+    struct kvs_codes *codes = kvs_block_codes_make(books->store, block, at);
 
-    return kv_crc32c(0, column->codes, book->scorer->codes_bytes(&book->shape));
+    assert(codes != NULL && codes->column.bytes != NULL);
+    return codes;
 }
 
-bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
-                                const struct kvs_column *column)
+static void lose(struct kvs_codebooks *books, struct kvs_codes *codes)
 {
-    return tile_crc(books, column) == column->crc;
+    kvs_codebook_at(books, codes->codebook)->n_holes += codes->in_chapter;
+    codes->n_lost = codes->n_coded;
+    codes->lost_chapter = codes->in_chapter;
+    codes->n_coded = 0;
+    codes->in_chapter = false;
 }
 
-/* Returns the column of a segment that has one. */
-static struct kvs_column *
-column_of(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at)
+bool kvs_segment_check_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at)
 {
-    struct kvs_column *column = kvs_block_column_make(books->store, block, at);
+    struct kvs_codes *codes = codes_of(books, block, at);
 
-    assert(column != NULL && column->codes != NULL);
-    return column;
-}
-
-static void lose_codes(struct kvs_codebooks *books, struct kvs_column *column)
-{
-    books->store->health.found[KVS_KIND_CODES]++;
-    kvs_codebook_at(books, column->codebook)->n_holes += column->in_chapter;
-    column->n_lost = column->n_coded;
-    column->lost_chapter = column->in_chapter;
-    column->n_coded = 0;
-    column->in_chapter = false;
-}
-
-void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at)
-{
-    lose_codes(books, column_of(books, block, at));
+    if (codes->n_coded == 0 || kvs_column_check(&codes->column, &books->store->health))
+        return true;
+    lose(books, codes);
+    return false;
 }
 
 /* Encodes rows [n_coded, n_rows). */
 static void encode(struct kvs_codebooks *books,
                    const uint8_t *rows,
-                   struct kvs_column *column,
+                   struct kvs_codes *codes,
                    enum kv_key_type type,
                    uint32_t row_bytes,
                    uint32_t n_rows)
 {
-    const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
     const uint32_t at_once = KVS_CODEBOOK_KEYS / book->shape.d;
     float keys[KVS_CODEBOOK_KEYS];
 
-    while (column->n_coded < n_rows) {
-        uint32_t begin = column->n_coded;
+    while (codes->n_coded < n_rows) {
+        uint32_t begin = codes->n_coded;
         uint32_t n = n_rows - begin < at_once ? n_rows - begin : at_once;
 
         kv_exact_scores_load(type, rows + (size_t)begin * row_bytes, row_bytes, n,
                              book->shape.d, keys);
-        book->scorer->encode(book, keys, begin, n, column->codes);
-        column->n_coded = (uint8_t)(begin + n);
+        book->scorer->encode(book, keys, begin, n, codes->column.bytes);
+        codes->n_coded = (uint8_t)(begin + n);
     }
-    column->crc = tile_crc(books, column);
+    kvs_column_seal(&codes->column);
 }
 
 void kvs_segment_recode(struct kvs_codebooks *books,
@@ -79,16 +69,16 @@ void kvs_segment_recode(struct kvs_codebooks *books,
                         enum kv_key_type type,
                         uint32_t row_bytes)
 {
-    struct kvs_column *column = column_of(books, block, at);
-    struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
+    struct kvs_codes *codes = codes_of(books, block, at);
+    struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
 
-    assert(column->n_coded == 0 && column->n_lost > 0);
-    book->n_holes -= column->lost_chapter;
-    memset(column->codes, 0, book->scorer->codes_bytes(&book->shape));
-    encode(books, kvs_block_rows(block, at), column, type, row_bytes, column->n_lost);
-    column->in_chapter = column->lost_chapter;
-    column->n_lost = 0;
-    column->lost_chapter = false;
+    assert(codes->n_coded == 0 && codes->n_lost > 0);
+    book->n_holes -= codes->lost_chapter;
+    memset(codes->column.bytes, 0, codes->column.n_bytes);
+    encode(books, kvs_block_rows(block, at), codes, type, row_bytes, codes->n_lost);
+    codes->in_chapter = codes->lost_chapter;
+    codes->n_lost = 0;
+    codes->lost_chapter = false;
     books->store->health.mended[KVS_KIND_CODES]++;
 }
 
@@ -99,14 +89,14 @@ static kv_status_t begin_codes(struct kvs_codebooks *books,
                                uint32_t codebook)
 {
     const struct kvs_codebook *book = kvs_codebook_at(books, codebook);
-    struct kvs_column *column = kvs_block_column_make(books->store, block, at);
-    uint8_t *codes =
-        column == NULL ? NULL : kvs_arena_alloc(books->store->arena, book->tile_class);
+    struct kvs_codes *codes = kvs_block_codes_make(books->store, block, at);
 
-    if (codes == NULL)
+    if (codes == NULL ||
+        !kvs_column_create(&codes->column, books->store->arena, KVS_COLUMN_CODES,
+                           book->tile_class, (uint32_t)book->scorer->codes_bytes(&book->shape)))
         return KV_NO_MEMORY;
-    memset(codes, 0, book->scorer->codes_bytes(&book->shape));
-    *column = (struct kvs_column){.codes = codes, .codebook = codebook};
+    memset(codes->column.bytes, 0, codes->column.n_bytes);
+    codes->codebook = codebook;
     kvs_codebook_ref(books, codebook);
     return KV_OK;
 }
@@ -119,21 +109,20 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
                                uint32_t row_bytes,
                                uint32_t n_rows)
 {
-    struct kvs_column *column;
+    struct kvs_codes *codes;
 
     assert(n_rows <= block->segments[at].n_written);
-    if (kvs_block_column(block, at)->codes == NULL &&
+    if (kvs_block_codes(block, at)->column.bytes == NULL &&
         begin_codes(books, block, at, codebook) != KV_OK)
         return KV_NO_MEMORY;
-    column = column_of(books, block, at);
+    codes = codes_of(books, block, at);
     /* A new checksum would make bad codes look good. */
-    if (column->n_coded < n_rows && column->n_coded > 0 &&
-        !kvs_segment_codes_are_good(books, column))
-        lose_codes(books, column);
-    assert(column->codebook == codebook);
-    if (column->n_lost > 0)
+    if (codes->n_coded < n_rows)
+        (void)kvs_segment_check_codes(books, block, at);
+    assert(codes->codebook == codebook);
+    if (codes->n_lost > 0)
         return KV_CORRUPT;
-    encode(books, kvs_block_rows(block, at), column, type, row_bytes, n_rows);
+    encode(books, kvs_block_rows(block, at), codes, type, row_bytes, n_rows);
     return KV_OK;
 }
 
@@ -142,7 +131,7 @@ uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
                                   uint32_t at,
                                   uint32_t end)
 {
-    const uint32_t codebook = kvs_unit_column(unit, at)->codebook;
+    const uint32_t codebook = kvs_unit_codes(unit, at)->codebook;
 
     if (book->n_holes > 0)
         return kvs_unit_chapter_end(unit, at, end);
@@ -152,9 +141,9 @@ uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
         return at;
     /* The end is in [at, end]; mostly the unit has them all. */
     for (uint32_t look = end - 1; at < end; look = at + (end - at) / 2) {
-        const struct kvs_column *column = kvs_unit_column(unit, look);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, look);
 
-        if (column->in_chapter && column->codebook == codebook)
+        if (codes->in_chapter && codes->codebook == codebook)
             at = look + 1;
         else
             end = look;
@@ -164,11 +153,11 @@ uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
 
 void kvs_segment_drop_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at)
 {
-    struct kvs_column *column = column_of(books, block, at);
-    struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
+    struct kvs_codes *codes = codes_of(books, block, at);
+    struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
 
-    book->n_holes -= column->lost_chapter;
-    kvs_arena_free(books->store->arena, book->tile_class, column->codes);
-    kvs_codebook_unref(books, column->codebook);
-    *column = kvs_no_column;
+    book->n_holes -= codes->lost_chapter;
+    kvs_column_drop(&codes->column, books->store->arena);
+    kvs_codebook_unref(books, codes->codebook);
+    *codes = kvs_no_codes;
 }

@@ -1,6 +1,6 @@
 /* encode.h - the codes of a segment's keys: makes, verifies, loses and remakes them.
  *
- * The segment's column stores the bytes (segment.h); its codebook gives them their meaning.
+ * A column of the segment stores the bytes (segment.h); its codebook gives them their meaning.
  * A segment is one of the block that has its rows, at the unit's place in it.
  *
  * Threads: the data thread.  Memory: codes belong to the segment, which then holds a reference
@@ -12,14 +12,14 @@
 #include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/unit.h"
 
-/* Returns how many of a segment's first n_rows rows, by its column, have codes that may be used. */
+/* Returns how many of a segment's first n_rows rows, by its codes, have some that may be used. */
 static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
-                                         const struct kvs_column *column,
+                                         const struct kvs_codes *codes,
                                          uint32_t n_rows)
 {
-    if (column->codes == NULL || kvs_codebook_at(books, column->codebook)->is_broken)
+    if (codes->column.bytes == NULL || kvs_codebook_at(books, codes->codebook)->is_broken)
         return 0;
-    return column->n_coded < n_rows ? column->n_coded : n_rows;
+    return codes->n_coded < n_rows ? codes->n_coded : n_rows;
 }
 
 /* Encodes the segment's rows [n_coded, n_rows), which are good, with the codebook.  A segment
@@ -34,12 +34,9 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
                                uint32_t row_bytes,
                                uint32_t n_rows);
 
-/* Verifies the codes with their checksum. */
-bool kvs_segment_codes_are_good(const struct kvs_codebooks *books,
-                                const struct kvs_column *column);
-
-/* Counts codes as bad and stops using them; kvs_segment_recode() can make them again. */
-void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at);
+/* Returns whether the segment's codes are sound, or lost already.  Stops using them if they are
+ * not; kvs_segment_recode() can make them again. */
+bool kvs_segment_check_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at);
 
 /* Makes lost codes again from rows that are good, in the same tile. */
 void kvs_segment_recode(struct kvs_codebooks *books,

@@ -12,7 +12,7 @@ static bool is_training(const struct kvs_unit *unit, uint32_t block)
 
 static bool is_bare(const struct kvs_unit *unit, uint32_t block)
 {
-    return kvs_unit_column(unit, block)->codes == NULL && !is_training(unit, block);
+    return kvs_unit_codes(unit, block)->column.bytes == NULL && !is_training(unit, block);
 }
 
 /* Returns whether an index job works on the segment, or begins with it. */
@@ -33,7 +33,7 @@ static kv_status_t cut_whole(struct kvs_indexer *indexer,
     while (begin > 0 && is_bare(unit, begin - 1))
         begin--;
     if (begin > 0) {
-        const struct kvs_column *before = kvs_unit_column(unit, begin - 1);
+        const struct kvs_codes *before = kvs_unit_codes(unit, begin - 1);
         if (is_training(unit, begin - 1) ||
             kvs_codebook_at(kvs_indexer_books(indexer), before->codebook)->open)
             return KV_OK;
@@ -53,13 +53,13 @@ static kv_status_t cut_late(struct kvs_indexer *indexer,
     kv_status_t status = KV_OK;
 
     for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
-        const struct kvs_column *column = kvs_unit_column(unit, begin);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, begin);
 
         end = begin + 1;
-        if (!column->in_chapter)
+        if (!codes->in_chapter)
             continue;
         const struct kvs_codebook *book =
-            kvs_codebook_at(kvs_indexer_books(indexer), column->codebook);
+            kvs_codebook_at(kvs_indexer_books(indexer), codes->codebook);
         end = kvs_unit_chapter_end(unit, begin, n_blocks);
         if (begin != book->block_begin || has_job(unit, begin) || book->is_broken)
             continue;
@@ -108,11 +108,11 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
 kv_status_t
 kvs_index_repair(struct kvs_indexer *indexer, const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_column *column = kvs_unit_column(unit, block);
+    const struct kvs_codes *codes = kvs_unit_codes(unit, block);
 
-    if (!column->in_chapter || has_job(unit, block))
+    if (!codes->in_chapter || has_job(unit, block))
         return KV_OK;
-    struct kvs_codebook *book = kvs_codebook_at(kvs_indexer_books(indexer), column->codebook);
+    struct kvs_codebook *book = kvs_codebook_at(kvs_indexer_books(indexer), codes->codebook);
     const uint32_t end = kvs_unit_chapter_end(unit, block, unit->committed / KV_BLOCK_TOKENS);
     const uint32_t n_rows = (end - block) * KV_BLOCK_TOKENS;
     const bool wants_cells = kvs_codebook_can_mend_cells(book, n_rows);
@@ -145,7 +145,7 @@ kv_status_t kvs_index_replace(struct kvs_indexer *indexer,
 {
     assert(kvs_index_is_enough(plan, block, tokens));
     for (uint32_t i = block; i * KV_BLOCK_TOKENS < tokens; i++)
-        assert(kvs_codebook_at(kvs_indexer_books(indexer), kvs_unit_column(unit, i)->codebook)
+        assert(kvs_codebook_at(kvs_indexer_books(indexer), kvs_unit_codes(unit, i)->codebook)
                    ->is_broken);
     return kvs_index_job_create(indexer, unit, block, tokens, plan, KVS_INDEX_JOB_REPLACE);
 }
@@ -161,14 +161,14 @@ bool kvs_index_look_on(const struct kvs_codebooks *books,
 
     for (; most > 0 && look->n_blocks < n_blocks; most--, look->n_blocks++) {
         const struct kvs_segment *segment = kvs_unit_segment(unit, look->n_blocks);
-        const struct kvs_column *column = kvs_unit_column(unit, look->n_blocks);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, look->n_blocks);
 
         look->n_pending += segment->begins_job;
-        if (column->codes == NULL)
+        if (codes->column.bytes == NULL)
             continue;
         look->n_coded +=
-            kvs_segment_coded(books, column, tokens - look->n_blocks * KV_BLOCK_TOKENS);
-        const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
+            kvs_segment_coded(books, codes, tokens - look->n_blocks * KV_BLOCK_TOKENS);
+        const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
         if (book->serial == look->last_serial || segment->training)
             continue; /* counted, or still in progress */
         look->last_serial = book->serial;

@@ -105,7 +105,7 @@ struct kvs_scorer_ops {
 
     /* ---- items ----------------------------------------------------------------------------- */
 
-    /* Lists of a chapter's rows by item: book->cells, of the first book->n_celled rows.  The
+    /* Lists of a chapter's rows by item: book->lists, of the first book->n_celled rows.  The
      * lists may have been damaged: then they are of other rows, but of rows below n_celled. */
 
     /* Rows from which on items are scored faster than rows; 0: codes of this shape have

@@ -33,7 +33,7 @@ static void make_tables(const struct kvs_codebook *book,
                         uint32_t n_queries,
                         float *ret_tables)
 {
-    kv_pq_tables(&book->shape, book->centroids, queries, n_queries, ret_tables);
+    kv_pq_tables(&book->shape, kvs_codebook_centroids(book), queries, n_queries, ret_tables);
 }
 
 static void score_rows(const struct kvs_codebook *book,

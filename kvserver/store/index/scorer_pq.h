@@ -15,8 +15,8 @@
 static inline struct kv_kmeans_codebook kvs_pq_kmeans(const struct kvs_codebook *book)
 {
     return (struct kv_kmeans_codebook){
-        .centroids = book->centroids,
-        .half_sq_norms = book->centroids + kv_pq_centroids_size(&book->shape),
+        .centroids = kvs_codebook_centroids(book),
+        .half_sq_norms = kvs_codebook_centroids(book) + kv_pq_centroids_size(&book->shape),
     };
 }
 

@@ -6,8 +6,7 @@
 void kvs_summaries_clear(struct kvs_summaries *summaries, struct kvs_arena *arena)
 {
     for (uint32_t i = 0; i < kvs_summaries_n_groups(summaries); i++)
-        if (summaries->groups[i].bytes != NULL)
-            kvs_arena_free(arena, summaries->group_class, summaries->groups[i].bytes);
+        kvs_column_drop(&summaries->groups[i], arena);
     if (summaries->groups != NULL)
         kvs_arena_free(arena, summaries->list_class, summaries->groups);
     *summaries = (struct kvs_summaries){0};
@@ -44,14 +43,13 @@ kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
     }
     memset(made->groups, 0, list_bytes);
     /* All groups are allocated now: summaries that cannot be stored need not be made. */
-    for (uint32_t i = 0; i < kvs_summaries_n_groups(made); i++) {
-        made->groups[i].bytes =
-            alloc_rounded(arena, kv_summary_bytes(shape), &made->group_class);
-        if (made->groups[i].bytes == NULL) {
+    const int class_id = kvs_arena_class_rounded(arena, kv_summary_bytes(shape));
+    for (uint32_t i = 0; i < kvs_summaries_n_groups(made); i++)
+        if (!kvs_column_create(&made->groups[i], arena, KVS_COLUMN_SUMMARIES, class_id,
+                               (uint32_t)kv_summary_bytes(shape))) {
             kvs_summarise_drop(&begun);
             return KV_NO_MEMORY;
         }
-    }
     *summariser = begun;
     return KV_OK;
 }
@@ -90,9 +88,9 @@ bool kvs_summarise_slice(struct kvs_summariser *summariser, const void *rows, si
         kv_summary_build_slice(&summariser->build, rows, stride);
         return true;
     }
-    struct kvs_summary_group *group = &made->groups[summariser->group];
+    struct kvs_column *group = &made->groups[summariser->group];
     kv_summary_build_end(&summariser->build, group->bytes);
-    group->crc = kv_crc32c(0, group->bytes, kv_summary_bytes(&made->shape));
+    kvs_column_seal(group);
     summariser->begun = false;
     return ++summariser->group < kvs_summaries_n_groups(made);
 }
@@ -122,5 +120,6 @@ void kvs_summaries_check(const struct kvs_summaries *summaries, const struct kvs
         return;
     assert(kvs_arena_is_in_use(arena, summaries->list_class, summaries->groups));
     for (uint32_t i = 0; i < kvs_summaries_n_groups(summaries); i++)
-        assert(kvs_arena_is_in_use(arena, summaries->group_class, summaries->groups[i].bytes));
+        assert(summaries->groups[i].bytes != NULL &&
+               kvs_column_is_in_use(&summaries->groups[i], arena));
 }

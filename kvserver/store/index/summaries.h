@@ -16,35 +16,21 @@
 #ifndef KV_KVSERVER_STORE_INDEX_SUMMARIES_H
 #define KV_KVSERVER_STORE_INDEX_SUMMARIES_H
 
-#include "kernels/checksum.h"
 #include "kernels/summary.h"
-#include "kvserver/store/rows/arena.h"
+#include "kvserver/store/rows/column.h"
 #include "proto/kv_status.h"
 
 #include <stdbool.h>
 
-/* The summaries of one group. */
-struct kvs_summary_group {
-    uint8_t *bytes; /* kv_summary_bytes() */
-    uint32_t crc;   /* computed when they were made */
-};
-
 /* The summaries of one chapter; all zeros: none. */
 struct kvs_summaries {
     struct kv_summary_shape shape;
-    uint64_t seed;                    /* of the plan by which they were made (codebook.h) */
-    uint32_t n_rows;                  /* that they cover, from the chapter's first row */
-    struct kvs_summary_group *groups; /* ((n_rows + KV_SUMMARY_ROWS - 1) / KV_SUMMARY_ROWS) */
-    int list_class, group_class;
+    uint64_t seed;             /* of the plan by which they were made (codebook.h) */
+    uint32_t n_rows;           /* that they cover, from the chapter's first row */
+    struct kvs_column *groups; /* ((n_rows + KV_SUMMARY_ROWS - 1) / KV_SUMMARY_ROWS), each of
+                                * kv_summary_bytes() */
+    int list_class;
 };
-
-/* Verifies a group with its checksum. */
-static inline bool kvs_summaries_are_good(const struct kvs_summaries *summaries, uint32_t group)
-{
-    const struct kvs_summary_group *one = &summaries->groups[group];
-
-    return kv_crc32c(0, one->bytes, kv_summary_bytes(&summaries->shape)) == one->crc;
-}
 
 static inline uint32_t kvs_summaries_n_groups(const struct kvs_summaries *summaries)
 {

@@ -1,5 +1,6 @@
 #include "kvserver/store/ops/scrub.h"
 
+#include "kernels/checksum.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
@@ -68,9 +69,9 @@ void kvs_scrub_get_progress(const struct kvs_scrub *scrub,
 }
 
 static struct kvs_codebook *book_of(const struct kvs_scrub *scrub,
-                                    const struct kvs_column *column)
+                                    const struct kvs_codes *codes)
 {
-    return kvs_codebook_at(&scrub->shard->codebooks, column->codebook);
+    return kvs_codebook_at(&scrub->shard->codebooks, codes->codebook);
 }
 
 /* ---- rows and codes ---------------------------------------------------------------------- */
@@ -104,7 +105,7 @@ static uint64_t check_rows(struct kvs_scrub *scrub, struct kvs_unit *unit, uint3
 static bool can_recode(const struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t block)
 {
     const struct kvs_row_set rows = kvs_unit_rows(unit);
-    const uint32_t n = kvs_unit_column(unit, block)->n_lost;
+    const uint32_t n = kvs_unit_codes(unit, block)->n_lost;
 
     return rows_of(unit, block) >= n &&
            kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
@@ -119,27 +120,18 @@ static uint64_t check_codes(struct kvs_scrub *scrub,
 {
     struct kvs_codebooks *books = &scrub->shard->codebooks;
     struct kvs_block *of = kvs_unit_block(unit, block);
-    const struct kvs_column *column = kvs_block_column(of, unit->at);
-    const struct kvs_codebook *book = book_of(scrub, column);
+    const struct kvs_codes *codes = kvs_block_codes(of, unit->at);
+    const struct kvs_codebook *book = book_of(scrub, codes);
 
-    if (column->n_coded > 0 && !kvs_segment_codes_are_good(books, column))
-        kvs_segment_lose_codes(books, of, unit->at);
-    if (column->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
+    (void)kvs_segment_check_codes(books, of, unit->at);
+    if (codes->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
         kvs_segment_recode(books, of, unit->at,
                            (enum kv_key_type)session->schema->layers[unit->layer].dtype,
                            unit->row_bytes);
-    return book->scorer->codes_bytes(&book->shape);
+    return codes->column.n_bytes;
 }
 
 /* ---- codebooks --------------------------------------------------------------------------- */
-
-static void check_centroids(struct kvs_scrub *scrub, struct kvs_codebook *book)
-{
-    if (book->is_broken || kvs_codebook_centroids_are_good(book))
-        return;
-    scrub->shard->store.health.found[KVS_KIND_CENTROIDS]++;
-    book->is_broken = true;
-}
 
 /* Runs one check of a codebook: its centroids, its cells, then one group of its summaries after
  * the other.  Returns the number of bytes checked. */
@@ -154,10 +146,10 @@ static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
         scrub->step = 0;
     scrub->codebook = codebook;
     if (scrub->step == 0) {
-        bytes = kv_pq_centroids_size(&book->shape) * sizeof(float);
-        check_centroids(scrub, book);
+        bytes = book->learnt.n_bytes;
+        (void)kvs_codebook_verify_learnt(books, codebook);
     } else if (scrub->step == 1) {
-        bytes = book->n_celled * sizeof(uint32_t);
+        bytes = book->lists.n_bytes;
         (void)kvs_codebook_verify_cells(books, codebook);
     } else if (scrub->step - 2 < kvs_summaries_n_groups(summaries)) {
         bytes = kv_summary_bytes(&summaries->shape);
@@ -180,10 +172,10 @@ static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
 static bool
 is_in_chapter_before(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32_t block)
 {
-    const struct kvs_column *before = kvs_unit_column(unit, block - 1);
-    const struct kvs_column *at = kvs_unit_column(unit, block);
+    const struct kvs_codes *before = kvs_unit_codes(unit, block - 1);
+    const struct kvs_codes *at = kvs_unit_codes(unit, block);
 
-    return before->codes != NULL && at->codes != NULL &&
+    return before->column.bytes != NULL && at->column.bytes != NULL &&
            book_of(scrub, before)->block_begin == book_of(scrub, at)->block_begin;
 }
 
@@ -232,7 +224,7 @@ static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32
     uint32_t at = begin;
 
     while (at < end && (at + 1) * KV_BLOCK_TOKENS <= unit->committed &&
-           (kvs_unit_column(unit, at)->in_chapter || kvs_unit_column(unit, at)->lost_chapter))
+           (kvs_unit_codes(unit, at)->in_chapter || kvs_unit_codes(unit, at)->lost_chapter))
         at++;
     return at - begin;
 }
@@ -246,12 +238,12 @@ static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32
     const uint32_t begin = chapter_begin(scrub, unit, end);
     const uint32_t tokens =
         unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
-    struct kvs_codebook *book = book_of(scrub, kvs_unit_column(unit, begin));
+    struct kvs_codebook *book = book_of(scrub, kvs_unit_codes(unit, begin));
     const uint32_t n_full = n_of_chapter(unit, begin, end);
 
     for (uint32_t i = begin; i < end; i++)
-        if (book_of(scrub, kvs_unit_column(unit, i))->n_seen < n_full)
-            book_of(scrub, kvs_unit_column(unit, i))->n_seen = n_full;
+        if (book_of(scrub, kvs_unit_codes(unit, i))->n_seen < n_full)
+            book_of(scrub, kvs_unit_codes(unit, i))->n_seen = n_full;
     if (!book->is_broken) {
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kvs_index_repair(shard->indexer, unit, begin);
@@ -287,12 +279,13 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
                               struct kvs_unit *unit)
 {
     const uint32_t block = scrub->block;
-    const struct kvs_column *column = kvs_unit_column(unit, block);
-    const bool has_codes = column->codes != NULL && !kvs_unit_segment(unit, block)->training;
+    const struct kvs_codes *codes = kvs_unit_codes(unit, block);
+    const bool has_codes =
+        codes->column.bytes != NULL && !kvs_unit_segment(unit, block)->training;
     uint64_t bytes = 0;
 
-    if (has_codes && book_of(scrub, column)->pass != scrub->pass)
-        return check_codebook(scrub, column->codebook);
+    if (has_codes && book_of(scrub, codes)->pass != scrub->pass)
+        return check_codebook(scrub, codes->codebook);
     bytes += check_rows(scrub, unit, block);
     if (scrub->n_checked > rows_of(unit, block))
         scrub->n_checked = rows_of(unit, block);

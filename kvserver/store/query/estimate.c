@@ -59,11 +59,11 @@ static const uint8_t *group_of(const struct kvs_estimate *estimate,
                                uint32_t *ret_begin,
                                uint32_t *ret_end)
 {
-    const struct kvs_column *column = kvs_unit_column(estimate->input.score->unit, block);
+    const struct kvs_codes *codes = kvs_unit_codes(estimate->input.score->unit, block);
 
-    if (!column->in_chapter)
+    if (!codes->in_chapter)
         return NULL;
-    const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
     const struct kvs_summaries *summaries = &book->summaries;
     const uint32_t blocks = KV_SUMMARY_ROWS / KV_BLOCK_TOKENS;
     const uint32_t group = (block - book->block_begin) / blocks;
@@ -83,7 +83,7 @@ static const uint8_t *group_of(const struct kvs_estimate *estimate,
 static bool check_group(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
     const uint32_t block = estimate->token / KV_BLOCK_TOKENS;
-    const uint32_t codebook = kvs_unit_column(estimate->input.score->unit, block)->codebook;
+    const uint32_t codebook = kvs_unit_codes(estimate->input.score->unit, block)->codebook;
     const struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
     if (kvs_codebook_verify_summaries(
@@ -108,7 +108,7 @@ static const uint8_t *group_at(struct kvs_estimate *estimate,
     if (group == NULL || !check_group(estimate, books))
         return NULL;
     const struct kvs_codebook *book =
-        kvs_codebook_at(books, kvs_unit_column(score->unit, block)->codebook);
+        kvs_codebook_at(books, kvs_unit_codes(score->unit, block)->codebook);
     *ret_first = begin * KV_BLOCK_TOKENS;
     *ret_end = lower(kvs_codebook_chapter_end(book, score->unit, block, end) * KV_BLOCK_TOKENS,
                      score->ranges[estimate->range].end);

@@ -167,15 +167,15 @@ static void items_of(const struct kvs_score *score,
                      uint32_t *ret_items)
 {
     const struct kvs_codebook *book = kvs_codebook_at(books, run->codebook);
-    const struct kvs_column *column = kvs_unit_column(score->unit, tokens[0] / KV_BLOCK_TOKENS);
+    const struct kvs_codes *codes = kvs_unit_codes(score->unit, tokens[0] / KV_BLOCK_TOKENS);
     float key[KVS_CODEBOOK_DIM_MAX];
     uint32_t n_coded = 0;
 
-    while (column->codes != NULL && column->codebook == run->codebook && n_coded < n &&
-           tokens[n_coded] % KV_BLOCK_TOKENS < column->n_coded)
+    while (codes->column.bytes != NULL && codes->codebook == run->codebook && n_coded < n &&
+           tokens[n_coded] % KV_BLOCK_TOKENS < codes->n_coded)
         n_coded++;
     if (n_coded > 0)
-        book->scorer->row_items(book, column->codes, tokens, n_coded, ret_items);
+        book->scorer->row_items(book, codes->column.bytes, tokens, n_coded, ret_items);
     for (uint32_t i = n_coded; i < n; i++) {
         kv_exact_scores_load(score->type, kvs_unit_row(score->unit, tokens[i]),
                              score->unit->row_bytes, 1, book->shape.d, key);

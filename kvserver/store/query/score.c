@@ -52,12 +52,12 @@ static uint32_t cells_end(const struct kvs_score *score,
                           uint32_t most)
 {
     const uint32_t at = token / KV_BLOCK_TOKENS;
-    const struct kvs_column *column = kvs_unit_column(score->unit, at);
+    const struct kvs_codes *codes = kvs_unit_codes(score->unit, at);
 
-    if (!column->in_chapter)
+    if (!codes->in_chapter)
         return token;
-    const struct kvs_codebook *book = kvs_codebook_at(books, column->codebook);
-    if (book->is_broken || book->cells == NULL || book->n_cells_lost > 0)
+    const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
+    if (book->is_broken || book->lists.bytes == NULL || book->n_cells_lost > 0)
         return token;
     const uint32_t celled_end = book->block_begin + book->n_celled / KV_BLOCK_TOKENS;
     const uint32_t most_end = (most + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
@@ -80,7 +80,7 @@ static void add_range(struct kvs_score *score,
     for (uint32_t token = range->begin, end; token < range->end;
          n_left -= end - token, token = end) {
         const uint32_t codebook =
-            kvs_unit_column(score->unit, token / KV_BLOCK_TOKENS)->codebook;
+            kvs_unit_codes(score->unit, token / KV_BLOCK_TOKENS)->codebook;
         uint32_t n_full = 0;
         bool pays = false;
 
@@ -154,7 +154,7 @@ static bool rows_are_good(const struct kvs_score *score,
                           uint32_t at,
                           uint32_t n_rows)
 {
-    const uint32_t n_coded = kvs_unit_column(score->unit, at)->n_coded, n = n_rows - n_coded;
+    const uint32_t n_coded = kvs_unit_codes(score->unit, at)->n_coded, n = n_rows - n_coded;
     const struct kvs_row_set rows = kvs_unit_rows(score->unit);
 
     return kvs_verify_run(books->store, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
@@ -170,19 +170,19 @@ static uint32_t coded_rows(const struct kvs_score *score,
 {
     struct kvs_block *block = kvs_unit_block(score->unit, at);
     const uint32_t unit_at = score->unit->at;
-    const struct kvs_column *from = kvs_block_column(block, unit_at);
+    const struct kvs_codes *from = kvs_block_codes(block, unit_at);
     const uint32_t n_coded = kvs_segment_coded(books, from, n_rows);
 
     if (block->segments[unit_at].training || n_coded == n_rows)
         return n_coded;
-    if (from->codes == NULL && at > 0)
-        from = kvs_unit_column(score->unit, at - 1);
-    if (from->codes != NULL && is_open(books, from->codebook) &&
+    if (from->column.bytes == NULL && at > 0)
+        from = kvs_unit_codes(score->unit, at - 1);
+    if (from->column.bytes != NULL && is_open(books, from->codebook) &&
         rows_are_good(score, books, at, n_rows))
         /* If memory is short, the rows are scored by their keys. */
         *ret_made = kvs_segment_encode(books, block, unit_at, from->codebook, score->type,
                                        score->unit->row_bytes, n_rows) == KV_OK;
-    return kvs_segment_coded(books, kvs_block_column(block, unit_at), n_rows);
+    return kvs_segment_coded(books, kvs_block_codes(block, unit_at), n_rows);
 }
 
 static void make_tables(struct kvs_score *score, const struct kvs_codebook *book)
@@ -216,12 +216,13 @@ static void subtract_counts(const struct kvs_score *score,
                             uint32_t *counts)
 {
     for (uint32_t row = begin, n; row < end; row += n) {
-        const struct kvs_column *column =
-            kvs_unit_column(score->unit, book->block_begin + row / KV_BLOCK_TOKENS);
+        const struct kvs_codes *codes =
+            kvs_unit_codes(score->unit, book->block_begin + row / KV_BLOCK_TOKENS);
         const uint32_t left = KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS;
 
         n = end - row < left ? end - row : left;
-        book->scorer->subtract_counts(book, column->codes, row % KV_BLOCK_TOKENS, n, counts);
+        book->scorer->subtract_counts(book, codes->column.bytes, row % KV_BLOCK_TOKENS, n,
+                                      counts);
     }
 }
 
@@ -294,11 +295,11 @@ static uint32_t score_coded(struct kvs_score *score,
                                          !has_made && at * KV_BLOCK_TOKENS < run->token_end;
          at++) {
         end = coded_rows(score, books, at, rows_end(run, at), &has_made);
-        const struct kvs_column *column = kvs_unit_column(score->unit, at);
-        if (end <= (n_tiles == 0 ? begin : 0) || (n_tiles > 0 && column->codebook != codebook))
+        const struct kvs_codes *codes = kvs_unit_codes(score->unit, at);
+        if (end <= (n_tiles == 0 ? begin : 0) || (n_tiles > 0 && codes->codebook != codebook))
             break;
-        codebook = column->codebook;
-        tiles[n_tiles++] = column->codes;
+        codebook = codes->codebook;
+        tiles[n_tiles++] = codes->column.bytes;
         n += end;
     }
     if (n_tiles == 0)

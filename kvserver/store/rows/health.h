@@ -22,8 +22,8 @@ enum kvs_kind {
 };
 
 struct kvs_health {
-    uint64_t found[KVS_KINDS];      /* found bad, since the start */
-    uint64_t mended[KVS_KINDS];     /* of these: written or made again */
+    uint64_t found[KVS_KINDS];  /* found bad, since the start */
+    uint64_t mended[KVS_KINDS]; /* of these, and of another version: written or made again */
     uint64_t rows_bad, objects_bad; /* rows, and pieces of objects, that are rejected now */
 };
 

@@ -15,7 +15,7 @@ struct kvs_record {
     struct kvs_record *next;
 };
 
-const struct kvs_column kvs_no_column = {0};
+const struct kvs_codes kvs_no_codes = {0};
 
 /* ---- records ------------------------------------------------------------------------------ */
 
@@ -276,16 +276,16 @@ void kvs_segment_forget_rows(struct kvs_segment_store *store,
         forget_bad(store, block, at, filled);
     if (block->n_checked > filled)
         block->n_checked = (uint8_t)filled;
-    if (kvs_block_group(block, at)->columns == NULL)
+    if (kvs_block_group(block, at)->codes == NULL)
         return;
-    struct kvs_column *column = kvs_block_column_make(store, block, at);
-    if (column->n_coded > filled) {
-        column->n_coded = (uint8_t)filled;
-        column->in_chapter = false;
+    struct kvs_codes *codes = kvs_block_codes_make(store, block, at);
+    if (codes->n_coded > filled) {
+        codes->n_coded = (uint8_t)filled;
+        codes->in_chapter = false;
     }
-    if (column->n_lost > filled) {
-        column->n_lost = (uint8_t)filled;
-        column->lost_chapter = false;
+    if (codes->n_lost > filled) {
+        codes->n_lost = (uint8_t)filled;
+        codes->lost_chapter = false;
     }
 }
 
@@ -305,26 +305,26 @@ crcs_class(const struct kvs_segment_store *store, const struct kvs_block *block,
 }
 
 static int
-columns_class(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
+codes_class(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
 {
     return kvs_arena_class_rounded(store->arena,
-                                   n_of_group(block, at) * sizeof(struct kvs_column));
+                                   n_of_group(block, at) * sizeof(struct kvs_codes));
 }
 
-struct kvs_column *
-kvs_block_column_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+struct kvs_codes *
+kvs_block_codes_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
     struct kvs_segment_group *group = kvs_block_group(block, at);
 
-    if (group->columns == NULL) {
-        const int class_id = columns_class(store, block, at);
+    if (group->codes == NULL) {
+        const int class_id = codes_class(store, block, at);
 
-        group->columns = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
-        if (group->columns == NULL)
+        group->codes = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
+        if (group->codes == NULL)
             return NULL;
-        memset(group->columns, 0, n_of_group(block, at) * sizeof(*group->columns));
+        memset(group->codes, 0, n_of_group(block, at) * sizeof(*group->codes));
     }
-    return &group->columns[at % KVS_GROUP_SEGMENTS];
+    return &group->codes[at % KVS_GROUP_SEGMENTS];
 }
 
 /* Makes room for the CRCs of a segment's rows.  Returns false if there is no memory. */
@@ -373,7 +373,7 @@ void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, 
 
     assert(rows != NULL);
     kvs_segment_forget_rows(store, block, at, 0);
-    if (kvs_block_column(block, at)->codes != NULL)
+    if (kvs_block_codes(block, at)->column.bytes != NULL)
         store->release_codes(store->release_arg, block, at);
     kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, rows), rows);
     block->segments[at] = (struct kvs_segment){0};
@@ -416,8 +416,8 @@ static void free_groups(struct kvs_segment_store *store, struct kvs_block *block
 
         if (group->crcs != NULL)
             kvs_arena_free(store->arena, crcs_class(store, block, at), group->crcs);
-        if (group->columns != NULL)
-            kvs_arena_free(store->arena, columns_class(store, block, at), group->columns);
+        if (group->codes != NULL)
+            kvs_arena_free(store->arena, codes_class(store, block, at), group->codes);
     }
 }
 
@@ -442,16 +442,16 @@ static bool segment_move(struct kvs_segment_store *store,
                          struct kvs_block *to,
                          uint32_t at)
 {
-    struct kvs_column *column = NULL;
+    struct kvs_codes *codes = NULL;
 
     if (!crcs_make(store, to, at))
         return false;
-    if (kvs_block_column(from, at)->codes != NULL) {
-        column = kvs_block_column_make(store, to, at);
-        if (column == NULL)
+    if (kvs_block_codes(from, at)->column.bytes != NULL) {
+        codes = kvs_block_codes_make(store, to, at);
+        if (codes == NULL)
             return false;
-        *column = *kvs_block_column(from, at);
-        *kvs_block_column_make(store, from, at) = kvs_no_column;
+        *codes = *kvs_block_codes(from, at);
+        *kvs_block_codes_make(store, from, at) = kvs_no_codes;
     }
     memcpy(kvs_block_crcs(to, at), kvs_block_crcs(from, at),
            KV_BLOCK_TOKENS * sizeof(uint32_t));
@@ -536,22 +536,23 @@ static void
 check_segment(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
 {
     const struct kvs_segment *segment = &block->segments[at];
-    const struct kvs_column *column = kvs_block_column(block, at);
+    const struct kvs_codes *codes = kvs_block_codes(block, at);
     const uint8_t *rows = kvs_block_rows(block, at);
 
     assert(block->pins > 0 || (!segment->training && !segment->begins_job));
     assert(kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, rows), rows));
     assert(segment->n_written <= KV_BLOCK_TOKENS);
-    assert(column->n_coded <= segment->n_written && column->n_lost <= segment->n_written);
+    assert(codes->n_coded <= segment->n_written && codes->n_lost <= segment->n_written);
     assert(segment->has_bad == (*bad_find(store, block, at) != NULL));
     assert(!segment->has_bad || !segment->is_all_bad);
     for (uint32_t row = (uint32_t)segment->n_written; row < KV_BLOCK_TOKENS; row++)
         assert(segment->is_all_bad || !kvs_segment_is_bad(store, block, at, row));
     /* Codes are lost as a whole: a segment has good ones or lost ones, never both. */
-    assert(column->n_coded == 0 || column->n_lost == 0);
-    assert(column->codes != NULL || (column->n_coded == 0 && column->n_lost == 0));
-    assert(!column->in_chapter || column->n_coded == KV_BLOCK_TOKENS);
-    assert(!column->lost_chapter || column->n_lost == KV_BLOCK_TOKENS);
+    assert(codes->n_coded == 0 || codes->n_lost == 0);
+    assert(codes->column.bytes != NULL || (codes->n_coded == 0 && codes->n_lost == 0));
+    assert(kvs_column_is_in_use(&codes->column, store->arena));
+    assert(!codes->in_chapter || codes->n_coded == KV_BLOCK_TOKENS);
+    assert(!codes->lost_chapter || codes->n_lost == KV_BLOCK_TOKENS);
 }
 
 void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_block *block)
@@ -567,15 +568,14 @@ void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_blo
 
         assert(group->crcs == NULL ||
                kvs_arena_is_in_use(store->arena, crcs_class(store, block, at), group->crcs));
-        assert(
-            group->columns == NULL ||
-            kvs_arena_is_in_use(store->arena, columns_class(store, block, at), group->columns));
+        assert(group->codes == NULL ||
+               kvs_arena_is_in_use(store->arena, codes_class(store, block, at), group->codes));
         if (block->segments[at].rows != 0) {
             assert(group->crcs != NULL);
             check_segment(store, block, at);
             n_own++;
         } else {
-            assert(kvs_block_column(block, at)->codes == NULL);
+            assert(kvs_block_codes(block, at)->column.bytes == NULL);
         }
     }
     assert(n_own == block->n_own);

@@ -5,18 +5,18 @@
  *
  *     struct kvs_block    refs, pins, under
  *       segments[n]       8 bytes each: where the rows are, how many were written
- *       groups[n / 256]   CRCs of the rows, and columns, once there are any
+ *       groups[n / 256]   CRCs of the rows, and codes, once there are any
  *
  * So a node's bookkeeping is at most 64 bytes a block and 8 a segment.  What a few segments have
- * (marks of bad rows) lies in a table on the side, and what is made of rows (codes) in columns,
- * which are there once a segment has some.
+ * (marks of bad rows) lies in a table on the side, and what is made of rows in columns
+ * (column.h): 32 bytes a segment once one has codes.
  *
  * A block may lie over another one (`under`): it has its own rows of some units, and those of the
  * others are found under it.  A session that writes to a block that a fork shares gets such a
  * block, and copies only the rows of the units it writes (unit.h).  When the fork has gone, the
  * rows under it that are hidden go, and the block gets the others (kvs_block_settle()).
  *
- * A column holds the bytes of codes without knowing what they mean: the module that makes codes
+ * A block has the codes without knowing what they mean: the module that makes them
  * (index/encode.h) is told by the segment store when they are freed.
  *
  * Invariants, which kvs_block_check() asserts of a block between two calls:
@@ -33,8 +33,7 @@
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
 
-#include "kvserver/store/rows/arena.h"
-#include "kvserver/store/rows/health.h"
+#include "kvserver/store/rows/column.h"
 #include "proto/kv_status.h"
 #include "proto/kv_types.h"
 
@@ -60,24 +59,23 @@ struct kvs_segment {
 };
 static_assert(sizeof(struct kvs_segment) == 8, "bookkeeping of a segment");
 
-/* What was made of a segment's rows: the codes of their keys. */
-struct kvs_column {
-    uint8_t *codes;    /* a tile, see kernels/pq_tiles.h; NULL: none */
-    uint32_t codebook; /* of `codes` */
-    uint32_t crc;      /* of the whole tile */
+/* The codes of a segment's keys. */
+struct kvs_codes {
+    struct kvs_column column; /* a tile, see kernels/pq_tiles.h */
+    uint32_t codebook;
     uint8_t n_coded;   /* 0..n_written */
     uint8_t n_lost;    /* rows whose codes were bad and have not been made again */
     bool in_chapter;   /* all its codes are from the job that made the codebook: cells and
                         * summaries of the codebook refer to it */
     bool lost_chapter; /* it was in_chapter when its codes were lost */
 };
-static_assert(sizeof(struct kvs_column) <= 24, "bookkeeping of codes");
+static_assert(sizeof(struct kvs_codes) <= 32, "bookkeeping of codes");
 
 /* Of KVS_GROUP_SEGMENTS segments, or those that the block has: NULL until one has rows, or
  * codes. */
 struct kvs_segment_group {
-    uint32_t *crcs;             /* (segments, KV_BLOCK_TOKENS) */
-    struct kvs_column *columns; /* (segments) */
+    uint32_t *crcs;          /* (segments, KV_BLOCK_TOKENS) */
+    struct kvs_codes *codes; /* (segments) */
 };
 
 struct kvs_block {
@@ -185,20 +183,20 @@ static inline uint32_t *kvs_block_crcs(const struct kvs_block *block, uint32_t a
            (size_t)(at % KVS_GROUP_SEGMENTS) * KV_BLOCK_TOKENS;
 }
 
-extern const struct kvs_column kvs_no_column;
+extern const struct kvs_codes kvs_no_codes;
 
-/* Returns the segment's column; one without codes if it has none. */
-static inline const struct kvs_column *kvs_block_column(const struct kvs_block *block,
-                                                        uint32_t at)
+/* Returns the segment's codes; those of no rows if it has none. */
+static inline const struct kvs_codes *kvs_block_codes(const struct kvs_block *block,
+                                                      uint32_t at)
 {
     const struct kvs_segment_group *group = kvs_block_group(block, at);
 
-    return group->columns != NULL ? &group->columns[at % KVS_GROUP_SEGMENTS] : &kvs_no_column;
+    return group->codes != NULL ? &group->codes[at % KVS_GROUP_SEGMENTS] : &kvs_no_codes;
 }
 
 /* The same to write to; NULL: there was none, and no memory for it. */
-struct kvs_column *
-kvs_block_column_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+struct kvs_codes *
+kvs_block_codes_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
 
 /* Gives a segment without rows these, an element of the arena that the block then owns.  Returns
  * false if there is no memory for its CRCs; nothing has changed then. */

@@ -140,10 +140,10 @@ static inline const struct kvs_segment *kvs_unit_segment(const struct kvs_unit *
     return &kvs_unit_block(unit, block)->segments[unit->at];
 }
 
-static inline const struct kvs_column *kvs_unit_column(const struct kvs_unit *unit,
-                                                       uint32_t block)
+static inline const struct kvs_codes *kvs_unit_codes(const struct kvs_unit *unit,
+                                                     uint32_t block)
 {
-    return kvs_block_column(kvs_unit_block(unit, block), unit->at);
+    return kvs_block_codes(kvs_unit_block(unit, block), unit->at);
 }
 
 /* Return a reserved row, and its CRC. */
@@ -204,14 +204,14 @@ unsigned kvs_unit_pin(const struct kvs_unit *unit,
 static inline uint32_t
 kvs_unit_chapter_end(const struct kvs_unit *unit, uint32_t at, uint32_t end)
 {
-    const uint32_t codebook = kvs_unit_column(unit, at)->codebook;
+    const uint32_t codebook = kvs_unit_codes(unit, at)->codebook;
 
     if (end > kvs_unit_n_segments(unit))
         end = kvs_unit_n_segments(unit);
     for (; at < end; at++) {
-        const struct kvs_column *column = kvs_unit_column(unit, at);
+        const struct kvs_codes *codes = kvs_unit_codes(unit, at);
 
-        if (!column->in_chapter || column->codebook != codebook)
+        if (!codes->in_chapter || codes->codebook != codebook)
             break;
     }
     return at;

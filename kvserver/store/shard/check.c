@@ -416,15 +416,12 @@ static void check_counts(struct census *census)
         assert(block->refs == found->refs && block->pins == found->pins);
         n_segments += block->n_own;
         for (uint32_t at = 0; at < block->n_segments; at++) {
-            const struct kvs_column *column = kvs_block_column(block, at);
+            const struct kvs_codes *codes = kvs_block_codes(block, at);
 
             n_bad += kvs_segment_count_bad(&shard->store, block, at);
-            if (column->codes == NULL)
+            if (codes->column.bytes == NULL)
                 continue;
-            assert(kvs_arena_is_in_use(
-                shard->arena, kvs_codebook_at(&shard->codebooks, column->codebook)->tile_class,
-                column->codes));
-            census->book_refs[column->codebook]++;
+            census->book_refs[codes->codebook]++;
         }
     }
     assert(n_segments == shard->store.n_segments);

@@ -72,25 +72,25 @@ static struct kvs_index_look look_at(const struct kvs_unit *unit, uint64_t seria
 static void check_chapter(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++) {
-        assert_non_null(kvs_unit_column(unit, i)->codes);
-        assert_int_equal(kvs_unit_column(unit, i)->n_coded, KV_BLOCK_TOKENS);
-        assert_int_equal(kvs_unit_column(unit, i)->codebook,
-                         kvs_unit_column(unit, begin)->codebook);
+        assert_non_null(kvs_unit_codes(unit, i)->column.bytes);
+        assert_int_equal(kvs_unit_codes(unit, i)->n_coded, KV_BLOCK_TOKENS);
+        assert_int_equal(kvs_unit_codes(unit, i)->codebook,
+                         kvs_unit_codes(unit, begin)->codebook);
         assert_false(kvs_unit_segment(unit, i)->training);
         assert_int_equal(kvs_unit_block(unit, i)->pins, 0);
     }
-    if (begin > 0 && kvs_unit_column(unit, begin - 1)->codes != NULL)
-        assert_int_not_equal(kvs_unit_column(unit, begin - 1)->codebook,
-                             kvs_unit_column(unit, begin)->codebook);
-    if (end < kvs_unit_n_segments(unit) && kvs_unit_column(unit, end)->codes != NULL)
-        assert_int_not_equal(kvs_unit_column(unit, end)->codebook,
-                             kvs_unit_column(unit, begin)->codebook);
+    if (begin > 0 && kvs_unit_codes(unit, begin - 1)->column.bytes != NULL)
+        assert_int_not_equal(kvs_unit_codes(unit, begin - 1)->codebook,
+                             kvs_unit_codes(unit, begin)->codebook);
+    if (end < kvs_unit_n_segments(unit) && kvs_unit_codes(unit, end)->column.bytes != NULL)
+        assert_int_not_equal(kvs_unit_codes(unit, end)->codebook,
+                             kvs_unit_codes(unit, begin)->codebook);
 }
 
 static void check_bare(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin; i < end; i++)
-        assert_null(kvs_unit_column(unit, i)->codes);
+        assert_null(kvs_unit_codes(unit, i)->column.bytes);
 }
 
 static void check_empty(void)
@@ -170,10 +170,10 @@ static void forks_inherit(void **state)
 static void check_ends(const struct kvs_unit *unit)
 {
     for (uint32_t at = 0; at < kvs_unit_n_segments(unit); at++) {
-        if (!kvs_unit_column(unit, at)->in_chapter)
+        if (!kvs_unit_codes(unit, at)->in_chapter)
             continue;
         const struct kvs_codebook *book =
-            kvs_codebook_at(&bench.codebooks, kvs_unit_column(unit, at)->codebook);
+            kvs_codebook_at(&bench.codebooks, kvs_unit_codes(unit, at)->codebook);
         for (uint32_t end = at; end <= kvs_unit_n_segments(unit) + 1; end++)
             assert_int_equal(kvs_codebook_chapter_end(book, unit, at, end),
                              kvs_unit_chapter_end(unit, at, end));
@@ -194,9 +194,10 @@ static void chapter_ends(void **state)
     check_ends(&unit);
     check_ends(&fork);
     struct kvs_codebook *book =
-        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 3)->codebook);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 3)->codebook);
 
-    kvs_segment_lose_codes(&bench.codebooks, kvs_unit_block(&unit, 3), 0);
+    ((uint8_t *)kvs_unit_codes(&unit, 3)->column.bytes)[1] ^= 1;
+    assert_false(kvs_segment_check_codes(&bench.codebooks, kvs_unit_block(&unit, 3), 0));
     assert_int_equal(book->n_holes, 1);
     check_ends(&unit);
     check_ends(&fork);
@@ -304,17 +305,17 @@ static void overwritten_rows(void **state)
     finish_jobs();
     assert_true(unit_codes_are_right(&bench, &unit));
     check_chapter(&unit, 0, 7);
-    assert_null(kvs_unit_column(&unit, 7)->codes);
+    assert_null(kvs_unit_codes(&unit, 7)->column.bytes);
     /* In place. */
     assert_int_equal(kvs_segment_encode(&bench.codebooks, kvs_unit_block(&unit, 7), 0,
-                                        kvs_unit_column(&unit, 6)->codebook, KV_KEY_FP32,
+                                        kvs_unit_codes(&unit, 6)->codebook, KV_KEY_FP32,
                                         unit.row_bytes, 970 - 896),
                      KV_OK);
     struct kvs_block *last = kvs_unit_block(&unit, 7);
     kvs_unit_truncate(&unit, 930);
     assert_int_equal(unit_append(&bench, &unit, 40), KV_OK);
     assert_ptr_equal(kvs_unit_block(&unit, 7), last);
-    assert_int_equal(kvs_unit_column(&unit, 7)->n_coded, 930 - 896);
+    assert_int_equal(kvs_unit_codes(&unit, 7)->n_coded, 930 - 896);
     assert_true(unit_codes_are_right(&bench, &unit));
     /* A copy for a fork. */
     assert_int_equal(lone_unit_fork(&unit, &fork, 920), KV_OK);
@@ -344,14 +345,13 @@ static void seeds(void **state)
             kvs_index_schedule(bench.indexer, &units[i], units[i].committed, &plan), KV_OK);
         finish_jobs();
         check_chapter(&units[i], 0, 8);
-        centroids[i] =
-            kvs_codebook_at(&bench.codebooks, kvs_unit_column(&units[i], 0)->codebook)
-                ->centroids;
+        centroids[i] = kvs_codebook_centroids(
+            kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&units[i], 0)->codebook));
     }
     assert_memory_equal(centroids[0], centroids[1], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 8; i++)
-        assert_memory_equal(kvs_unit_column(&units[0], i)->codes,
-                            kvs_unit_column(&units[1], i)->codes, 2 * KV_PQ_TILE);
+        assert_memory_equal(kvs_unit_codes(&units[0], i)->column.bytes,
+                            kvs_unit_codes(&units[1], i)->column.bytes, 2 * KV_PQ_TILE);
     assert_memory_not_equal(centroids[0], centroids[2], D * 16 * sizeof(float));
     assert_memory_not_equal(centroids[0], centroids[3], D * 16 * sizeof(float));
     for (uint32_t i = 0; i < 4; i++)
@@ -390,7 +390,7 @@ check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint3
     static uint8_t rows[KV_SUMMARY_ROWS * (D + D_V) * sizeof(float)];
     const struct kv_summary_shape shape = {KV_KEY_FP32, D, D_V, bits};
     const struct kvs_codebook *book =
-        kvs_codebook_at(&bench.codebooks, kvs_unit_column(unit, begin)->codebook);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(unit, begin)->codebook);
     void *scratch = malloc(kv_summary_scratch_bytes(&shape)),
          *group = malloc(kv_summary_bytes(&shape));
 
@@ -419,8 +419,7 @@ check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint3
         assert_memory_equal(book->summaries.groups[i].bytes, group, kv_summary_bytes(&shape));
     }
     for (uint32_t i = begin; i < end; i++)
-        assert_true(kvs_unit_column(unit, i)->in_chapter &&
-                    kvs_unit_block(unit, i)->pins == 0 &&
+        assert_true(kvs_unit_codes(unit, i)->in_chapter && kvs_unit_block(unit, i)->pins == 0 &&
                     !kvs_unit_segment(unit, i)->begins_job);
     free(scratch);
     free(group);
@@ -464,7 +463,7 @@ static void summaries(void **state)
     finish_jobs();
     assert_int_equal(stats_of().dropped, 0);
     check_summaries(&fork, 0, 10, KV_SUMMARY_64);
-    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_column(&fork, 10)->codebook)
+    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&fork, 10)->codebook)
                          ->summaries.n_rows,
                      10 * KV_BLOCK_TOKENS);
     lone_unit_clear(&fork);
@@ -485,7 +484,7 @@ static void summaries_of_open_codebooks(void **state)
     check_summaries(&unit, 0, 7, KV_SUMMARY_16);
     assert_int_equal(unit_append(&bench, &unit, 600), KV_OK);
     assert_int_equal(kvs_segment_encode(&bench.codebooks, kvs_unit_block(&unit, 7), 0,
-                                        kvs_unit_column(&unit, 6)->codebook, KV_KEY_FP32,
+                                        kvs_unit_codes(&unit, 6)->codebook, KV_KEY_FP32,
                                         unit.row_bytes, KV_BLOCK_TOKENS),
                      KV_OK);
     assert_int_equal(cut_rest(&unit, 1600, 0, KV_SUMMARY_16), 0);
@@ -561,7 +560,7 @@ static void broken_codebooks(void **state)
     unit_make(&bench, &unit, 0, D + D_V, 16 * KV_BLOCK_TOKENS);
     assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
     finish_jobs();
-    const uint32_t broken = kvs_unit_column(&unit, 8)->codebook;
+    const uint32_t broken = kvs_unit_codes(&unit, 8)->codebook;
     kvs_codebook_at(&bench.codebooks, broken)->is_broken = true;
 
     for (size_t bytes = KVS_ARENA_PAGE; bytes >= KVS_ARENA_ELEMENT_MIN; bytes /= 2) {
@@ -577,7 +576,7 @@ static void broken_codebooks(void **state)
     else
         assert_int_equal(stats_of().n_jobs, 0);
     check_chapter(&unit, 8, 16);
-    assert_int_equal(kvs_unit_column(&unit, 8)->codebook, broken);
+    assert_int_equal(kvs_unit_codes(&unit, 8)->codebook, broken);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
 
     while (n-- > 0)
@@ -588,7 +587,7 @@ static void broken_codebooks(void **state)
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 8, 16);
     assert_false(
-        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 8)->codebook)->is_broken);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 8)->codebook)->is_broken);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 1);
     assert_int_equal(stats_of().trained, 3);
     lone_unit_clear(&unit);
@@ -612,12 +611,12 @@ static void broken_codebooks_and_bad_rows(void **state)
     memcpy(row, kvs_unit_row(&unit, BAD), sizeof(row));
     assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
     finish_jobs();
-    const uint32_t broken = kvs_unit_column(&unit, 8)->codebook;
+    const uint32_t broken = kvs_unit_codes(&unit, 8)->codebook;
     kvs_codebook_at(&bench.codebooks, broken)->is_broken = true;
 
     assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
-    while (kvs_unit_column(&unit, 8)->codebook == broken ||
-           !kvs_unit_column(&unit, 8)->in_chapter)
+    while (kvs_unit_codes(&unit, 8)->codebook == broken ||
+           !kvs_unit_codes(&unit, 8)->in_chapter)
         assert_true(kvs_indexer_step(bench.indexer));
     kvs_unit_row(&unit, BAD)[0] ^= 1;
     finish_jobs();
@@ -625,16 +624,16 @@ static void broken_codebooks_and_bad_rows(void **state)
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 0);
     check_chapter(&unit, 8, 9);
     check_chapter(&unit, 9, 16);
-    assert_int_equal(kvs_unit_column(&unit, 9)->codebook, broken);
+    assert_int_equal(kvs_unit_codes(&unit, 9)->codebook, broken);
     assert_true(
-        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 8)->codebook)->is_broken);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 8)->codebook)->is_broken);
 
     kvs_unit_mend(&unit, BAD, row, *kvs_unit_crc(&unit, BAD));
     assert_int_equal(kvs_index_replace(bench.indexer, &unit, 8, unit.committed, &plan), KV_OK);
     finish_jobs();
     check_chapter(&unit, 8, 16);
     assert_false(
-        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 8)->codebook)->is_broken);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 8)->codebook)->is_broken);
     assert_int_equal(bench.heap.health.mended[KVS_KIND_CENTROIDS], 1);
     lone_unit_clear(&unit);
     check_empty();

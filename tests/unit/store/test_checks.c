@@ -187,14 +187,14 @@ static void unit_other_class(void)
     unit.row_class++;
 }
 
-static struct kvs_column *column(uint32_t block)
+static struct kvs_codes *codes_at(uint32_t block)
 {
-    struct kvs_column *column =
-        kvs_block_column_make(&bench.heap, kvs_unit_block(&unit, block), 0);
+    struct kvs_codes *codes =
+        kvs_block_codes_make(&bench.heap, kvs_unit_block(&unit, block), 0);
 
-    if (column == NULL)
+    if (codes == NULL)
         _exit(3);
-    return column;
+    return codes;
 }
 
 static void block_nobody_has(void)
@@ -214,12 +214,12 @@ static void segment_rows_given_back(void)
 
 static void segment_coded_beyond_written(void)
 {
-    column(7)->n_coded = (uint8_t)(kvs_unit_segment(&unit, 7)->n_written + 1);
+    codes_at(7)->n_coded = (uint8_t)(kvs_unit_segment(&unit, 7)->n_written + 1);
 }
 
 static void segment_coded_without_tile(void)
 {
-    column(0)->n_coded = 3;
+    codes_at(0)->n_coded = 3;
 }
 
 static void segment_bad_beyond_written(void)
@@ -244,7 +244,7 @@ static void blocks_count_one_more(void)
 
 static void segment_half_in_chapter(void)
 {
-    column(0)->in_chapter = true;
+    codes_at(0)->in_chapter = true;
 }
 
 static void units_find(void **state)

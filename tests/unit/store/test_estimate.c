@@ -151,12 +151,12 @@ static void answer(void)
 static const uint8_t *
 group_of(const struct kvs_unit *unit, uint32_t token, uint32_t bits, uint32_t *ret_number)
 {
-    const struct kvs_column *column = kvs_unit_column(unit, token / KV_BLOCK_TOKENS);
+    const struct kvs_codes *codes = kvs_unit_codes(unit, token / KV_BLOCK_TOKENS);
     struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, bits};
 
-    if (!column->in_chapter)
+    if (!codes->in_chapter)
         return NULL;
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, column->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codes->codebook);
     const uint32_t row = token - book->block_begin * KV_BLOCK_TOKENS;
 
     if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits)
@@ -286,8 +286,8 @@ static void chapters(void **state)
     assert_int_equal(unit_append(&bench, &unit, 1200), KV_OK);
     train(&unit, 2700, 9, 0);
     assert_int_equal(unit_append(&bench, &unit, 1300), KV_OK);
-    assert_true(kvs_unit_column(&unit, 17)->in_chapter &&
-                !kvs_unit_column(&unit, 18)->in_chapter);
+    assert_true(kvs_unit_codes(&unit, 17)->in_chapter &&
+                !kvs_unit_codes(&unit, 18)->in_chapter);
     ask(&unit, ROUNDS);
     train(&unit, 2700, 9, KV_SUMMARY_64); /* all that are there */
     assert_true(ask(&unit, ROUNDS) > 0);
@@ -313,27 +313,27 @@ static void parts_of_groups(void **state)
     /* The fork's codes are the codebook's, too, but its own rows are not the chapter's. */
     for (uint32_t i = 11; i < 2400 / KV_BLOCK_TOKENS; i++)
         assert_int_equal(kvs_segment_encode(&bench.codebooks, kvs_unit_block(&fork, i), 0,
-                                            kvs_unit_column(&fork, 0)->codebook, KV_KEY_FP32,
+                                            kvs_unit_codes(&fork, 0)->codebook, KV_KEY_FP32,
                                             fork.row_bytes, KV_BLOCK_TOKENS),
                          KV_OK);
     train(&fork, 2400, 0, KV_SUMMARY_64);
-    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 0)->codebook)
-                         ->summaries.n_rows,
-                     11 * KV_BLOCK_TOKENS);
+    assert_int_equal(
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 0)->codebook)->summaries.n_rows,
+        11 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
     /* The unit asks for all of its own again. */
     train(&unit, 3000, 0, KV_SUMMARY_64);
-    assert_int_equal(kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 0)->codebook)
-                         ->summaries.n_rows,
-                     23 * KV_BLOCK_TOKENS);
+    assert_int_equal(
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 0)->codebook)->summaries.n_rows,
+        23 * KV_BLOCK_TOKENS);
     ask(&unit, ROUNDS);
     ask(&fork, ROUNDS);
     lone_unit_clear(&fork);
     kvs_unit_truncate(&unit, 1234);
     ask(&unit, ROUNDS);
     assert_int_equal(unit_append(&bench, &unit, 1000), KV_OK);
-    assert_false(kvs_unit_column(&unit, 1234 / KV_BLOCK_TOKENS)->in_chapter);
+    assert_false(kvs_unit_codes(&unit, 1234 / KV_BLOCK_TOKENS)->in_chapter);
     ask(&unit, ROUNDS);
     lone_unit_clear(&unit);
 }

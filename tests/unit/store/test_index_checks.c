@@ -56,7 +56,7 @@ static void check_codebooks(void)
 
 static struct kvs_codebook *book(void)
 {
-    return kvs_codebook_at(&bench.codebooks, kvs_unit_column(&coded, 0)->codebook);
+    return kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&coded, 0)->codebook);
 }
 
 static void codebook_of_nobody(void)
@@ -71,7 +71,8 @@ static void codebook_from_the_future(void)
 
 static void codebook_given_back(void)
 {
-    kvs_arena_free(bench.arena, book()->class_id, book()->centroids);
+    kvs_arena_free(bench.arena, kvs_arena_class_of(bench.arena, book()->learnt.bytes),
+                   book()->learnt.bytes);
 }
 
 static void codebook_cells_of_no_rows(void)
@@ -104,7 +105,7 @@ static void summaries_of_no_groups(void)
 static void codebooks_find(void **state)
 {
     (void)state;
-    assert_non_null(kvs_unit_column(&coded, 0)->codes);
+    assert_non_null(kvs_unit_codes(&coded, 0)->column.bytes);
     check_codebooks();
     expect_found(codebook_of_nobody, check_codebooks);
     expect_found(codebook_from_the_future, check_codebooks);
@@ -170,7 +171,7 @@ static void job_with_a_codebook_too_early(void)
 
 static void job_with_lists_too_early(void)
 {
-    job()->lists.memory = (void *)job()->blocks;
+    job()->lists_column.bytes = job()->blocks;
 }
 
 static void job_in_training_too_early(void)

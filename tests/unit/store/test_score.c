@@ -39,24 +39,24 @@ static void train(const struct kvs_unit *unit, uint32_t tokens, uint32_t blocks,
 static float
 score_of(const struct kvs_unit *unit, uint32_t token, const float *query, bool by_code)
 {
-    const struct kvs_column *column = kvs_unit_column(unit, token / KV_BLOCK_TOKENS);
+    const struct kvs_codes *codes = kvs_unit_codes(unit, token / KV_BLOCK_TOKENS);
     const uint32_t row = token % KV_BLOCK_TOKENS;
     static float table[KVS_SCORE_TABLE];
     float score = 0;
 
-    if (!by_code || column->codes == NULL || row >= column->n_coded) {
+    if (!by_code || codes->column.bytes == NULL || row >= codes->n_coded) {
         kv_exact_scores_score(KV_KEY_FP32, kvs_unit_row(unit, token), unit->row_bytes, 1, D,
                               query, 1, &score, 1);
         return score;
     }
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, column->codebook);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codes->codebook);
     const size_t n_centroids = kv_pq_n_centroids(&book->shape);
-    kv_pq_tables(&book->shape, book->centroids, query, 1, table);
+    kv_pq_tables(&book->shape, kvs_codebook_centroids(book), query, 1, table);
     for (uint32_t j = 0; j < book->shape.m; j++) {
-        uint8_t codes[KV_PQ_SUBSPACES_MAX];
+        uint8_t own[KV_PQ_SUBSPACES_MAX];
 
-        kv_tile_get(&book->shape, column->codes, row, 1, codes, 1);
-        score += table[j * n_centroids + codes[j]];
+        kv_tile_get(&book->shape, codes->column.bytes, row, 1, own, 1);
+        score += table[j * n_centroids + own[j]];
     }
     return score;
 }
@@ -99,7 +99,8 @@ static uint32_t item_of(const struct kvs_score *scan, uint32_t token)
         return run->item + token - run->token_begin;
     const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, run->codebook);
     const struct kv_cells cells = kvs_codebook_cells(book);
-    kv_tile_cells(&book->shape, kvs_unit_column(scan->unit, token / KV_BLOCK_TOKENS)->codes,
+    kv_tile_cells(&book->shape,
+                  kvs_unit_codes(scan->unit, token / KV_BLOCK_TOKENS)->column.bytes,
                   token % KV_BLOCK_TOKENS, 1, &cell);
     return run->item + kv_cells_item(&cells, cell);
 }
@@ -243,9 +244,9 @@ static void truncated_in_a_chapter(void **state)
     lone_unit_clear(&fork);
 
     assert_int_equal(unit_append(&bench, &unit, 500), KV_OK); /* in place */
-    assert_int_equal(kvs_unit_column(&unit, 5)->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_unit_codes(&unit, 5)->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
     train(&unit, 1200, 8, 2);
-    assert_int_equal(kvs_unit_column(&unit, 5)->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
+    assert_int_equal(kvs_unit_codes(&unit, 5)->n_coded, 700 - 5 * KV_BLOCK_TOKENS);
     whole(&unit, 700, 1);
     for (int round = 0; round < ROUNDS; round++)
         check(&unit, ranges, some_ranges(ranges, 8, 1200), round % 4 > 0);
@@ -262,7 +263,7 @@ static void open_codebook(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 300);
     train(&unit, 290, 0, 3);
-    assert_int_equal(kvs_unit_column(&unit, 2)->n_coded, 290 - 256);
+    assert_int_equal(kvs_unit_codes(&unit, 2)->n_coded, 290 - 256);
     whole(&unit, 300, 1);
     lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
     assert_int_equal(lone_unit_fork(&unit, &fork, 280), KV_OK);
@@ -301,7 +302,7 @@ static uint32_t n_with_codes(const struct kvs_unit *unit)
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++)
-        n += kvs_unit_column(unit, i)->codes != NULL;
+        n += kvs_unit_codes(unit, i)->column.bytes != NULL;
     return n;
 }
 
@@ -419,10 +420,10 @@ static void weights_of_a_copied_segment(void **state)
     assert_int_equal(picker->n, TOKENS);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[0]);
     assert_int_equal(unit_append(&bench, &fork, 500), KV_OK);
-    assert_null(kvs_unit_column(&fork, TOKENS / KV_BLOCK_TOKENS)->codes);
+    assert_null(kvs_unit_codes(&fork, TOKENS / KV_BLOCK_TOKENS)->column.bytes);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[1]);
     train(&fork, fork.committed, 0, 3);
-    assert_non_null(kvs_unit_column(&fork, TOKENS / KV_BLOCK_TOKENS)->codes);
+    assert_non_null(kvs_unit_codes(&fork, TOKENS / KV_BLOCK_TOKENS)->column.bytes);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[2]);
     assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
     assert_memory_equal(weights[0], weights[2], sizeof(weights[0]));

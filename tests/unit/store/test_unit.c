@@ -667,22 +667,22 @@ static void rows_written_again_do_not_pile_up(void **state)
     kvs_arena_destroy(world.arena);
 }
 
-/* Codes, as a segment's column has them. */
+/* Codes, as a segment has them. */
 static void release_codes(void *arg, struct kvs_block *block, uint32_t at)
 {
-    struct kvs_arena *arena = arg;
-    struct kvs_column *column = kvs_block_column_make(&world.heap, block, at);
+    struct kvs_codes *codes = kvs_block_codes_make(&world.heap, block, at);
 
-    kvs_arena_free(arena, kvs_arena_class_of(arena, column->codes), column->codes);
-    *column = kvs_no_column;
+    kvs_column_drop(&codes->column, arg);
+    *codes = kvs_no_codes;
 }
 
 static void give_codes(struct kvs_block *block, uint32_t at, uint8_t n_coded)
 {
-    struct kvs_column *column = kvs_block_column_make(&world.heap, block, at);
+    struct kvs_codes *codes = kvs_block_codes_make(&world.heap, block, at);
 
-    column->codes = kvs_arena_alloc(world.arena, kvs_arena_class_rounded(world.arena, 1000));
-    column->n_coded = n_coded;
+    assert_true(kvs_column_create(&codes->column, world.arena, KVS_COLUMN_CODES,
+                                  kvs_arena_class_rounded(world.arena, 1000), 1000));
+    codes->n_coded = n_coded;
 }
 
 /* A fork has codes and rows of its own of one unit, and those of the others from a session that
@@ -714,7 +714,7 @@ static void codes_stay_with_their_rows(void **state)
     assert_int_equal(world.heap.n_blocks, 1);
     for (uint32_t i = 0; i < N_UNITS; i++) {
         kvs_unit_check(&child->units[i]);
-        assert_int_equal(kvs_unit_column(&child->units[i], 0)->n_coded, i == 1 ? 15 : 10 + i);
+        assert_int_equal(kvs_unit_codes(&child->units[i], 0)->n_coded, i == 1 ? 15 : 10 + i);
     }
     kvs_block_check(&world.heap, child->blocks.list[0]);
     close_session(child);

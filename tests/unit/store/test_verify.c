@@ -215,35 +215,35 @@ static void bad_codes_are_made_again_as_they_were(void **state)
     struct kvs_segment_store *heap = &bench.heap;
     uint8_t tile[KV_TILE_BYTES_MAX];
     struct kvs_block *block;
-    const struct kvs_column *column;
+    const struct kvs_codes *codes;
     struct kvs_unit unit;
 
     (void)state;
     unit_make(&bench, &unit, 0, D, 1000);
     index_unit(&unit, 0);
     block = kvs_unit_block(&unit, 7); /* of 104 rows */
-    column = kvs_block_column(block, 0);
-    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, column->codebook);
+    codes = kvs_block_codes(block, 0);
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codes->codebook);
     const size_t bytes = kv_tile_bytes(&book->shape);
-    assert_int_equal(column->n_coded, 104);
-    assert_true(kvs_segment_codes_are_good(&bench.codebooks, column));
+    assert_int_equal(codes->n_coded, 104);
+    assert_true(kvs_column_is_sound(&codes->column));
     assert_int_equal(unit_append(&bench, &unit, 10), KV_OK);
-    memcpy(tile, column->codes, bytes);
-    column->codes[3] ^= 4;
-    assert_false(kvs_segment_codes_are_good(&bench.codebooks, column));
-    assert_int_equal(kvs_segment_encode(&bench.codebooks, block, 0, column->codebook,
+    memcpy(tile, codes->column.bytes, bytes);
+    ((uint8_t *)codes->column.bytes)[3] ^= 4;
+    assert_false(kvs_column_is_sound(&codes->column));
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, block, 0, codes->codebook,
                                         KV_KEY_FP32, unit.row_bytes, 110),
                      KV_CORRUPT);
     assert_int_equal(heap->health.found[KVS_KIND_CODES], 1);
-    assert_int_equal(kvs_segment_coded(&bench.codebooks, column, 128), 0);
+    assert_int_equal(kvs_segment_coded(&bench.codebooks, codes, 128), 0);
     kvs_segment_recode(&bench.codebooks, block, 0, KV_KEY_FP32, unit.row_bytes);
-    assert_int_equal(kvs_segment_coded(&bench.codebooks, column, 128), 104);
-    assert_memory_equal(column->codes, tile, bytes);
-    assert_int_equal(kvs_segment_encode(&bench.codebooks, block, 0, column->codebook,
+    assert_int_equal(kvs_segment_coded(&bench.codebooks, codes, 128), 104);
+    assert_memory_equal(codes->column.bytes, tile, bytes);
+    assert_int_equal(kvs_segment_encode(&bench.codebooks, block, 0, codes->codebook,
                                         KV_KEY_FP32, unit.row_bytes, 110),
                      KV_OK);
-    assert_true(kvs_segment_codes_are_good(&bench.codebooks, column));
-    assert_int_equal(column->n_coded, 110);
+    assert_true(kvs_column_is_sound(&codes->column));
+    assert_int_equal(codes->n_coded, 110);
     lone_unit_clear(&unit);
 }
 
@@ -294,7 +294,7 @@ static void summaries_are_of_good_rows(void **state)
     kvs_indexer_get_stats(bench.indexer, &stats);
     assert_true(kvs_unit_is_bad(&unit, 1000));
     const struct kvs_codebook *book =
-        kvs_codebook_at(&bench.codebooks, kvs_unit_column(&unit, 0)->codebook);
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 0)->codebook);
     assert_int_equal(book->summaries.n_rows, 0);
     lone_unit_clear(&unit);
 }
@@ -310,28 +310,28 @@ static void what_is_lost_is_made_again(void **state)
     (void)state;
     unit_make(&bench, &unit, 0, D, 1024);
     index_unit(&unit, 8);
-    const uint32_t codebook = kvs_unit_column(&unit, 0)->codebook;
+    const uint32_t codebook = kvs_unit_codes(&unit, 0)->codebook;
     struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codebook);
     const size_t n_cells = kv_cells_head(&book->shape) + book->n_celled;
     const size_t group_bytes = kv_summary_bytes(&book->summaries.shape);
-    assert_non_null(book->cells);
+    assert_non_null(kvs_codebook_lists(book));
     assert_int_equal(book->summaries.n_rows, 1024);
     cells = malloc(n_cells * sizeof(*cells));
     group = malloc(group_bytes);
     assert_true(cells != NULL && group != NULL);
-    memcpy(cells, book->cells, n_cells * sizeof(*cells));
+    memcpy(cells, kvs_codebook_lists(book), n_cells * sizeof(*cells));
     memcpy(group, book->summaries.groups[0].bytes, group_bytes);
-    assert_true(kvs_codebook_cells_are_good(book) && kvs_codebook_centroids_are_good(book));
+    assert_true(kvs_column_is_sound(&book->lists) && kvs_column_is_sound(&book->learnt));
 
-    book->cells[n_cells - 1] ^= 8;
-    assert_false(kvs_codebook_cells_are_good(book));
+    kvs_codebook_lists(book)[n_cells - 1] ^= 8;
+    assert_false(kvs_column_is_sound(&book->lists));
     assert_false(kvs_codebook_verify_cells(&bench.codebooks, codebook));
     assert_true(kvs_codebook_verify_cells(&bench.codebooks, codebook)); /* that is known */
     assert_int_equal(book->n_cells_lost, book->n_celled);
     assert_int_equal(heap->health.found[KVS_KIND_CELLS], 1);
     assert_true(kvs_codebook_verify_summaries(&bench.codebooks, codebook, 0));
-    book->summaries.groups[0].bytes[group_bytes / 2] ^= 8;
-    assert_false(kvs_summaries_are_good(&book->summaries, 0));
+    ((uint8_t *)book->summaries.groups[0].bytes)[group_bytes / 2] ^= 8;
+    assert_false(kvs_column_is_sound(&book->summaries.groups[0]));
     assert_false(kvs_codebook_verify_summaries(&bench.codebooks, codebook, 0));
     assert_int_equal(heap->health.found[KVS_KIND_SUMMARIES], 1);
     assert_int_equal(book->summaries.n_rows, 0);
@@ -346,7 +346,7 @@ static void what_is_lost_is_made_again(void **state)
     work_off();
     assert_int_equal(book->n_cells_lost, 0);
     assert_int_equal(book->n_summaries_lost, 0);
-    assert_memory_equal(book->cells, cells, n_cells * sizeof(*cells));
+    assert_memory_equal(kvs_codebook_lists(book), cells, n_cells * sizeof(*cells));
     assert_memory_equal(book->summaries.groups[0].bytes, group, group_bytes);
     assert_int_equal(heap->health.mended[KVS_KIND_CELLS], 1);
     assert_int_equal(heap->health.mended[KVS_KIND_SUMMARIES], 1);
