@@ -144,7 +144,8 @@ static int begin_method(struct ask *ask, size_t i)
     const uint32_t n = ask->questions.n_common;
     uint64_t begin_us;
     kv_status_t status;
-    int outcome = kvw_open_attention(worker, run->ops, &run->options);
+    int outcome =
+        kvw_open_attention(worker, run->ops, &run->options, ask->questions.list[0].tokens, n);
 
     ask->methods[i].attention = worker->attention;
     ask->methods[i].forward = worker->forward;

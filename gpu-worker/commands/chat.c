@@ -295,7 +295,7 @@ int kvw_chat_run(struct kvw_context *worker)
         outcome = status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
         goto end;
     }
-    outcome = kvw_open_session(worker, capacity_of(worker));
+    outcome = kvw_open_session(worker, capacity_of(worker), NULL, 0);
     if (outcome != KVW_DONE)
         goto end;
     chat.input = malloc(LINE_BYTES_MAX);

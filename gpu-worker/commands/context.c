@@ -299,7 +299,9 @@ void kvw_close_attention(struct kvw_context *worker)
 
 int kvw_open_attention(struct kvw_context *worker,
                        const struct kvw_method_ops *ops,
-                       const struct kvw_method_options *options)
+                       const struct kvw_method_options *options,
+                       const uint32_t *prompt,
+                       uint32_t n_prompt)
 {
     const struct kvw_method_setup setup = {
         .session =
@@ -309,6 +311,8 @@ int kvw_open_attention(struct kvw_context *worker,
                 .dtype = worker->dtype,
                 .capacity = worker->capacity,
                 .chunk_tokens = KVW_FORWARD_CHUNK,
+                .prompt = prompt,
+                .n_prompt = n_prompt,
                 .trace = worker->trace,
             },
         .options = *options,
@@ -331,7 +335,10 @@ int kvw_open_attention(struct kvw_context *worker,
     return KVW_DONE;
 }
 
-int kvw_open_session(struct kvw_context *worker, uint32_t capacity)
+int kvw_open_session(struct kvw_context *worker,
+                     uint32_t capacity,
+                     const uint32_t *prompt,
+                     uint32_t n_prompt)
 {
     struct kvw_method_options options;
     int outcome = kvw_attention_options(worker, &options);
@@ -340,7 +347,7 @@ int kvw_open_session(struct kvw_context *worker, uint32_t capacity)
         outcome = kvw_open_store(worker, capacity);
     return outcome == KVW_DONE
                ? kvw_open_attention(worker, kvw_method_find(worker->options->attention),
-                                    &options)
+                                    &options, prompt, n_prompt)
                : outcome;
 }
 

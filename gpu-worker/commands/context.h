@@ -60,16 +60,22 @@ void kvw_error(const struct kvw_context *worker, const char *format, ...)
 /* Open the parts, in this order.  Return the exit status after printing what is wrong.
  *   file       the GGUF file
  *   model      device, model, tokenizer
- *   session    store, attention, forward pass, for `capacity` tokens at most */
+ *   session    store, attention, forward pass, for `capacity` tokens at most, of which the
+ *              first (n_prompt) are known; n_prompt 0: none is */
 int kvw_open_file(struct kvw_context *worker);
 int kvw_open_model(struct kvw_context *worker);
-int kvw_open_session(struct kvw_context *worker, uint32_t capacity);
+int kvw_open_session(struct kvw_context *worker,
+                     uint32_t capacity,
+                     const uint32_t *prompt,
+                     uint32_t n_prompt);
 /* Open a session in two parts: first the store, for `capacity` tokens in each session, then the
  * attention, which replaces one that was opened before. */
 int kvw_open_store(struct kvw_context *worker, uint32_t capacity);
 int kvw_open_attention(struct kvw_context *worker,
                        const struct kvw_method_ops *ops,
-                       const struct kvw_method_options *options);
+                       const struct kvw_method_options *options,
+                       const uint32_t *prompt,
+                       uint32_t n_prompt);
 /* Closes attention and forward pass, if they are open. */
 void kvw_close_attention(struct kvw_context *worker);
 void kvw_close(struct kvw_context *worker);

@@ -73,7 +73,7 @@ static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, ui
     if (status == KV_OK) {
         status = kvw_method_truncate(worker->attention, n);
     } else if (status == KV_UNSUPPORTED) {
-        outcome = kvw_open_attention(worker, run->ops, &run->options);
+        outcome = kvw_open_attention(worker, run->ops, &run->options, tokens, n);
         if (outcome != KVW_DONE)
             return outcome;
         snprintf(what, sizeof(what), "%s: prompt", run->method);

@@ -102,7 +102,7 @@ int kvw_generate_run(struct kvw_context *worker)
         (outcome = kvw_open_sampler(worker, &sampler)) != KVW_DONE ||
         (outcome = encode(worker, text, bytes, &tokens, &n_tokens)) != KVW_DONE ||
         (outcome = capacity_of(worker, n_tokens, &capacity)) != KVW_DONE ||
-        (outcome = kvw_open_session(worker, capacity)) != KVW_DONE)
+        (outcome = kvw_open_session(worker, capacity, tokens, (uint32_t)n_tokens)) != KVW_DONE)
         goto end;
 
     outcome = KVW_FAILED;

@@ -136,7 +136,7 @@ int kvw_logits_run(struct kvw_context *worker)
                   options->from, n);
         goto end;
     }
-    outcome = kvw_open_session(worker, (uint32_t)n);
+    outcome = kvw_open_session(worker, (uint32_t)n, tokens, (uint32_t)n);
     if (outcome != KVW_DONE)
         goto end;
 

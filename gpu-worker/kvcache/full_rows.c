@@ -40,6 +40,8 @@ kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
     if (full_rows == NULL)
         return KV_NO_MEMORY;
     full_rows->setup = *setup;
+    full_rows->setup.prompt = NULL; /* the caller's, who may free it now */
+    full_rows->setup.n_prompt = 0;
     full_rows->device = setup->model->device;
     full_rows->shape = kvw_session_rows_shape(setup);
     row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape);

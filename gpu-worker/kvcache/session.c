@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum {
+    BLOCKS_NAMED = 16, /* of the prompt: later ones place nothing */
+};
+
 struct kvw_session {
     struct kv_client *client;
     struct kvw_device *device;
@@ -35,10 +39,28 @@ void kvw_session_destroy(struct kvw_session *store)
     free(store);
 }
 
+/* Names the prompt's full blocks, so that its session is where others with its beginning are.
+ * Returns how many names there are. */
+static uint32_t name_blocks(const struct kvw_session_setup *setup,
+                            const struct kv_model_info *info,
+                            struct kv_id128 ret_names[BLOCKS_NAMED])
+{
+    static const struct kv_id128 nothing; /* before the first block, and as salt */
+    const uint32_t n_blocks = setup->n_prompt / KV_BLOCK_TOKENS;
+    const uint32_t n = n_blocks < BLOCKS_NAMED ? n_blocks : BLOCKS_NAMED;
+
+    for (uint32_t i = 0; i < n; i++)
+        ret_names[i] = kv_client_block_name(
+            i > 0 ? &ret_names[i - 1] : &nothing, &info->fingerprint, &nothing,
+            setup->prompt + (size_t)i * KV_BLOCK_TOKENS, KV_BLOCK_TOKENS);
+    return n;
+}
+
 static kv_status_t open_session(struct kvw_session *store,
                                 const struct kvw_session_setup *setup)
 {
-    const struct kv_session_options options = {.tokens_max = setup->capacity};
+    struct kv_id128 names[BLOCKS_NAMED];
+    struct kv_session_options options = {.tokens_max = setup->capacity, .block_names = names};
     struct kv_model_info *info = calloc(1, sizeof(*info));
     struct kv_op *op;
     kv_status_t status = KV_NO_MEMORY;
@@ -46,8 +68,10 @@ static kv_status_t open_session(struct kvw_session *store,
     if (info == NULL)
         return KV_NO_MEMORY;
     status = kvw_model_info(setup->model, setup->dtype, info);
-    if (status == KV_OK)
+    if (status == KV_OK) {
+        options.n_block_names = name_blocks(setup, info, names);
         status = kv_open_begin(setup->client, info, &options, 0, &op);
+    }
     if (status == KV_OK) {
         status = kv_wait(op);
         store->session = kv_op_session(op);

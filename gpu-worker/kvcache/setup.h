@@ -19,7 +19,10 @@ struct kvw_session_setup {
     enum kv_dtype dtype;      /* of rows: KV_FP16, KV_BF16, KV_FP32 */
     uint32_t capacity;        /* tokens at most */
     uint32_t chunk_tokens;    /* of one pass at most */
-    struct kvw_trace *trace;  /* kept; NULL: none */
+    const uint32_t *prompt;   /* (n_prompt) that it begins with, as far as known when it is
+                               * opened; not kept */
+    uint32_t n_prompt;
+    struct kvw_trace *trace; /* kept; NULL: none */
 };
 
 /* As device.h's shape of all rows of a layer. */
