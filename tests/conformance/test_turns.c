@@ -356,6 +356,41 @@ static void places_of_lost_clients_are_free(void **state)
     }
 }
 
+/* Behind a query that only the first pipeline has room for, and that ends while it waits, there
+ * is a small one: it gets a pipeline that is free. */
+static void places_are_free_for_the_next(void **state)
+{
+    struct kvs_query_queue *queue = kvs_query_queue_of(node_data(it.node, 0));
+    struct kvs_request *first = NULL;
+    size_t n_floats = 0;
+
+    (void)state;
+    for (unsigned i = 1; i < queue->n_places; i++) { /* as with less memory */
+        n_floats = queue->places[i].pipeline->n_floats;
+        queue->places[i].pipeline->n_floats = TOKENS;
+    }
+    struct kv_op *at_work = ask_much(0), *waits = NULL, *next = NULL;
+    while (queue->places[0].owner == NULL)
+        step();
+    waits = ask_much(1);
+    next = ask_little(1);
+    for (unsigned i = 0; i < 50; i++)
+        step();
+    for (unsigned i = 0; i < CLIENTS && first == NULL; i++)
+        first = queue->clients[i].waiting.first;
+    assert_non_null(first);
+    kvs_request_fail(first, KV_DEADLINE, "query: not finished before the deadline");
+    (void)steps_of(next);
+    assert_int_equal(kv_op_status(waits), KV_DEADLINE);
+    assert_false(is_done(at_work));
+    (void)steps_of(at_work);
+    for (unsigned i = 1; i < queue->n_places; i++)
+        queue->places[i].pipeline->n_floats = n_floats;
+    kv_op_free(at_work);
+    kv_op_free(waits);
+    kv_op_free(next);
+}
+
 /* Queries that wait for others hold no buffers, which fetches and puts need. */
 static void waiting_queries_hold_no_buffers(void **state)
 {
@@ -765,6 +800,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(small_queries_do_not_wait, set_up, tear_down),
         cmocka_unit_test_setup_teardown(clients_progress_together, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(places_are_free_for_the_next, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_are_answered_as_alone, set_up_forks, tear_down),

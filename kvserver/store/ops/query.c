@@ -178,6 +178,41 @@ static void pass_on(struct kvs_query_queue *queue, struct kvs_query_place *place
     }
 }
 
+static void line_remove(struct kvs_query_line *line, struct kvs_query_client *client)
+{
+    struct kvs_query_client **link = &line->first;
+
+    while (*link != NULL && *link != client)
+        link = &(*link)->next;
+    if (*link == NULL)
+        return;
+    *link = client->next;
+    if (line->end == &client->next)
+        line->end = link;
+    client->is_listed = false;
+}
+
+/* A request that has no place ends.  If it was its client's first, the next one may fit places
+ * that are free. */
+static void stop_waiting(struct kvs_query_queue *queue,
+                         struct kvs_query_client *client,
+                         struct kvs_request *request)
+{
+    const bool was_first = client->waiting.first == request;
+
+    if (request->queue != &client->waiting)
+        return;
+    kvs_request_unlink(request);
+    if (!was_first || client->waiting.first == NULL || !client->is_listed)
+        return;
+    line_remove(&queue->lines[FIRST_ONLY], client);
+    line_remove(&queue->lines[ANY_PLACE], client);
+    line_up(queue, client);
+    for (uint32_t i = 0; i < queue->n_places; i++)
+        if (queue->places[i].owner == NULL)
+            pass_on(queue, &queue->places[i]);
+}
+
 void kvs_op_query_wake(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -214,8 +249,10 @@ void kvs_op_query_release(struct kvs_request *request)
     struct kvs_query_client *client = client_of(request);
     struct kvs_query_place *place = place_of(request);
 
-    if (place == NULL)
+    if (place == NULL) {
+        stop_waiting(queue, client, request);
         return;
+    }
     struct kvs_query_entry *entry = request->work;
 
     request->work = NULL;

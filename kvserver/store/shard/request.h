@@ -123,6 +123,8 @@ void kvs_request_wait(struct kvs_request *request, uint32_t needs);
 void kvs_request_enqueue(struct kvs_request *request); /* state QUEUED */
 /* The same, in a queue that the operation owns: it calls kvs_request_enqueue() later. */
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue);
+/* Removes the request from its list or queue, if it is in one. */
+void kvs_request_unlink(struct kvs_request *request);
 void kvs_request_await_bulk(struct kvs_request *request, bool discard); /* state AWAIT_BULK */
 
 /* As kvs_request_wait(), and leaves the data that is to come at the sender until
