@@ -436,6 +436,51 @@ static void waiting_queries_hold_no_buffers(void **state)
     assert_in_range(n_bodies, 1, KVS_QUERIES_AT_ONCE + CLIENTS);
 }
 
+/* Waits for a change of a session.  Returns in how many steps the data thread was in the middle
+ * of it. */
+static unsigned slices_of(kv_status_t begun, const struct kv_op *op)
+{
+    unsigned n_slices = 0;
+
+    assert_int_equal(begun, KV_OK);
+    while (!is_done(op)) {
+        step();
+        n_slices += node_data(it.node, 0)->command != NULL;
+    }
+    return n_slices;
+}
+
+/* Long sessions are cut, forked and closed in slices, even those of few units. */
+static void changes_are_in_slices(void **state)
+{
+    struct kv_session *child;
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    (void)state;
+    status = kv_truncate_begin(it.sessions[0], 100, 0, &op);
+    assert_true(slices_of(status, op) > 0);
+    kv_op_free(op);
+    op = ask(0, 1, 1, 100, 8);
+    (void)steps_of(op);
+    kv_op_free(op);
+
+    status = kv_fork_begin(it.sessions[1], TOKENS - 1, 0, &op);
+    assert_true(slices_of(status, op) > 0);
+    child = kv_op_session(op);
+    kv_op_free(op);
+    kvs_node_check_memory(it.node);
+    status = kv_close_begin(it.sessions[1], 0, &op);
+    assert_true(slices_of(status, op) > 0);
+    kv_op_free(op);
+    kv_session_free(it.sessions[1]);
+    kvs_node_check_memory(it.node);
+    it.sessions[1] = child;
+    op = ask(1, HEADS, HEAVY_VECTORS, TOKENS - 1, HEAVY_K);
+    (void)steps_of(op);
+    kv_op_free(op);
+}
+
 /* ---- batches ----------------------------------------------------------------------------- */
 
 enum {
@@ -802,6 +847,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(clients_progress_together, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_are_free_for_the_next, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(changes_are_in_slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_are_answered_as_alone, set_up_forks, tear_down),
         cmocka_unit_test_setup_teardown(strangers_share_nothing, set_up_forks, tear_down),

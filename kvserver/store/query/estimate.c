@@ -1,5 +1,6 @@
 #include "kvserver/store/query/estimate.h"
 
+#include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 
 #include <assert.h>
@@ -9,9 +10,7 @@ static_assert((int)KV_SUMMARY_ROWS % (int)KV_BLOCK_TOKENS == 0, "a group is whol
 static_assert((int)KV_BLOCK_TOKENS % (int)KV_SUMMARY_SLICE == 0, "a slice is in one block");
 
 enum {
-    SLICE_US = 50,
-    SLICE_STEPS = 32, /* per slice, if the clock does not advance */
-    CLOCK_STEPS = 8,  /* of some us each, with up to FEW_QUERIES: the clock is read once for
+    CLOCK_STEPS = 8, /* of some us each, with up to FEW_QUERIES: the clock is read once for
                        * all */
     FEW_QUERIES = 4,
 };
@@ -295,14 +294,10 @@ bool kvs_estimate_slice(struct kvs_estimate *estimate,
 {
     const struct kvs_score *score = estimate->input.score;
     const uint32_t n_queries = estimate->input.shape.n_queries;
-    const uint32_t clock_steps = n_queries <= FEW_QUERIES ? CLOCK_STEPS : 1;
-    const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
+    struct kv_slice slice = kv_slice_begin(clock, n_queries <= FEW_QUERIES ? CLOCK_STEPS : 1);
     uint32_t first, end;
 
-    for (uint32_t step = 0; estimate->range < score->n_ranges; step++) {
-        if (step == SLICE_STEPS ||
-            (step > 0 && step % clock_steps == 0 && kv_clock_now(clock) >= end_us))
-            return false;
+    while (estimate->range < score->n_ranges) {
         const uint8_t *group = group_at(estimate, books, &first, &end);
         bool is_full = false;
 
@@ -313,7 +308,7 @@ bool kvs_estimate_slice(struct kvs_estimate *estimate,
         if (estimate->token == score->ranges[estimate->range].end &&
             ++estimate->range < score->n_ranges)
             estimate->token = score->ranges[estimate->range].begin;
-        if (is_full)
+        if (is_full || (kv_slice_over(&slice) && estimate->range < score->n_ranges))
             return false;
     }
     attend_pending(estimate, books);

@@ -1,6 +1,7 @@
 #include "kvserver/store/query/score.h"
 
 #include "kernels/select.h"
+#include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/verify.h"
@@ -10,10 +11,8 @@
 #include <string.h>
 
 enum {
-    SLICE_US = 50,
-    SLICE_SEGMENTS = 512, /* per slice, if the clock does not advance */
-    RUN_SEGMENTS = 32,    /* scored at a time: 128K scores of 32 vectors take about 50 us */
-    CUT_ROWS = 2048,      /* up to so many rows are counted faster than 4,096 lists are
+    RUN_SEGMENTS = 32, /* scored at a time: 128K scores of 32 vectors take about 50 us */
+    CUT_ROWS = 2048,   /* up to so many rows are counted faster than 4,096 lists are
                            * searched */
 };
 
@@ -331,10 +330,10 @@ static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_ru
     return n;
 }
 
-/* Scores some of the run's rows, from score->token on.  Returns their number. */
-static uint32_t score_rows(struct kvs_score *score,
-                           struct kvs_codebooks *books,
-                           const struct kvs_score_run *run)
+/* Scores some of the run's rows, from score->token on. */
+static void score_rows(struct kvs_score *score,
+                       struct kvs_codebooks *books,
+                       const struct kvs_score_run *run)
 {
     const uint32_t item = run->item + score->token - run->token_begin;
     uint32_t n = score->by_code ? score_coded(score, books, run) : 0;
@@ -345,27 +344,26 @@ static uint32_t score_rows(struct kvs_score *score,
         score->counts[item + i] = 1;
     find_maxima(score, item, n);
     score->token += n;
-    return n;
 }
 
 bool kvs_score_slice(struct kvs_score *score,
                      struct kvs_codebooks *books,
                      const struct kv_clock *clock)
 {
-    const uint64_t end_us = kv_clock_now(clock) + SLICE_US;
+    struct kv_slice slice = kv_slice_begin(clock, 1);
 
-    for (uint32_t n_segments = 0; score->run < score->n_runs; n_segments++) {
+    while (score->run < score->n_runs) {
         const struct kvs_score_run *run = &score->runs[score->run];
 
-        if (n_segments >= SLICE_SEGMENTS || (n_segments > 0 && kv_clock_now(clock) >= end_us))
-            return false;
         if (run->codebook != KVS_SCORE_ROWS)
             score_cells(score, books, run);
         else
-            n_segments += score_rows(score, books, run) / KV_BLOCK_TOKENS;
+            score_rows(score, books, run);
         if (run->codebook != KVS_SCORE_ROWS || score->token == run->token_end)
             if (++score->run < score->n_runs)
                 score->token = score->runs[score->run].token_begin;
+        if (kv_slice_over(&slice))
+            break;
     }
-    return true;
+    return score->run == score->n_runs;
 }

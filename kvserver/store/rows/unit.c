@@ -464,7 +464,7 @@ void kvs_unit_mend(struct kvs_unit *unit, uint32_t token, const void *row, uint3
     store->health.mended[KVS_KIND_ROWS]++;
 }
 
-void kvs_unit_check(const struct kvs_unit *unit)
+void kvs_unit_check_from(const struct kvs_unit *unit, uint32_t token)
 {
     const struct kvs_segment_store *store = unit->blocks->store;
 
@@ -472,7 +472,7 @@ void kvs_unit_check(const struct kvs_unit *unit)
     assert(kvs_unit_n_segments(unit) <= unit->blocks->n);
     assert(&unit->blocks->units[unit->at] == unit);
     assert(!unit->broken || unit->n_transfers > 0);
-    for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++) {
+    for (uint32_t i = token / KV_BLOCK_TOKENS; i < kvs_unit_n_segments(unit); i++) {
         const struct kvs_block *block = kvs_unit_block(unit, i);
         const uint32_t left = unit->reserved - i * KV_BLOCK_TOKENS;
 
@@ -482,4 +482,9 @@ void kvs_unit_check(const struct kvs_unit *unit)
         assert(block->segments[unit->at].n_written >=
                (left < KV_BLOCK_TOKENS ? left : KV_BLOCK_TOKENS));
     }
+}
+
+void kvs_unit_check(const struct kvs_unit *unit)
+{
+    kvs_unit_check_from(unit, 0);
 }

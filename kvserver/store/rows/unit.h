@@ -116,6 +116,8 @@ void kvs_unit_truncate(struct kvs_unit *unit, uint32_t tokens);
 
 /* Asserts the invariants; visits all segments. */
 void kvs_unit_check(const struct kvs_unit *unit);
+/* The same, but visits only those with rows from `token` on. */
+void kvs_unit_check_from(const struct kvs_unit *unit, uint32_t token);
 
 static inline uint32_t kvs_blocks_for(uint32_t tokens)
 {

@@ -1,12 +1,13 @@
 /* Runs the commands of the control thread on a data thread, in slices. */
+#include "kvserver/base/slice.h"
 #include "kvserver/store/shard/shard_private.h"
 
 #include <assert.h>
 #include <string.h>
 
 enum {
-    UNITS_PER_SLICE = 16,
-    BLOCKS_PER_SLICE = 1024,
+    PIECE_BLOCKS = 8, /* shared, or removed from a unit, between two looks at the clock */
+    PIECE_TOKENS = PIECE_BLOCKS * KV_BLOCK_TOKENS,
 };
 
 /* Each function returns true when the command is done, with command->status set. */
@@ -63,32 +64,40 @@ static bool session_open(struct kvs_shard *shard, struct kvs_command *command)
     return true;
 }
 
-static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
+/* Begins the child of a fork.  Returns false if the command has failed. */
+static bool fork_init(struct kvs_shard *shard, struct kvs_command *command)
 {
-    struct kvs_shard_session *session = &shard->sessions[command->index];
+    const struct kvs_shard_session *session = &shard->sessions[command->index];
     struct kvs_shard_session *child = &shard->sessions[command->child_index];
 
-    if (command->cursor == 0) {
-        for (uint32_t i = 0; i < session->n_units; i++) {
-            if (session->units[i].committed < command->tokens) {
-                command->status = KV_INVALID;
-                return true;
-            }
+    command->is_begun = true;
+    for (uint32_t i = 0; i < session->n_units; i++) {
+        if (session->units[i].committed < command->tokens) {
+            command->status = KV_INVALID;
+            return false;
         }
-        command->status = kvs_shard_session_init(shard, child, command);
-        if (command->status != KV_OK)
-            return true;
-        if (session->n_units > 0)
-            command->status = kvs_blocks_fork_begin(&child->blocks, command->tokens);
-        if (command->status != KV_OK) {
-            kvs_shard_session_clear(shard, child);
-            return true;
-        }
-        command->cursor = 1;
     }
-    if (session->n_units > 0 && !kvs_blocks_fork_on(&session->blocks, &child->blocks,
-                                                    command->tokens, BLOCKS_PER_SLICE))
-        return false;
+    command->status = kvs_shard_session_init(shard, child, command);
+    if (command->status != KV_OK || session->n_units == 0)
+        return command->status == KV_OK;
+    command->status = kvs_blocks_fork_begin(&child->blocks, command->tokens);
+    if (command->status != KV_OK)
+        kvs_shard_session_clear(shard, child);
+    return command->status == KV_OK;
+}
+
+static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
+{
+    const struct kvs_shard_session *session = &shard->sessions[command->index];
+    struct kvs_shard_session *child = &shard->sessions[command->child_index];
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+
+    if (!command->is_begun && !fork_init(shard, command))
+        return true;
+    while (session->n_units > 0 &&
+           !kvs_blocks_fork_on(&session->blocks, &child->blocks, command->tokens, PIECE_BLOCKS))
+        if (kv_slice_over(&slice))
+            return false;
     child->used = true;
     return true;
 }
@@ -99,20 +108,43 @@ static bool session_generation(struct kvs_shard *shard, struct kvs_command *comm
     return true;
 }
 
+/* Truncates the session's units from the cursor on, some rows at a time, and clears them if
+ * `clears`.  No request may use them any more.  Returns true when all are done. */
+static bool
+cut_units(struct kvs_shard *shard, struct kvs_command *command, uint32_t tokens, bool clears)
+{
+    struct kvs_shard_session *session = &shard->sessions[command->index];
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+
+    while (command->cursor < session->n_units) {
+        struct kvs_unit *unit = &session->units[command->cursor];
+        const bool is_last =
+            unit->committed <= tokens || unit->committed - tokens <= PIECE_TOKENS;
+        const uint32_t end = is_last ? tokens : unit->committed - PIECE_TOKENS;
+
+        if (clears)
+            kvs_unit_check_from(unit, end);
+        kvs_unit_truncate(unit, end);
+        if (is_last && clears)
+            kvs_unit_clear(unit);
+        command->cursor += is_last;
+        if (kv_slice_over(&slice))
+            break;
+    }
+    return command->cursor == session->n_units;
+}
+
 static bool session_truncate(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_shard_session *session = &shard->sessions[command->index];
-    uint32_t end = command->cursor + UNITS_PER_SLICE;
 
     /* Between the first slice and the last one, some units are truncated and others are not, so
      * no request may use them. */
-    if (command->cursor == 0) {
+    if (!session->changing) {
         session->changing = true;
         kvs_shard_session_advance(shard, session, command->generation);
     }
-    for (; command->cursor < session->n_units && command->cursor < end; command->cursor++)
-        kvs_unit_truncate(&session->units[command->cursor], command->tokens);
-    if (command->cursor < session->n_units)
+    if (!cut_units(shard, command, command->tokens, false))
         return false;
     /* The removed rows were checked against the previous writers. */
     session->writers = command->writers;
@@ -123,18 +155,13 @@ static bool session_truncate(struct kvs_shard *shard, struct kvs_command *comman
 static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_shard_session *session = &shard->sessions[command->index];
-    uint32_t end = command->cursor + UNITS_PER_SLICE;
 
-    if (command->cursor == 0 && session->used) {
+    if (session->used) {
         session->used = false; /* from now on, every request that names it is stale */
         kvs_ended_add(&shard->ended, &command->ended);
         kvs_shard_session_wake(shard, session, UINT32_MAX);
     }
-    for (; command->cursor < session->n_units && command->cursor < end; command->cursor++) {
-        kvs_unit_check(&session->units[command->cursor]);
-        kvs_unit_clear(&session->units[command->cursor]);
-    }
-    if (command->cursor < session->n_units)
+    if (!cut_units(shard, command, 0, true))
         return false;
     kvs_shard_session_free(shard, session);
     return true;
@@ -203,6 +230,7 @@ bool kvs_shard_command_step(struct kvs_shard *shard)
         if (shard->command == NULL)
             return false;
         shard->command->cursor = 0;
+        shard->command->is_begun = false;
         shard->command->status = KV_OK;
     }
     if (run[shard->command->kind](shard, shard->command)) {

@@ -2,13 +2,11 @@
  * request, runs background jobs, and wakes requests that waited for rows. */
 #include "kvserver/store/shard/shard_private.h"
 
+#include "kvserver/base/slice.h"
 #include "kvserver/store/shard/op.h"
 
 enum {
-    MESSAGES_PER_STEP = 64,
-    MESSAGES_US = 50,    /* while a query is running, unless one message takes longer */
-    LOOKS_PER_STEP = 16, /* woken requests: each may copy its data */
-    QUERY_SLICES = 4,    /* slices of queries between two rounds of messages */
+    QUERY_SLICES = 4, /* slices of queries between two rounds of messages */
     WEIGHT_MAX = 8,
 };
 
@@ -168,23 +166,22 @@ static void take_woken(struct kvs_shard *shard)
     shard->woken_end = &shard->woken;
 }
 
-/* Wakes some requests; the others wait for the next step.  While queries run, a time limit
- * holds as well: a woken put may copy a whole message. */
+/* Wakes some requests; the others wait for the next step.  A woken put may copy a whole
+ * message. */
 bool kvs_shard_look_again(struct kvs_shard *shard)
 {
-    const bool querying = kvs_shard_has_queued(shard, KV_PRIORITY_QUERY);
-
     if (shard->looking.first == NULL && shard->woken == NULL)
         return false;
     if (shard->looking.first == NULL)
         take_woken(shard);
-    for (int i = 0; i < LOOKS_PER_STEP && shard->looking.first != NULL; i++) {
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+    while (shard->looking.first != NULL) {
         struct kvs_request *request = shard->looking.first;
 
         kvs_request_unlink(request);
         request->state = KVS_REQUEST_BEGUN;
         request->type->wake(request);
-        if (querying && kv_clock_now(shard->clock) - shard->now_us >= MESSAGES_US)
+        if (kv_slice_over(&slice))
             break;
     }
     return true;
@@ -254,15 +251,15 @@ bool kvs_shard_run_background(struct kvs_shard *shard)
 
 bool kvs_shard_take_messages(struct kvs_shard *shard)
 {
-    bool querying = kvs_shard_has_queued(shard, KV_PRIORITY_QUERY);
     bool busy = false;
 
-    if (querying && ++shard->query_slices < QUERY_SLICES)
+    if (kvs_shard_has_queued(shard, KV_PRIORITY_QUERY) && ++shard->query_slices < QUERY_SLICES)
         return false;
     shard->query_slices = 0;
-    for (int i = 0; i < MESSAGES_PER_STEP && kv_port_progress(shard->port) > 0; i++) {
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+    while (kv_port_progress(shard->port) > 0) {
         busy = true;
-        if (querying && kv_clock_now(shard->clock) - shard->now_us >= MESSAGES_US)
+        if (kv_slice_over(&slice))
             break;
     }
     return busy;

@@ -112,9 +112,9 @@ uint64_t kvs_early_bulk_next_look(const struct kvs_shard_client *client);
 /* Puts the request at the head of the list. */
 void kvs_request_link(struct kvs_request **list, struct kvs_request *request);
 
-/* Takes messages.  While a query is running, this happens only after every few slices, and for
- * a limited time: one large message of a prompt's rows, or many small ones, so that a client's
- * ping does not wait for what others send. */
+/* Takes messages for a slice: one large message of a prompt's rows, or many small ones, so that
+ * a client's ping does not wait for what others send.  While a query is running, this happens
+ * only after every few slices. */
 bool kvs_shard_take_messages(struct kvs_shard *shard);
 
 /* Empties the queues of all clients. */
