@@ -481,6 +481,49 @@ static void changes_are_in_slices(void **state)
     kv_op_free(op);
 }
 
+/* Fetches that wait for a staging buffer hold no buffer for their reply. */
+static void waiting_fetches_hold_no_buffers(void **state)
+{
+    enum {
+        EACH = 40,
+        IDS = 100,
+        BYTES = HEADS * IDS * 2 * D * 2,
+    };
+    const struct kvs_shard *shard = node_data(it.node, 0);
+    static uint32_t ids[HEADS * IDS];
+    const uint32_t n_ids[HEADS] = {IDS, IDS, IDS, IDS};
+    const struct kv_fetch fetch = {.n_ids = n_ids, .ids = ids};
+    struct kv_op *ops[CLIENTS][EACH];
+    struct kv_buffer *buffers[CLIENTS];
+    uint32_t n_bodies = 0, n_requests = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < HEADS * IDS; i++)
+        ids[i] = 7 * (i % IDS);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        assert_int_equal(kv_buffer_alloc(it.clients[i], (size_t)EACH * BYTES, &buffers[i]),
+                         KV_OK);
+        for (unsigned j = 0; j < EACH; j++) {
+            const struct kv_rows_io io = {.buffer = buffers[i], .offset = (size_t)j * BYTES};
+
+            assert_int_equal(kv_fetch_begin(it.sessions[i], &fetch, &io, 0, &ops[i][j]), KV_OK);
+        }
+    }
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        for (unsigned j = 0; j < EACH; j++) {
+            while (!is_done(ops[i][j])) {
+                step();
+                n_bodies = max(n_bodies, kv_pool_used(shard->bodies));
+                n_requests = max(n_requests, kv_pool_used(shard->requests));
+            }
+            kv_op_free(ops[i][j]);
+        }
+        kv_buffer_free(buffers[i]);
+    }
+    assert_true(n_requests > 2 * KVS_STAGINGS);
+    assert_in_range(n_bodies, 1, KVS_STAGINGS);
+}
+
 /* ---- batches ----------------------------------------------------------------------------- */
 
 enum {
@@ -848,6 +891,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(places_are_free_for_the_next, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(changes_are_in_slices, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(waiting_fetches_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_are_answered_as_alone, set_up_forks, tear_down),
         cmocka_unit_test_setup_teardown(strangers_share_nothing, set_up_forks, tear_down),

@@ -5,9 +5,16 @@
  * results are gathered into the reply's body.  Rows that lie in one piece are pinned and sent
  * in place.  All others are gathered into a staging buffer, in slices. */
 #include "kernels/gather.h"
+#include "kvserver/base/slice.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
+
+enum {
+    GATHER_BYTES = 64 << 10, /* between two looks at the clock: some us */
+};
+
+static_assert((int)KV_ROW_BYTES_MAX <= (int)GATHER_BYTES, "at least one row");
 
 static bool is_fetch(const struct kvs_request *request)
 {
@@ -103,51 +110,66 @@ static bool rows_are_good(struct kvs_request *request)
     return true;
 }
 
-/* All rows are committed: replies, or queues a request that needs a staging buffer. */
-static void read_ready(struct kvs_request *request)
+/* Gets a buffer for the reply's body, with `bytes` of rows after the CRCs, and writes these.
+ * Returns false after failing the request. */
+static bool get_reply(struct kvs_request *request, size_t bytes)
+{
+    const uint32_t n_rows = request->reply.n_rows;
+    const size_t need = n_rows * sizeof(uint32_t) + bytes;
+
+    /* `small` may hold the request's body: the reply then needs a buffer of its own. */
+    if (request->body != request->small && need <= sizeof(request->small)) {
+        request->reply_body = request->small;
+    } else if (kvs_request_get_reply_slot(request, need) != KV_OK) {
+        kvs_request_fail(request, KV_BUSY, "%s: no free buffer for the reply",
+                         request->type->name);
+        return false;
+    }
+    gather_crcs(request, (uint32_t *)(void *)request->reply_body);
+    kvs_count(&request->shard->stats.rows_out, n_rows);
+    kvs_count(&request->shard->stats.rows_out_bytes, request->cursor_bytes);
+    kvs_count(&request->client->rows_out, n_rows);
+    return true;
+}
+
+/* Pins the rows if they can be sent from where they are.  Returns false if they cannot. */
+static bool pin_piece(struct kvs_request *request, struct kv_iov *ret_piece)
 {
     const struct kv_wire_header *header = &request->header;
-    uint32_t n_rows = request->reply.n_rows;
-    size_t bytes = request->cursor_bytes; /* of all rows; set by begin */
-    size_t crc_bytes = n_rows * sizeof(uint32_t);
-    bool in_body = bytes <= KV_WIRE_INLINE_MAX / 2;
+
+    if (is_fetch(request) || header->n_units != 1)
+        return false;
+    const struct kvs_unit *unit = kvs_unit_at(request, 0);
+    if (kvs_unit_pieces(unit, header->token_begin, header->token_count, ret_piece, 0, 1) != 1)
+        return false;
+    request->n_pins =
+        kvs_unit_pin(unit, header->token_begin, header->token_count, request->pins);
+    return true;
+}
+
+/* All rows are committed: replies, or queues a request that needs a staging buffer.  Until it
+ * has that, it holds no other. */
+static void read_ready(struct kvs_request *request)
+{
+    const size_t bytes = request->cursor_bytes; /* of all rows; set by begin */
+    const size_t crc_bytes = request->reply.n_rows * sizeof(uint32_t);
+    struct kv_iov piece;
 
     if (!rows_are_good(request))
         return;
-    if (request->reply_body == NULL) {
-        size_t need = crc_bytes + (in_body ? bytes : 0);
-        /* `small` may hold the request's body: the reply then needs a buffer of its own. */
-        if (request->body != request->small && need <= sizeof(request->small)) {
-            request->reply_body = request->small;
-        } else if (kvs_request_get_reply_slot(request, need) != KV_OK) {
-            kvs_request_fail(request, KV_BUSY, "%s: no free buffer for the reply",
-                             request->type->name);
+    if (bytes <= KV_WIRE_INLINE_MAX / 2) {
+        if (!get_reply(request, bytes))
             return;
-        }
-        gather_crcs(request, (uint32_t *)(void *)request->reply_body);
-        kvs_count(&request->shard->stats.rows_out, n_rows);
-        kvs_count(&request->shard->stats.rows_out_bytes, bytes);
-        kvs_count(&request->client->rows_out, n_rows);
-    }
-    if (in_body) {
         gather(request, request->reply_body + crc_bytes, bytes);
         kvs_request_reply(request, request->reply_body, crc_bytes + bytes, NULL, 0);
-        return;
-    }
-    if (!is_fetch(request) && header->n_units == 1) {
-        struct kvs_unit *unit = kvs_unit_at(request, 0);
-        struct kv_iov piece;
-
-        if (kvs_unit_pieces(unit, header->token_begin, header->token_count, &piece, 0, 1) ==
-            1) {
-            request->n_pins =
-                kvs_unit_pin(unit, header->token_begin, header->token_count, request->pins);
-            kvs_count(&request->shard->stats.direct_sends, 1);
-            kvs_request_reply(request, request->reply_body, crc_bytes, piece.base, piece.bytes);
+    } else if (pin_piece(request, &piece)) {
+        if (!get_reply(request, 0))
             return;
-        }
+        kvs_count(&request->shard->stats.direct_sends, 1);
+        kvs_request_reply(request, request->reply_body, crc_bytes, piece.base, piece.bytes);
+    } else {
+        kvs_request_enqueue(request);
     }
-    kvs_request_enqueue(request);
 }
 
 bool kvs_op_read_run(struct kvs_request *request)
@@ -156,12 +178,17 @@ bool kvs_op_read_run(struct kvs_request *request)
         return false;
     if (request->staging == NULL && !kvs_request_acquire_staging(request))
         return false;
-    if (request->cursor_unit == 0 && request->cursor_row == 0) {
+    if (request->reply_body == NULL) {
+        if (!get_reply(request, 0))
+            return false;
         kvs_count(&request->shard->stats.staged_sends, 1);
         request->cursor_bytes = 0;
     }
-    request->cursor_bytes +=
-        gather(request, request->staging + request->cursor_bytes, KVS_SLICE_BYTES);
+    struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
+    do {
+        request->cursor_bytes +=
+            gather(request, request->staging + request->cursor_bytes, GATHER_BYTES);
+    } while (request->cursor_unit < request->header.n_units && !kv_slice_over(&slice));
     if (request->cursor_unit < request->header.n_units)
         return true;
     kvs_request_reply(request, request->reply_body, request->reply.n_rows * sizeof(uint32_t),

@@ -26,9 +26,8 @@ enum {
     KVS_PENDING_RECEIVES = 32,       /* further requests, whose body is still arriving */
     KVS_PENDING_RECEIVES_CLIENT = 8, /* of these, for one client */
     KVS_SMALL_BYTES = 512,
-    KVS_MIDDLE_BYTES = 4096,     /* of a body for which every request has room */
-    KVS_PINS_MAX = 144,          /* blocks that one transfer may pin */
-    KVS_SLICE_BYTES = 256 << 10, /* copied or checked per slice */
+    KVS_MIDDLE_BYTES = 4096, /* of a body for which every request has room */
+    KVS_PINS_MAX = 144,      /* blocks that one transfer may pin */
 };
 
 enum kvs_request_state {
