@@ -620,6 +620,47 @@ static void flood(void **state)
     close_pair(&pair);
 }
 
+/* Data that is read from a peer's memory is read at most about 1 MiB at a time, however much has
+ * been announced: whoever drives a port looks after others in between. */
+static void reads_little_at_a_time(void **state)
+{
+    enum {
+        N = 24,
+        BYTES = 1 << 20,
+    };
+    struct sending sendings[N];
+    struct pair pair;
+    uint64_t most = 0;
+
+    (void)state;
+    if (!subject.has_processes || subject.mode != KV_CHANNEL_SHARED)
+        skip();
+    open_pair(&pair);
+    for (unsigned round = 0; round < 4; round++) { /* UCX takes more at a time as it learns */
+        for (unsigned i = 0; i < N; i++)
+            assert_int_equal(begin_send(&pair.a, &sendings[i], 2 * i, BYTES, 0),
+                             KV_IN_PROGRESS);
+        drive_one(&pair.a, 1000);
+        for (uint64_t begun = now_us(); pair.b.n_received < (round + 1) * N;) {
+            const uint64_t before = pair.b.bytes_received;
+
+            assert_true(now_us() - begun < WAIT_US);
+            step(&pair);
+            if (pair.b.bytes_received - before > most)
+                most = pair.b.bytes_received - before;
+        }
+        for (unsigned i = 0; i < N; i++) {
+            DRIVE_UNTIL(&pair, sendings[i].n_done == 1);
+            assert_int_equal(sendings[i].status, KV_OK);
+            end_send(&sendings[i]);
+        }
+    }
+    print_message("%s: at most %llu KiB at a time\n", subject.name,
+                  (unsigned long long)most >> 10);
+    assert_true(most <= 2 * BYTES);
+    close_pair(&pair);
+}
+
 static void answered_later(void **state)
 {
     struct sending sendings[3];
@@ -1302,6 +1343,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(many_small_both_ways),
         cmocka_unit_test(many_mixed_both_ways),
         cmocka_unit_test(flood),
+        cmocka_unit_test(reads_little_at_a_time),
         cmocka_unit_test(answered_later),
         cmocka_unit_test(refused),
         cmocka_unit_test(peer_closes),

@@ -180,7 +180,8 @@ unsigned kv_ucx_port_progress(struct kv_port *base)
 
     assert(!port->in_progress); /* UCX must not be entered twice */
     port->in_progress = true;
-    n = progress_workers(port);
+    n = kv_ucx_read_due(port);
+    n += progress_workers(port);
     if (port->watch_fd >= 0 && port->watch-- == 0) {
         port->watch = KV_UCX_WATCH_ROUNDS;
         kv_ucx_look_for_dead_peers(port);
@@ -211,6 +212,7 @@ void kv_ucx_port_close(struct kv_port *base)
     assert(!port->in_progress);
     port->closing = true;
     port->in_progress = true; /* so that channels closed by callbacks wait */
+    kv_ucx_give_up_due(port);
     for (struct kv_ucx_incoming *incoming = port->incomings; incoming != NULL;) {
         struct kv_ucx_incoming *next = incoming->next;
 
@@ -298,6 +300,7 @@ kv_status_t kv_ucx_port_open(struct kv_transport *base,
     port->transport = transport;
     port->events = *events;
     port->owner = owner;
+    port->due_end = &port->due;
     port->process = (uint32_t)getpid();
     port->watch_fd = -1;
     port->epoll_fd = -1;
@@ -331,7 +334,8 @@ kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
 
     uint64_t wakes;
 
-    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->retired != NULL)
+    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->retired != NULL ||
+        port->due != NULL)
         return KV_BUSY;
     if (port->wake_fd >= 0 && read(port->wake_fd, &wakes, sizeof(wakes)) > 0)
         return KV_BUSY;

@@ -46,6 +46,9 @@ enum {
     KV_UCX_NETWORK_TURNS = 8,
     /* Progress calls between two checks for dead peers on this host. */
     KV_UCX_WATCH_ROUNDS = 4096,
+    /* Read from the memory of peers in one progress call, and at most one message more: about
+     * 100 us.  UCX hands over up to 16 messages in one call. */
+    KV_UCX_READ_BYTES = 1 << 20,
     KV_UCX_WATCH_EVENTS_MAX = 16,    /* dead peers handled per check */
     KV_UCX_PROBE_EVERY_US = 1000000, /* between two probes of the shared queue */
     KV_UCX_PROBE_LOST_US = 1000000,  /* a probe not received after this time is lost */
@@ -122,6 +125,9 @@ struct kv_ucx_incoming {
     kv_transport_done_fn done;
     void *arg;
     struct kv_ucx_incoming *previous, *next; /* of the port; `next` also of its spares */
+    bool is_due;                             /* to be read by a later kv_port_progress() */
+    struct kv_ucx_incoming *due_next;
+    unsigned n_pieces;
     ucp_dt_iov_t pieces[KV_IOV_MAX];
 };
 
@@ -161,6 +167,8 @@ struct kv_ucx_port {
     struct kv_ucx_pending_send *pending_sends;
     struct kv_ucx_incoming *incomings; /* held by the owner, or being received */
     struct kv_ucx_incoming *spare_incomings;
+    struct kv_ucx_incoming *due, **due_end; /* in the order in which they were to be read */
+    size_t bytes_read; /* from the memory of peers, since kv_port_progress() began */
     struct kv_offers offers;
     unsigned n_failures; /* not reported yet */
     unsigned settle;     /* rounds of progress due after a close */
@@ -257,6 +265,12 @@ kv_status_t kv_ucx_receive(struct kv_incoming *base,
                            kv_transport_done_fn done,
                            void *arg);
 void kv_ucx_refuse(struct kv_incoming *base);
+
+/* Reads what is due, up to KV_UCX_READ_BYTES.  Returns how many there were. */
+unsigned kv_ucx_read_due(struct kv_ucx_port *port);
+
+/* Ends what is due without reading it. */
+void kv_ucx_give_up_due(struct kv_ucx_port *port);
 
 /* UCX's callback for messages. */
 ucs_status_t kv_ucx_on_message(void *arg,

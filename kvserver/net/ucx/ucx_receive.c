@@ -86,35 +86,33 @@ static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *use
     done(arg, kv_ucx_status_of(ucs));
 }
 
-kv_status_t kv_ucx_receive(struct kv_incoming *base,
-                           const struct kv_iov *iov,
-                           unsigned n_iov,
-                           kv_transport_done_fn done,
-                           void *arg)
+/* Reads the data from the sender's memory. */
+static enum kv_offer_outcome read_offer(const struct kv_ucx_incoming *incoming)
 {
-    struct kv_ucx_incoming *incoming = (struct kv_ucx_incoming *)base;
+    struct kv_iov iov[KV_IOV_MAX];
+
+    for (unsigned i = 0; i < incoming->n_pieces; i++)
+        iov[i] = (struct kv_iov){incoming->pieces[i].buffer, incoming->pieces[i].length};
+    incoming->link->port->bytes_read += incoming->data_bytes;
+    return kv_offer_read(&incoming->tail, incoming->data_bytes, iov, incoming->n_pieces);
+}
+
+/* Returns as kv_incoming_receive() does; the incoming has ended unless it is KV_IN_PROGRESS. */
+static kv_status_t receive_now(struct kv_ucx_incoming *incoming)
+{
+    const bool is_one = incoming->n_pieces == 1;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_DATATYPE,
         .cb.recv_am = on_received,
         .user_data = incoming,
-        .datatype = n_iov == 1 ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
+        .datatype = is_one ? ucp_dt_make_contig(1) : UCP_DATATYPE_IOV,
     };
     ucs_status_ptr_t request;
     kv_status_t status;
-    size_t bytes = 0;
-
-    assert(n_iov >= 1 && n_iov <= KV_IOV_MAX && !incoming->receiving);
-    for (unsigned i = 0; i < n_iov; i++) {
-        incoming->pieces[i].buffer = iov[i].base;
-        incoming->pieces[i].length = iov[i].bytes;
-        bytes += iov[i].bytes;
-    }
-    assert(bytes == incoming->data_bytes);
 
     if (incoming->link->kind == KV_UCX_LINK_SHARED) {
-        enum kv_offer_outcome outcome =
-            kv_offer_read(&incoming->tail, incoming->data_bytes, iov, n_iov);
+        const enum kv_offer_outcome outcome = read_offer(incoming);
 
         if (outcome != KV_OFFER_REFUSED) {
             kv_ucx_incoming_release(incoming);
@@ -122,19 +120,88 @@ kv_status_t kv_ucx_receive(struct kv_incoming *base,
         }
     }
 
-    incoming->done = done;
-    incoming->arg = arg;
     incoming->receiving = true;
     incoming->in_call = true;
-    request = ucp_am_recv_data_nbx(incoming->link->worker, incoming->descriptor,
-                                   n_iov == 1 ? iov[0].base : (void *)incoming->pieces,
-                                   n_iov == 1 ? iov[0].bytes : n_iov, &param);
+    request =
+        ucp_am_recv_data_nbx(incoming->link->worker, incoming->descriptor,
+                             is_one ? incoming->pieces[0].buffer : (void *)incoming->pieces,
+                             is_one ? incoming->pieces[0].length : incoming->n_pieces, &param);
     incoming->in_call = false;
     if (UCS_PTR_IS_PTR(request) && !incoming->over)
         return KV_IN_PROGRESS;
     status = incoming->over ? incoming->status : kv_ucx_status_of(UCS_PTR_STATUS(request));
     incoming_put(incoming);
     return status;
+}
+
+kv_status_t kv_ucx_receive(struct kv_incoming *base,
+                           const struct kv_iov *iov,
+                           unsigned n_iov,
+                           kv_transport_done_fn done,
+                           void *arg)
+{
+    struct kv_ucx_incoming *incoming = (struct kv_ucx_incoming *)base;
+    struct kv_ucx_port *port = incoming->link->port;
+    size_t bytes = 0;
+
+    assert(n_iov >= 1 && n_iov <= KV_IOV_MAX && !incoming->receiving && !incoming->is_due);
+    for (unsigned i = 0; i < n_iov; i++) {
+        incoming->pieces[i].buffer = iov[i].base;
+        incoming->pieces[i].length = iov[i].bytes;
+        bytes += iov[i].bytes;
+    }
+    assert(bytes == incoming->data_bytes);
+    incoming->n_pieces = n_iov;
+    incoming->done = done;
+    incoming->arg = arg;
+    if (incoming->link->kind != KV_UCX_LINK_SHARED || port->bytes_read < KV_UCX_READ_BYTES)
+        return receive_now(incoming);
+    incoming->is_due = true;
+    incoming->due_next = NULL;
+    *port->due_end = incoming;
+    port->due_end = &incoming->due_next;
+    return KV_IN_PROGRESS;
+}
+
+static struct kv_ucx_incoming *take_due(struct kv_ucx_port *port)
+{
+    struct kv_ucx_incoming *incoming = port->due;
+
+    port->due = incoming->due_next;
+    if (port->due == NULL)
+        port->due_end = &port->due;
+    incoming->is_due = false;
+    return incoming;
+}
+
+unsigned kv_ucx_read_due(struct kv_ucx_port *port)
+{
+    unsigned n = 0;
+
+    port->bytes_read = 0;
+    while (port->due != NULL && port->bytes_read < KV_UCX_READ_BYTES) {
+        struct kv_ucx_incoming *incoming = take_due(port);
+        const kv_transport_done_fn done = incoming->done;
+        void *arg = incoming->arg;
+        const kv_status_t status = receive_now(incoming);
+
+        if (status != KV_IN_PROGRESS)
+            done(arg, status);
+        n++;
+    }
+    return n;
+}
+
+void kv_ucx_give_up_due(struct kv_ucx_port *port)
+{
+    while (port->due != NULL) {
+        struct kv_ucx_incoming *incoming = take_due(port);
+        const kv_transport_done_fn done = incoming->done;
+        void *arg = incoming->arg;
+
+        kv_ucx_incoming_release(incoming);
+        done(arg, KV_UNREACHABLE);
+    }
 }
 
 void kv_ucx_refuse(struct kv_incoming *base)
