@@ -206,7 +206,8 @@ static void carried(void *arg,
     char text[TEXT_BYTES];
 
     call->is_out = false;
-    call->node->n_calls--;
+    if (--call->node->n_calls == 0)
+        kvc_list_remove(&call->node->of_calling);
     client->loop.must_dispatch = true;
     if (client->loop.is_closing) {
         kvc_list_remove(&call->of_client);
@@ -261,7 +262,8 @@ static kv_status_t send(struct kvc_call *call)
     if (status < KV_OK)
         return status;
     call->is_out = true;
-    call->node->n_calls++;
+    if (call->node->n_calls++ == 0)
+        kvc_list_append(&client->calling, &call->node->of_calling);
     if (call->owner != NULL && !call->has_left)
         call->owner->sent_us = client->loop.now_us;
     call->has_left = true;

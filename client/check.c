@@ -174,6 +174,12 @@ static uint32_t check_subops(struct kv_client *client,
     return n_subops;
 }
 
+static void check_waiting(const struct kvc_connection *connection, uint32_t n_subops)
+{
+    assert(connection->n_subops == n_subops);
+    assert((n_subops > 0) == !kvc_list_empty(&connection->of_waiting));
+}
+
 static void check_connection(struct kv_client *client,
                              const struct kvc_node *node,
                              const struct kvc_connection *connection,
@@ -181,7 +187,7 @@ static void check_connection(struct kv_client *client,
                              uint32_t *n_subops)
 {
     uint32_t in_flight[KV_PRIORITY_COUNT] = {0};
-    uint32_t n_in_flight = 0, n_pings = 0;
+    uint32_t n_in_flight = 0, n_pings = 0, n_here = 0;
 
     assert(connection->link.node == node);
     for (uint32_t i = 0; i < live->n; i++) {
@@ -197,8 +203,10 @@ static void check_connection(struct kv_client *client,
     assert(n_in_flight - n_pings <= node->credits);
     for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++) {
         assert(in_flight[i] == connection->in_flight[i]);
-        *n_subops += check_subops(client, connection, i);
+        n_here += check_subops(client, connection, i);
     }
+    check_waiting(connection, n_here);
+    *n_subops += n_here;
     check_puts(connection, live);
 }
 
@@ -246,6 +254,7 @@ static void check_node(struct kv_client *client,
         n_calls += call->node == node && call->is_out;
     }
     assert(n_calls == node->n_calls);
+    assert((n_calls > 0) == !kvc_list_empty(&node->of_calling));
     KVC_LIST_EACH(link, follow, &client->pending_receives)
     n_receives += KVC_LIST_ENTRY(link, struct kvc_pending_receive, of_client)->node == node;
     assert(n_receives == node->n_pending_receives && n_receives <= KVC_PENDING_RECEIVES_MAX);
@@ -255,12 +264,22 @@ static void check_node(struct kv_client *client,
 
 static void check_nodes(struct kv_client *client, const struct live *live)
 {
-    uint32_t n_subops = 0, n_of_ops = 0;
+    uint32_t n_subops = 0, n_of_ops = 0, n_waiting = 0, n_calling = 0, n_attached = 0;
     struct kvc_list *link, *follow;
 
-    assert(client->turn_node < client->n_nodes);
+    assert(client->n_waiting == check_list(&client->waiting));
     for (uint32_t i = 0; i < client->n_nodes; i++)
         check_node(client, &client->nodes[i], live, &n_subops);
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        const struct kvc_node *node = &client->nodes[i];
+
+        for (uint32_t j = 0; j < node->n_connections; j++)
+            n_waiting += node->connections[j].n_subops > 0;
+        n_calling += node->n_calls > 0;
+        n_attached += node->has_attached;
+    }
+    assert(n_waiting == client->n_waiting && n_calling == check_list(&client->calling));
+    assert(n_attached == client->n_attached);
     KVC_LIST_EACH(link, follow, &client->ops)
     n_of_ops += check_list(&KVC_LIST_ENTRY(link, struct kv_op, of_client)->subops);
     assert(n_subops == n_of_ops);

@@ -14,12 +14,14 @@
  *   (4) A node without a connection has no control transport, no data threads and no ping; one
  *       that is connected has all but the ping.
  *   (5) A node counts its requests that are not released, the bulk bytes of those, its calls
- *       that the control transport has, and its replies that are being received.
+ *       that the control transport has, and its replies that are being received.  Exactly the
+ *       nodes with calls are in the client's list; it counts those that watch it.
  *   (6) A connection counts its requests by priority; but for pings, there are no more of them
  *       than credits.
  *   (7) Numbers of object puts: those that ended are marked, from the first that did not to the
  *       next number, and nowhere else.
  *   (8) A sub-operation waits in the list of its operation's priority and is not finished.
+ *       Exactly the connections with sub-operations wait in the client's list.
  *
  * Requests
  *   (9) A request that is not over is its owner's, or its node's ping; one that is over has no

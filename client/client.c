@@ -105,6 +105,7 @@ static kv_status_t make_nodes(struct kv_client *client, const struct kvc_client_
 
         node->client = client;
         node->index = i;
+        kvc_list_init(&node->of_calling);
         node->mode = node->first_mode = setup->nodes[i].mode;
         node->may_fall_back = setup->nodes[i].may_fall_back;
         node->address = client->map->members[i].address;
@@ -135,6 +136,8 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     kvc_list_init(&client->batches);
     kvc_list_init(&client->free_batches);
     kvc_list_init(&client->collecting);
+    kvc_list_init(&client->waiting);
+    kvc_list_init(&client->calling);
     kvc_list_init(&client->control_messages);
     kvc_loop_init(&client->loop, setup->clock);
     client->op_events = &kvc_op_events;
@@ -203,6 +206,30 @@ void kv_client_close(struct kv_client *client)
 
 /* ---- the event loop ---------------------------------------------------------------------- */
 
+/* Lets the control transports work that have calls, and now and then those that watch the
+ * client. */
+static void progress_controls(struct kv_client *client)
+{
+    struct kvc_list *link, *follow;
+
+    KVC_LIST_EACH(link, follow, &client->calling)
+    {
+        struct kvc_node *node = KVC_LIST_ENTRY(link, struct kvc_node, of_calling);
+
+        if (node->control != NULL)
+            node->control->transport->progress(node->control);
+    }
+    if (client->n_attached == 0 || client->loop.now_us - client->attached_us < CONTROL_EVERY_US)
+        return;
+    client->attached_us = client->loop.now_us;
+    for (uint32_t i = 0; i < client->n_nodes; i++) {
+        struct kvc_node *node = &client->nodes[i];
+
+        if (node->has_attached && node->n_calls == 0)
+            node->control->transport->progress(node->control);
+    }
+}
+
 void kvc_client_step(struct kv_client *client)
 {
     kvc_loop_update_time(&client->loop);
@@ -212,16 +239,7 @@ void kvc_client_step(struct kv_client *client)
             client->moved_us = client->loop.now_us;
         else
             break;
-    for (uint32_t i = 0; i < client->n_nodes; i++) {
-        struct kvc_node *node = &client->nodes[i];
-
-        if (node->control == NULL ||
-            (node->n_calls == 0 && (!node->has_attached ||
-                                    client->loop.now_us - node->control_us < CONTROL_EVERY_US)))
-            continue;
-        node->control_us = client->loop.now_us;
-        node->control->transport->progress(node->control);
-    }
+    progress_controls(client);
     if (client->loop.now_us >= client->loop.next_due_us)
         kvc_client_timers(client);
     kvc_client_dispatch(client);
@@ -249,14 +267,10 @@ void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
 
     if (wait_us > WAIT_MAX_US)
         wait_us = WAIT_MAX_US;
-    for (uint32_t i = 0; i < client->n_nodes; i++) {
-        const struct kvc_node *node = &client->nodes[i];
-
-        if (node->n_calls > 0 && wait_us > WAIT_CALLS_US)
-            wait_us = WAIT_CALLS_US;
-        if (node->has_attached && wait_us > WAIT_ATTACHED_US)
-            wait_us = WAIT_ATTACHED_US;
-    }
+    if (!kvc_list_empty(&client->calling) && wait_us > WAIT_CALLS_US)
+        wait_us = WAIT_CALLS_US;
+    if (client->n_attached > 0 && wait_us > WAIT_ATTACHED_US)
+        wait_us = WAIT_ATTACHED_US;
     if (wait_us == 0 || client->n_failed > 0 || client->loop.must_dispatch ||
         client->port->ops->port_arm(client->port, &fd) != KV_OK)
         return;

@@ -13,6 +13,7 @@ void kvc_connection_init(struct kvc_connection *connection, struct kvc_node *nod
         kvc_list_init(&connection->subops[i]);
     kvc_list_init(&connection->collected);
     kvc_list_init(&connection->of_collecting);
+    kvc_list_init(&connection->of_waiting);
 }
 
 bool kvc_connection_put_begin(struct kvc_connection *connection, uint32_t *ret_number)
@@ -60,27 +61,22 @@ kvc_session_connection(const struct kv_session *session, uint32_t layer, uint32_
                                                        node->n_connections)];
 }
 
-struct kvc_connection *kvc_connection_next(struct kv_client *client,
-                                           struct kvc_connection *after)
-{
-    uint32_t i = 0;
-
-    if (after != NULL) {
-        const struct kvc_node *node = after->link.node;
-
-        if (++after < node->connections + node->n_connections)
-            return after;
-        i = node->index + 1;
-    }
-    for (; i < client->n_nodes; i++)
-        if (client->nodes[i].n_connections > 0)
-            return client->nodes[i].connections;
-    return NULL;
-}
-
 void kvc_connections_unmark(struct kv_client *client)
 {
-    for (struct kvc_connection *at = kvc_connection_next(client, NULL); at != NULL;
-         at = kvc_connection_next(client, at))
-        at->last_op = NULL;
+    client->mark++;
+}
+
+bool kvc_connection_mark(struct kvc_connection *connection)
+{
+    const uint64_t mark = connection->link.node->client->mark;
+
+    if (connection->mark == mark)
+        return false;
+    connection->mark = mark;
+    return true;
+}
+
+void kvc_connection_unmark(struct kvc_connection *connection)
+{
+    connection->mark = 0; /* that of no operation */
 }

@@ -27,15 +27,17 @@ struct kvc_connection {
     /* By priority.  Each priority has some credits of its own, so that operations that wait in
      * the node for rows cannot block the puts that bring these rows. */
     struct kvc_list subops[KV_PRIORITY_COUNT];
+    uint32_t n_subops;
+    struct kvc_list of_waiting; /* in client->waiting, if it has any */
     uint32_t in_flight[KV_PRIORITY_COUNT];
     uint32_t n_in_flight;
     struct kvc_list collected;     /* requests to be sent together: batch.h */
     struct kvc_list of_collecting; /* in client->collecting, if it has any */
     uint32_t n_collected;
-    size_t collected_bytes;      /* of their messages in a batch */
-    const struct kv_op *last_op; /* that last made a sub-operation for this connection */
-    uint32_t put_next;           /* the number of the next object_put */
-    uint32_t put_settled;        /* all puts below it have ended */
+    size_t collected_bytes;                     /* of their messages in a batch */
+    uint64_t mark;                              /* kvc_connection_mark() */
+    uint32_t put_next;                          /* the number of the next object_put */
+    uint32_t put_settled;                       /* all puts below it have ended */
     uint64_t puts_ended[KV_WIRE_PUTS_MAX / 64]; /* of the puts between, a bit each */
 };
 
@@ -46,12 +48,12 @@ struct kvc_connection *kvc_connection_of_object(struct kvc_node *node, uint32_t 
 struct kvc_connection *
 kvc_session_connection(const struct kv_session *session, uint32_t layer, uint32_t head);
 
-/* Returns the first connection of the client, or the one after `after`; NULL: there is none. */
-struct kvc_connection *kvc_connection_next(struct kv_client *client,
-                                           struct kvc_connection *after);
-
-/* Clears last_op of every connection, before an operation makes its sub-operations. */
+/* An operation that makes its sub-operations marks the connections that have one.  Removes the
+ * marks of the operation before, which takes no look at any connection. */
 void kvc_connections_unmark(struct kv_client *client);
+/* Marks the connection.  Returns false if it was marked. */
+bool kvc_connection_mark(struct kvc_connection *connection);
+void kvc_connection_unmark(struct kvc_connection *connection);
 
 /* Prepares a connection of the node, without a channel. */
 void kvc_connection_init(struct kvc_connection *connection, struct kvc_node *node);

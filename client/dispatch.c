@@ -173,31 +173,21 @@ static bool connection_send(struct kvc_connection *connection)
     return false;
 }
 
-/* Returns the connection that may send next. */
-static struct kvc_connection *take_turn(struct kv_client *client)
-{
-    while (client->turn_thread >= client->nodes[client->turn_node].n_connections) {
-        client->turn_thread = 0;
-        client->turn_node = (client->turn_node + 1) % client->n_nodes;
-    }
-    return &client->nodes[client->turn_node].connections[client->turn_thread++];
-}
-
-/* Sends one message of each connection in turn, so that the connections share requests and
- * large message buffers fairly.  When these run out, a later call continues after the last
- * connection that sent. */
+/* Sends one message of each connection that has something to send in turn, so that these share
+ * requests and large message buffers fairly.  When these run out, a later call continues after
+ * the last connection that sent. */
 static void dispatch_connections(struct kv_client *client)
 {
-    uint32_t n_connections = 0, n_idle = 0;
+    uint32_t n_idle = 0;
 
-    for (struct kvc_connection *at = kvc_connection_next(client, NULL); at != NULL;
-         at = kvc_connection_next(client, at))
-        n_connections++;
-    while (n_idle < n_connections) {
-        struct kvc_connection *connection = take_turn(client);
+    while (n_idle < client->n_waiting) {
+        struct kvc_connection *connection =
+            KVC_LIST_ENTRY(client->waiting.next, struct kvc_connection, of_waiting);
         const struct kvc_node *node = connection->link.node;
         bool may_send = node->state == KVC_NODE_CONNECTED && node->failure == KV_OK;
 
+        kvc_list_remove(&connection->of_waiting);
+        kvc_list_append(&client->waiting, &connection->of_waiting);
         n_idle = may_send && connection_send(connection) ? 0 : n_idle + 1;
     }
     kvc_batches_flush(client);

@@ -9,6 +9,7 @@
 #ifndef KV_CLIENT_NODE_H
 #define KV_CLIENT_NODE_H
 
+#include "client/list.h"
 #include "kvserver/net/transport.h"
 #include "proto/kv_wire.h"
 
@@ -41,8 +42,8 @@ struct kvc_node {
     const char *listed_name; /* as in the list; "": it may call itself anything */
 
     struct kvc_control *control;
-    uint32_t n_calls;    /* with the control transport */
-    uint64_t control_us; /* when the control transport last made progress */
+    uint32_t n_calls;           /* with the control transport */
+    struct kvc_list of_calling; /* in client->calling, if it has any */
     bool has_attached;
 
     struct kv_id128 client_id; /* in hello; new for every connection */

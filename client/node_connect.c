@@ -16,6 +16,7 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,11 +56,21 @@ static const char *reply_fault(const Kvpb__HelloReply *reply)
     return NULL;
 }
 
+static void set_attached(struct kvc_node *node, bool has_attached)
+{
+    if (has_attached && !node->has_attached)
+        node->client->n_attached++;
+    else if (!has_attached && node->has_attached)
+        node->client->n_attached--;
+    node->has_attached = has_attached;
+}
+
 static void free_connections(struct kvc_node *node)
 {
     for (uint32_t i = 0; i < node->n_connections; i++) {
         struct kv_channel *channel = node->connections[i].channel;
 
+        assert(node->connections[i].n_subops == 0); /* else client->waiting had it */
         if (channel != NULL)
             channel->ops->channel_close(channel);
     }
@@ -192,7 +203,7 @@ static void connected(struct kvc_node *node)
     channel->ops->channel_describe(channel, node->transport, sizeof(node->transport));
     node->reconnects += node->has_connected;
     node->has_connected = true;
-    node->has_attached = node->control->transport->attach != NULL;
+    set_attached(node, node->control->transport->attach != NULL);
     node->unanswered_since_us = 0;
     node->last_failure = KV_OK;
     node->failure_text[0] = '\0';
@@ -302,7 +313,7 @@ void kvc_node_close(struct kvc_node *node)
 
     node->state = KVC_NODE_IDLE;
     node->control = NULL;
-    node->has_attached = false;
+    set_attached(node, false);
     node->unanswered_since_us = 0;
     if (node->ping != NULL)
         kvc_request_end(node->ping);

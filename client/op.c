@@ -338,16 +338,25 @@ struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connect
     *subop = (struct kvc_subop){.op = op, .connection = connection};
     kvc_list_append(&connection->subops[kv_op_priority(op->type->id)], &subop->of_connection);
     kvc_list_append(&op->subops, &subop->of_op);
+    if (connection->n_subops++ == 0) {
+        kvc_list_append(&client->waiting, &connection->of_waiting);
+        client->n_waiting++;
+    }
     client->loop.must_dispatch = true;
     return subop;
 }
 
 void kvc_subop_free(struct kvc_subop *subop)
 {
+    struct kvc_connection *connection = subop->connection;
     struct kv_client *client = subop->op->client;
 
     kvc_list_remove(&subop->of_connection);
     kvc_list_remove(&subop->of_op);
+    if (--connection->n_subops == 0) {
+        kvc_list_remove(&connection->of_waiting);
+        client->n_waiting--;
+    }
     subop->next = client->free_subops;
     client->free_subops = subop;
 }
@@ -398,9 +407,8 @@ bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t p
     struct kvc_connection *connection = kvc_session_connection(op->session, layer, head);
     struct kvc_subop *subop;
 
-    if (connection->last_op == op)
+    if (!kvc_connection_mark(connection))
         return true;
-    connection->last_op = op;
     subop = kvc_subop_add(op, connection);
     if (subop == NULL) {
         kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");

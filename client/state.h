@@ -64,7 +64,10 @@ struct kv_client {
     struct kvc_roots roots;
     struct kvc_node *nodes; /* (n_nodes) as the map's members */
     uint32_t n_nodes;
-    uint32_t n_failed; /* nodes with a recorded failure */
+    uint32_t n_failed;       /* nodes with a recorded failure */
+    struct kvc_list calling; /* nodes with calls that their control transports have */
+    uint32_t n_attached;     /* nodes whose control transports watch the client */
+    uint64_t attached_us;    /* when those last made progress */
 
     struct kv_pool *op_pool;
     struct kvc_list ops; /* not ended */
@@ -82,7 +85,9 @@ struct kv_client {
     uint32_t n_batches;                    /* of both */
     struct kvc_list collecting;            /* connections with requests to be sent together */
     struct kvc_subop *free_subops;
-    uint32_t turn_node, turn_thread; /* the connection that may send next */
+    struct kvc_list waiting; /* connections with sub-operations; the first may send next */
+    uint32_t n_waiting;
+    uint64_t mark; /* of the connections for which the last operation made sub-operations */
     struct kvc_list pending_receives;
     struct kvc_list control_messages;           /* that the transport has, or that wait */
     struct kvc_cancel_message *cancel_messages; /* (KVC_CANCEL_MESSAGES) */

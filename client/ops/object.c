@@ -246,12 +246,11 @@ static void start_node(struct kv_op *op, const struct kvc_node *node)
         if (!lives_on(op, i, node))
             continue;
         connection = object_connection(op, i);
-        if (connection->last_op == op)
+        if (!kvc_connection_mark(connection))
             continue;
-        connection->last_op = op;
         subop = kvc_subop_add(op, connection);
         if (subop == NULL) {
-            connection->last_op = NULL;
+            kvc_connection_unmark(connection);
             fail_item(op, node, i, KV_NO_MEMORY, "out of memory");
             continue;
         }

@@ -3513,6 +3513,19 @@ static bool break_it(unsigned number)
     case 36: /* pools */
         (void)kv_pool_get(f.client->requests);
         return true;
+    case 37: /* (5), (8): lists of nodes and connections */
+        kvc_list_append(&f.client->calling, &node->of_calling);
+        return true;
+    case 38:
+        f.client->n_attached++;
+        return true;
+    case 39:
+        kvc_list_remove(&connection->of_waiting);
+        f.client->n_waiting--;
+        return true;
+    case 40:
+        connection->n_subops++;
+        return true;
     default:
         return false;
     }
