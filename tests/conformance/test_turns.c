@@ -867,6 +867,37 @@ static void bad_rows_fail_one_entry(void **state)
     free_ops(alone);
 }
 
+/* Where a pipeline has no room for a whole batch, some queries of it come later; in the end no
+ * buffer is held. */
+static void batches_may_not_fit(void **state)
+{
+    struct kvs_query_queue *queue = kvs_query_queue_of(shard());
+    size_t n_floats[KVS_QUERIES_AT_ONCE];
+    struct kv_op *ops[ENTRIES];
+
+    (void)state;
+    for (unsigned i = 0; i < queue->n_places; i++) { /* as with less memory */
+        n_floats[i] = queue->places[i].pipeline->n_floats;
+        queue->places[i].pipeline->n_floats = 16 * TOKENS;
+    }
+    ask_together(ENTRIES, 0, ops);
+    for (unsigned i = 0; i < ENTRIES; i++)
+        while (!is_done(ops[i])) {
+            uint32_t n_entries = 0;
+
+            step();
+            for (unsigned j = 0; j < queue->n_places; j++)
+                n_entries += queue->places[j].pipeline->n_left;
+            assert_true(n_entries < ENTRIES);
+        }
+    free_ops(ops);
+    for (unsigned i = 0; i < queue->n_places; i++)
+        queue->places[i].pipeline->n_floats = n_floats[i];
+    for (unsigned i = 0; i < 10; i++)
+        step();
+    assert_int_equal(kv_pool_used(shard()->bodies), 0);
+}
+
 /* A client that goes with a batch at work leaves its place to others. */
 static void batches_of_lost_clients_are_gone(void **state)
 {
@@ -900,6 +931,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(late_entries_leave_the_others_whole, set_up_forks,
                                         tear_down),
         cmocka_unit_test_setup_teardown(bad_rows_fail_one_entry, set_up_forks, tear_down),
+        cmocka_unit_test_setup_teardown(batches_may_not_fit, set_up_forks, tear_down),
         cmocka_unit_test_setup_teardown(batches_of_lost_clients_are_gone, set_up_forks,
                                         tear_down),
     };

@@ -456,6 +456,7 @@ static bool may_join(const struct kvs_request *request)
     return request->is_of_batch && kvs_query_of(request)->answer != KV_ANSWER_ROWS;
 }
 
+/* Returns false if there is no room for the request: it goes on waiting, without a buffer. */
 static bool join(struct kvs_query_place *place, struct kvs_request *request)
 {
     struct kvs_query_input input;
@@ -466,8 +467,10 @@ static bool join(struct kvs_query_place *place, struct kvs_request *request)
     kvs_query_parse(request, &input);
     input.selected = note_selected;
     request->work = kvs_query_pipeline_add(place->pipeline, &input);
-    if (request->work == NULL)
+    if (request->work == NULL) {
+        kvs_request_release_reply_slot(request);
         return false;
+    }
     if (request != place->owner)
         kvs_request_queue_at(request, &place->others);
     return true;

@@ -199,7 +199,7 @@ kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *bo
 
 static kv_status_t get_slot(struct kvs_request *request, size_t bytes, uint32_t kept)
 {
-    assert(bytes <= KV_WIRE_BODY_MAX);
+    assert(bytes <= KV_WIRE_BODY_MAX && request->reply_slot == NULL);
     request->reply_slot = body_get(request, kept);
     if (request->reply_slot == NULL)
         return KV_BUSY;
@@ -215,6 +215,12 @@ kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes
 kv_status_t kvs_request_get_spare_slot(struct kvs_request *request, size_t bytes)
 {
     return get_slot(request, bytes, KVS_BODIES_KEPT);
+}
+
+void kvs_request_release_reply_slot(struct kvs_request *request)
+{
+    body_put(request, request->reply_slot);
+    request->reply_body = request->reply_slot = NULL;
 }
 
 bool kvs_request_stale(const struct kvs_request *request)

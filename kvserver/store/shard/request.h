@@ -109,6 +109,8 @@ kv_status_t kvs_request_keep_body(struct kvs_request *request, const uint8_t *bo
 kv_status_t kvs_request_get_reply_slot(struct kvs_request *request, size_t bytes);
 /* The same for a request that could wait: leaves KVS_BODIES_KEPT buffers to others. */
 kv_status_t kvs_request_get_spare_slot(struct kvs_request *request, size_t bytes);
+/* Gives the buffer of either back. */
+void kvs_request_release_reply_slot(struct kvs_request *request);
 
 /* Returns true if the session has been closed, or has another generation, since the request
  * began. */
