@@ -83,7 +83,9 @@ static void move(struct kv_op *op, const struct kvc_node *node, const Kvpb__Open
     kvc_op_restart(op);
 }
 
-/* A node that has opened the session may know of more rows for the next one. */
+/* A node that has opened the session may know of more rows for the next one.  If it says as many
+ * as the client, it may have them from the client: that is no news, and does not keep the client
+ * from forgetting them. */
 static void learn(struct kv_op *op, const struct kvc_node *node, uint32_t n_rows)
 {
     const struct open_part *part = open_of(op);
@@ -93,7 +95,7 @@ static void learn(struct kv_op *op, const struct kvc_node *node, uint32_t n_rows
     if (!kv_placement_is_row_count(n_rows) || n_rows < part->n_rows)
         kvc_op_fail(op, node, NULL, KV_CORRUPT, "root %016llx: %u rows, after %u",
                     (unsigned long long)part->prompt_root, n_rows, part->n_rows);
-    else
+    else if (n_rows > part->n_rows)
         kvc_roots_learn(&op->client->roots, part->prompt_root, n_rows, op->client->loop.now_us);
 }
 

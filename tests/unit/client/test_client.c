@@ -3062,6 +3062,14 @@ static void test_rows(void **state)
     f.clock.virtual_us += KVC_ROOT_US;
     assert_true(root_of(names, 3) == 7);
     assert_int_equal(f.node.rows_asked, 1);
+    /* So it is if nodes have since told only what they have from the client itself. */
+    f.node.rows_told = 8;
+    assert_true(root_of(names, 3) == 7);
+    for (unsigned i = 0; i < 3; i++) {
+        f.clock.virtual_us += KVC_ROOT_US / 3 + 1;
+        (void)root_of(names, 3);
+        assert_int_equal(f.node.rows_asked, i < 2 ? 8 : 1);
+    }
 }
 
 static void refuses(const char *why)
