@@ -16,7 +16,7 @@ struct kvs_node {
     /* node_threads.c */
     void (*wake_control)(void *arg);
     void *wake_arg;
-    _Atomic bool control_is_woken; /* since its last step began; unless it sleeps elsewhere */
+    _Atomic bool control_is_woken; /* by a data thread, since its last step began */
     struct kv_thread **threads;
     _Atomic bool stopping;
 };

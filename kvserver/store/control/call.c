@@ -163,10 +163,10 @@ void kvs_control_broadcast(struct kvs_control_call *call,
     send_commands(call, 0, call->control->n_threads, command, next);
 }
 
-void kvs_control_ask_session(struct kvs_control_call *call,
-                             const struct kvs_session *session,
-                             const struct kvs_command *command,
-                             void (*next)(struct kvs_control_call *call))
+void kvs_control_broadcast_session(struct kvs_control_call *call,
+                                   const struct kvs_session *session,
+                                   const struct kvs_command *command,
+                                   void (*next)(struct kvs_control_call *call))
 {
     send_commands(call, session->first_thread, session->n_threads, command, next);
 }

@@ -3,7 +3,7 @@
  *
  *   request -> kvs_control_call -> handler (ops_*.c)
  *                                   |  sends a command to every data thread that it concerns
- *                                   v  (kvs_control_ask_session, kvs_control_broadcast)
+ *                                   v  (kvs_control_broadcast_session, kvs_control_broadcast)
  *                                 next step, when all have returned it  -> kvs_control_reply
  *
  * A session or client is changed by one call at a time (`busy`); a second call gets KV_BUSY.
@@ -99,7 +99,7 @@ struct kvs_session {
     uint32_t n_nodes, position;
     uint32_t first_thread, n_threads; /* the data threads that know it: those on which its units
                                        * can be */
-    struct kvs_root *shared_root;     /* counts it; NULL: its root is its own */
+    struct kvs_root *shared_root;     /* counts it; NULL: it is not counted */
     uint32_t rows_then, row_then;     /* of shared_root, when it came; and which one it is on */
     struct kv_writers *writers; /* data threads read it, until they have carried out the command
                                  * that replaces it */
@@ -263,10 +263,10 @@ void kvs_control_broadcast(struct kvs_control_call *call,
                            const struct kvs_command *command,
                            void (*next)(struct kvs_control_call *call));
 /* The same for those data threads alone that know the session. */
-void kvs_control_ask_session(struct kvs_control_call *call,
-                             const struct kvs_session *session,
-                             const struct kvs_command *command,
-                             void (*next)(struct kvs_control_call *call));
+void kvs_control_broadcast_session(struct kvs_control_call *call,
+                                   const struct kvs_session *session,
+                                   const struct kvs_command *command,
+                                   void (*next)(struct kvs_control_call *call));
 
 /* A data thread has carried out the command. */
 void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command);
@@ -304,7 +304,8 @@ kv_status_t kvs_session_create(struct kvs_control *control,
 /* Refuses the call for the status with which kvs_session_create() failed. */
 void kvs_session_refuse(struct kvs_control_call *call, const char *what, kv_status_t status);
 void kvs_session_destroy(struct kvs_control *control, struct kvs_session *session);
-/* Makes every data thread close its shard session.  `why` is what late requests are told. */
+/* Makes the data threads that know the session close it.  `why` is what late requests are
+ * told. */
 void kvs_session_close(struct kvs_control_call *call,
                        const struct kvs_session *session,
                        enum kvs_ended_why why,
@@ -340,11 +341,11 @@ void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us);
 /* Returns the rows over which a new session of the root is to be opened, at least those that its
  * client knows.  A root of which one row has as many sessions as the configuration bounds gets
  * twice as many. */
-uint32_t kvs_root_look(struct kvs_control *control,
-                       uint32_t tenant,
-                       uint64_t prompt_root,
-                       uint32_t branch,
-                       uint32_t n_rows_known);
+uint32_t kvs_root_update_rows(struct kvs_control *control,
+                              uint32_t tenant,
+                              uint64_t prompt_root,
+                              uint32_t branch,
+                              uint32_t n_rows_known);
 /* Counts a session, until kvs_root_leave(); n_rows: of a root that is new here.  Returns false if
  * out of memory. */
 bool kvs_root_enter(struct kvs_control *control,

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-/* The operation is done on all data threads: from here on a repeat of its request finds it in
- * the log, and other clients of the session are stale. */
+/* The operation is done on the session's data threads: from here on a repeat of its request finds
+ * it in the log, and other clients of the session are stale. */
 static void log_entry_record(struct kvs_control_call *call)
 {
     struct kvs_session *session = call->session;
@@ -109,7 +109,7 @@ static void fork_undone(struct kvs_control_call *call)
                            status == KV_NO_MEMORY ? "store full" : kv_status_name(status));
 }
 
-/* All data threads have made the child, or it is undone.  Only then is the parent's generation
+/* The data threads have made the child, or it is undone.  Only then is the parent's generation
  * raised: that cannot be undone. */
 static void fork_done(struct kvs_control_call *call)
 {
@@ -118,11 +118,12 @@ static void fork_done(struct kvs_control_call *call)
         kvs_session_close(call, call->child, KVS_ENDED_UNSAID, fork_undone);
         return;
     }
-    kvs_control_ask_session(call, call->session,
-                            &(struct kvs_command){.kind = KVS_COMMAND_SESSION_GENERATION,
-                                                  .index = call->session->index,
-                                                  .generation = call->session->generation + 1},
-                            fork_advanced);
+    kvs_control_broadcast_session(
+        call, call->session,
+        &(struct kvs_command){.kind = KVS_COMMAND_SESSION_GENERATION,
+                              .index = call->session->index,
+                              .generation = call->session->generation + 1},
+        fork_advanced);
 }
 
 static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest *request)
@@ -172,7 +173,7 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     command.index = session->index;
     command.child_index = child->index;
     command.tokens = call->log_entry.tokens;
-    kvs_control_ask_session(call, session, &command, fork_done);
+    kvs_control_broadcast_session(call, session, &command, fork_done);
 }
 
 void kvs_control_fork(struct kvs_control_call *call)
@@ -208,13 +209,13 @@ static void truncate_session(struct kvs_control_call *call, struct kvs_session *
         return;
     }
     session->busy = true;
-    kvs_control_ask_session(call, session,
-                            &(struct kvs_command){.kind = KVS_COMMAND_SESSION_TRUNCATE,
-                                                  .index = session->index,
-                                                  .generation = session->generation + 1,
-                                                  .tokens = log_entry->tokens,
-                                                  .writers = call->writers},
-                            truncate_done);
+    kvs_control_broadcast_session(call, session,
+                                  &(struct kvs_command){.kind = KVS_COMMAND_SESSION_TRUNCATE,
+                                                        .index = session->index,
+                                                        .generation = session->generation + 1,
+                                                        .tokens = log_entry->tokens,
+                                                        .writers = call->writers},
+                                  truncate_done);
 }
 
 void kvs_control_truncate(struct kvs_control_call *call)

@@ -250,8 +250,8 @@ static bool send_elsewhere(struct kvs_control_call *call, const Kvpb__OpenReques
 
     if (request->n_rows == 0)
         return false;
-    n_rows = kvs_root_look(call->control, call->tenant, request->prompt_root, request->branch,
-                           request->n_rows);
+    n_rows = kvs_root_update_rows(call->control, call->tenant, request->prompt_root,
+                                  request->branch, request->n_rows);
     if (kv_placement_branch_root(request->prompt_root, request->branch, n_rows) ==
         request->placement->root)
         return false;
@@ -334,7 +334,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
     call->session = session;
     struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
-    kvs_control_ask_session(call, session, &command, open_done);
+    kvs_control_broadcast_session(call, session, &command, open_done);
 }
 
 void kvs_control_open(struct kvs_control_call *call)
@@ -355,7 +355,7 @@ static void ask_length(struct kvs_control_call *call,
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
-    kvs_control_ask_session(
+    kvs_control_broadcast_session(
         call, session,
         &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
         done);

@@ -38,11 +38,11 @@ static void count(struct kvs_root *root, struct kvs_session *session, uint32_t r
     session->row_then = row;
 }
 
-uint32_t kvs_root_look(struct kvs_control *control,
-                       uint32_t tenant,
-                       uint64_t prompt_root,
-                       uint32_t branch,
-                       uint32_t n_rows_known)
+uint32_t kvs_root_update_rows(struct kvs_control *control,
+                              uint32_t tenant,
+                              uint64_t prompt_root,
+                              uint32_t branch,
+                              uint32_t n_rows_known)
 {
     const struct kv_id128 key = key_of(tenant, prompt_root);
     struct kvs_root *root = kv_map_get(control->roots, &key);

@@ -174,7 +174,7 @@ void kvs_session_close(struct kvs_control_call *call,
                                                   .why = why}};
 
     kvs_ended_add(&control->ended, &command.ended);
-    kvs_control_ask_session(call, session, &command, next);
+    kvs_control_broadcast_session(call, session, &command, next);
 }
 
 /* Data threads note when they last served the session, each in a place that no

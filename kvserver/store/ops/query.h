@@ -5,9 +5,9 @@
  * query.  The others are made for smaller ones, from a part of the thread's memory.  A client
  * whose query has to wait comes after those that waited before.
  *
- * Queries of a batch are at work together, as one, if they are over the same units of sessions
- * that share rows: the client waits for all of them, and together they take less time
- * (pipeline.h).  Each has its own end: by its reply, a cancel, its deadline or a change of its
+ * Queries that a client sent in batches are at work together, as one, if they are over the same
+ * units of sessions that share rows: the client waits for all of a batch, and together they take
+ * less time (pipeline.h).  Each has its own end: by its reply, a cancel, its deadline or a change of its
  * session.
  *
  * Threads: the data thread.  Memory: kvs_op_query_open() / kvs_op_query_close().

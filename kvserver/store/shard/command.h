@@ -53,7 +53,7 @@ struct kvs_command {
     const uint8_t *address;
 
     uint32_t cursor; /* for the data thread: units done */
-    bool is_begun;   /* session_fork: the child is there */
+    bool is_begun;   /* session_fork: its first slice has run */
     uint64_t bytes;  /* session_length: result */
     bool has_units;
 };
