@@ -23,6 +23,7 @@
 
 enum {
     MEMORY_BYTES = 32 << 20,
+    N_THREADS = 2, /* each has a part of every read */
     BUFFER_BYTES = 1 << 20,
     N_HEADS = 4,
     N_TOKENS = 16,
@@ -68,6 +69,8 @@ static uint64_t read_waits(struct kv_session *session, struct kv_buffer *buffer)
     test_box(memory, schema, &rows, 2);
     assert_int_equal(kv_read_begin(session, &rows, &out, 0, &read), KV_OK);
     client = read->client;
+    /* A node that is slow to receive it would have it wait for less. */
+    assert_true(cluster_becomes(client, "status", "requests_in_flight", N_THREADS));
     for (uint64_t end_us = kv_client_now_us(client) + 2 * WAIT_US;
          kv_client_now_us(client) < end_us;)
         kv_poll(client);
@@ -118,7 +121,7 @@ static void every_pair(void **state)
         const struct cluster_setup setup = {
             .row = &kv_transport_loopback,
             .n_nodes = 1,
-            .n_threads = 2,
+            .n_threads = N_THREADS,
             .memory_bytes = MEMORY_BYTES,
             .wire_version_max = node,
         };
