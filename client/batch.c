@@ -15,6 +15,7 @@
 
 static_assert(sizeof(struct kv_wire_header) % KV_WIRE_BATCH_ALIGN == 0,
               "the body of an entry is aligned as its header is");
+static_assert((int)KVC_BATCH_REQUEST_MAX <= (int)KV_WIRE_BODY_MAX, "what is collected fits");
 
 static void put_batch(struct kvc_batch *batch)
 {
@@ -143,7 +144,7 @@ void kvc_request_collect(struct kvc_request *request)
 {
     struct kvc_connection *connection = request->connection;
     const size_t bytes = kv_wire_entry_bytes(request->body_bytes);
-    const bool fits = request->header.bulk_bytes == 0 && bytes <= KV_WIRE_BODY_MAX;
+    const bool fits = request->header.bulk_bytes == 0 && bytes <= KVC_BATCH_REQUEST_MAX;
 
     /* What is sent alone must not overtake what was collected. */
     if (!fits || connection->collected_bytes + bytes > KV_WIRE_BODY_MAX ||

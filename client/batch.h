@@ -1,8 +1,8 @@
 /* batch.h - requests to one data thread that leave in one message.
  *
- * Requests that are built in one dispatch and need no bulk are collected by connection, and
- * then sent together, each with an id, a deadline and a reply of its own.  A request that is
- * alone is sent as a message of its own.
+ * Requests that are built in one dispatch, are not large and need no bulk are collected by
+ * connection, and then sent together, each with an id, a deadline and a reply of its own.  A
+ * request that is alone is sent as a message of its own.
  *
  *   dispatch:  build -> kvc_request_collect() ... kvc_request_collect() -> kvc_batches_flush()
  *
@@ -28,6 +28,9 @@ struct kvc_request;
 
 enum {
     KVC_BATCHES_MAX = 64, /* that the transport may have; further requests are sent alone */
+    KVC_BATCH_REQUEST_MAX = 32 << 10, /* bytes; a larger one is sent alone and at once: its copy
+                                       * would take longer than a message saves, and the node
+                                       * can begin while the next one is built */
 };
 
 struct kvc_batch {
