@@ -36,4 +36,16 @@ static inline bool dies(void (*broken)(void *arg), void *arg)
            WTERMSIG(status) == SIGABRT;
 }
 
+/* Returns the first number below n for which broken(&number) does not die, n if it dies for n, for
+ * which nothing is broken, and -1 if all is as it should be. */
+static inline int first_not_found(void (*broken)(void *arg), int n)
+{
+    int number;
+
+    for (number = 0; number < n; number++)
+        if (!dies(broken, &number))
+            return number;
+    return dies(broken, &number) ? n : -1;
+}
+
 #endif
