@@ -23,8 +23,8 @@ struct kvc_owner;
 struct kv_session;
 
 /* Reports the result of a control operation on one node.  On KV_OK, `reply` is the unpacked
- * reply, valid during the call; on KV_MOVED too, unchecked.  call->owner is NULL if the operation
- * has already ended. */
+ * reply, valid during the call; on any other status it is unchecked, and may be NULL.
+ * call->owner is NULL if the operation has already ended. */
 typedef void (*kvc_call_done_fn)(struct kvc_call *call,
                                  kv_status_t status,
                                  const struct ProtobufCMessage *reply,

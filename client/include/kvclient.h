@@ -234,9 +234,9 @@ struct kv_session_options {
     /* (n_block_names) of the prompt's full blocks, from the first one on, as
      * kv_client_block_name() makes them; NULL: unknown.  Sessions with the same first block are
      * on the same nodes, others anywhere.  Where there are many of them, the nodes spread those
-     * that come later: then those are together whose prompts have block 16 in common, or, of
-     * shorter prompts, the last one of blocks 8, 4, 2 that they have.  Only the first 16 names
-     * count. */
+     * that come later: of these, those are together, as long as they spread no further, whose
+     * prompts have block 16 in common, or, of shorter prompts, the last one of blocks 8, 4, 2, 1
+     * that they have.  Only the first 16 names count. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
 };
@@ -389,7 +389,7 @@ struct kv_append_entry {
 };
 
 /* Begins one append for each entry, of sessions of one client: the decode step of a batch of
- * sequences.  What goes to one data thread travels in as few messages as it fits.  Each entry
+ * sequences.  Entries of up to 32 KiB that go to one data thread travel together.  Each entry
  * is an operation of its own, with its own outcome, and uses the memory of earlier ones: once
  * there have been as many, nothing is allocated.
  *

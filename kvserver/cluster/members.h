@@ -13,7 +13,7 @@
  *   (2) No two members have the same id or the same address.
  *   (3) Every weight is from 1 to KV_MEMBER_WEIGHT_MAX.
  *   (4) The epoch is not 0, and depends on the ids and weights alone.
- *   (5) Names and addresses have visible characters only, so that two that look alike are.
+ *   (5) Names and addresses have no blanks and no control characters of ASCII.
  *
  * Threads: a map is not changed once it has been made.  Memory: one block; free with free().
  */

@@ -13,7 +13,7 @@
  * Sessions whose prompts begin with the same block have the same root.  If they are too many for
  * one row, their root has 2, 4, ... KV_ROOT_ROWS_MAX rows: a root for each is derived from the
  * prompt's.  The prompt's branch says which one a session has, so prompts of one branch meet
- * however many rows there are:
+ * while there are as many rows:
  *
  *   prompt -> branch hash of the name of its block 16, 8, 4, 2 or 1: the last of these that it
  *                    has, mod KV_ROOT_ROWS_MAX
