@@ -20,6 +20,71 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- ending ------------------------------------------------------------------------------ */
+
+/* Starts operations that waited for an operation that has ended. */
+static void admit(struct kv_session *session)
+{
+    struct kv_client *client = session->client;
+    bool is_first = true;
+    struct kvc_list *link, *follow;
+
+    if (session->n_queued == 0)
+        return;
+    KVC_LIST_EACH(link, follow, &session->ops)
+    {
+        struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+
+        if (op->type->is_exclusive && !is_first)
+            return;
+        if (op->stage == KVC_STAGE_QUEUED) {
+            op->stage = KVC_STAGE_PREPARING;
+            session->n_queued--;
+            client->n_preparing++;
+            client->loop.must_dispatch = true;
+        }
+        if (op->type->is_exclusive)
+            return;
+        is_first = false;
+    }
+}
+
+static void end_op(struct kv_op *op, kv_status_t status)
+{
+    struct kv_client *client = op->client;
+    struct kv_session *session = op->session;
+    struct kvc_list *link, *follow;
+
+    if (op->stage == KVC_STAGE_ENDED)
+        return;
+    client->n_preparing -= op->stage == KVC_STAGE_PREPARING;
+    if (session != NULL) {
+        session->n_queued -= op->stage == KVC_STAGE_QUEUED;
+        session->n_exclusive -= op->type->is_exclusive;
+        kvc_list_remove(&op->of_session);
+    }
+    op->stage = KVC_STAGE_ENDED;
+    op->status = status;
+    op->end_us = kv_clock_now(client->loop.clock);
+    kvc_list_remove(&op->of_client);
+    KVC_LIST_EACH(link, follow, &op->subops)
+    kvc_subop_free(KVC_LIST_ENTRY(link, struct kvc_subop, of_op));
+    KVC_LIST_EACH(link, follow, &op->owner.requests)
+    kvc_request_abandon(KVC_LIST_ENTRY(link, struct kvc_request, of_owner));
+    kvc_calls_disown(client, &op->owner);
+    if (op->type->ended != NULL)
+        op->type->ended(op);
+    op->session = NULL;
+    kvc_buffer_release(op->owner.buffer);
+    op->owner.buffer = NULL;
+    if (session != NULL)
+        admit(session);
+    if (status != KV_OK)
+        memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
+    client->loop.n_ended++;
+    client->loop.must_dispatch = true;
+}
+
 /* ---- messages ---------------------------------------------------------------------------- */
 
 void kvc_op_fail(struct kv_op *op,
@@ -51,7 +116,7 @@ void kvc_op_fail(struct kv_op *op,
              node != NULL ? ": " : "", op->type->name, kv_status_name(status),
              (double)(client->loop.now_us - op->owner.begin_us) / 1e6, why[0] != 0 ? ": " : "",
              why, about[0] != 0 ? ": " : "", about);
-    kvc_op_end(op, status);
+    end_op(op, status);
 }
 
 void kvc_session_describe_op(const struct kv_op *op,
@@ -441,70 +506,7 @@ void kvc_op_check_end(struct kv_op *op)
     if (op->partial != KV_OK)
         kvc_op_fail(op, op->partial_node, NULL, op->partial, "%s", op->partial_text);
     else
-        kvc_op_end(op, KV_OK);
-}
-
-/* Starts operations that waited for an operation that has ended. */
-static void admit(struct kv_session *session)
-{
-    struct kv_client *client = session->client;
-    bool is_first = true;
-    struct kvc_list *link, *follow;
-
-    if (session->n_queued == 0)
-        return;
-    KVC_LIST_EACH(link, follow, &session->ops)
-    {
-        struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_session);
-
-        if (op->type->is_exclusive && !is_first)
-            return;
-        if (op->stage == KVC_STAGE_QUEUED) {
-            op->stage = KVC_STAGE_PREPARING;
-            session->n_queued--;
-            client->n_preparing++;
-            client->loop.must_dispatch = true;
-        }
-        if (op->type->is_exclusive)
-            return;
-        is_first = false;
-    }
-}
-
-void kvc_op_end(struct kv_op *op, kv_status_t status)
-{
-    struct kv_client *client = op->client;
-    struct kv_session *session = op->session;
-    struct kvc_list *link, *follow;
-
-    if (op->stage == KVC_STAGE_ENDED)
-        return;
-    client->n_preparing -= op->stage == KVC_STAGE_PREPARING;
-    if (session != NULL) {
-        session->n_queued -= op->stage == KVC_STAGE_QUEUED;
-        session->n_exclusive -= op->type->is_exclusive;
-        kvc_list_remove(&op->of_session);
-    }
-    op->stage = KVC_STAGE_ENDED;
-    op->status = status;
-    op->end_us = kv_clock_now(client->loop.clock);
-    kvc_list_remove(&op->of_client);
-    KVC_LIST_EACH(link, follow, &op->subops)
-    kvc_subop_free(KVC_LIST_ENTRY(link, struct kvc_subop, of_op));
-    KVC_LIST_EACH(link, follow, &op->owner.requests)
-    kvc_request_abandon(KVC_LIST_ENTRY(link, struct kvc_request, of_owner));
-    kvc_calls_disown(client, &op->owner);
-    if (op->type->ended != NULL)
-        op->type->ended(op);
-    op->session = NULL;
-    kvc_buffer_release(op->owner.buffer);
-    op->owner.buffer = NULL;
-    if (session != NULL)
-        admit(session);
-    if (status != KV_OK)
-        memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
-    client->loop.n_ended++;
-    client->loop.must_dispatch = true;
+        end_op(op, KV_OK);
 }
 
 /* ---- events of nodes and sessions -------------------------------------------------------- */

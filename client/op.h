@@ -214,8 +214,7 @@ void kvc_op_lose(struct kv_op *op, struct kvc_node *node, kv_status_t status, co
 /* Whether the operation has requests or calls to the node, sent or waiting. */
 bool kvc_op_uses(const struct kv_op *op, const struct kvc_node *node);
 
-/* End the operation; kvc_op_fail() with a message.  `node` and `request` may be NULL. */
-void kvc_op_end(struct kv_op *op, kv_status_t status);
+/* Ends the operation with a failure.  `node` and `request` may be NULL. */
 void kvc_op_fail(struct kv_op *op,
                  const struct kvc_node *node,
                  const struct kvc_request *request,

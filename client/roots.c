@@ -20,8 +20,8 @@ uint32_t kvc_roots_look(const struct kvc_roots *roots, uint64_t root, uint64_t n
 
 void kvc_roots_learn(struct kvc_roots *roots, uint64_t root, uint32_t n_rows, uint64_t now_us)
 {
-    assert(kv_placement_is_row_count(n_rows));
-    if (n_rows == 1 || n_rows < kvc_roots_look(roots, root, now_us))
+    assert(kv_placement_is_row_count(n_rows) && n_rows > 1);
+    if (n_rows < kvc_roots_look(roots, root, now_us))
         return;
     roots->roots[place_of(root)] =
         (struct kvc_root){.root = root, .n_rows = n_rows, .until_us = now_us + KVC_ROOT_US};

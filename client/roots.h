@@ -29,8 +29,8 @@ struct kvc_roots {
 /* Returns the rows of a prompt's root, at least 1. */
 uint32_t kvc_roots_look(const struct kvc_roots *roots, uint64_t root, uint64_t now_us);
 
-/* A node has told them: kv_placement_is_row_count().  Fewer than are known are not believed:
- * that node has not heard of them yet. */
+/* A node has told them: kv_placement_is_row_count(), more than one.  Fewer than are known are
+ * not believed: that node has not heard of them yet. */
 void kvc_roots_learn(struct kvc_roots *roots, uint64_t root, uint32_t n_rows, uint64_t now_us);
 
 #endif

@@ -46,9 +46,6 @@ void kvs_node_stop(struct kvs_node *node);
  * false if there was nothing to do.  That data thread only. */
 bool kvs_node_data_step(struct kvs_node *node, uint32_t thread);
 
-/* Sleeps until there may be something to do, at most timeout_us.  That data thread only. */
-void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeout_us);
-
 /* ---- control thread ---- */
 
 /* Runs one control operation of a client and calls `reply` exactly once, from this call or from

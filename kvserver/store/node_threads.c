@@ -19,9 +19,9 @@ struct driven {
     uint32_t index;
 };
 
-void kvs_node_data_sleep(struct kvs_node *node, uint32_t thread, uint64_t timeout_us)
+/* Sleeps until there may be something to do. */
+static void data_sleep(struct kvs_shard *shard, uint64_t timeout_us)
 {
-    struct kvs_shard *shard = &node->shard[thread];
     int fd = -1;
 
     /* Arms first, then checks again, so that nothing arriving in between is slept through. */
@@ -56,8 +56,7 @@ static void drive_data(void *arg)
             kv_relax();
             continue;
         }
-        kvs_node_data_sleep(node, driven->index,
-                            kv_pool_used(shard->requests) > 0 ? SLEEP_WORKING_US : SLEEP_US);
+        data_sleep(shard, kv_pool_used(shard->requests) > 0 ? SLEEP_WORKING_US : SLEEP_US);
         idle_since_us = 0;
     }
     free(driven);

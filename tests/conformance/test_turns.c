@@ -887,7 +887,7 @@ static void batches_may_not_fit(void **state)
 
             step();
             for (unsigned j = 0; j < queue->n_places; j++)
-                n_entries += queue->places[j].pipeline->n_left;
+                n_entries += queue->places[j].pipeline->n_active;
             assert_true(n_entries < ENTRIES);
         }
     free_ops(ops);

@@ -321,8 +321,6 @@ void kvs_session_place(struct kvs_control *control,
 bool kvs_session_is_on(const struct kvs_control *control,
                        const struct kvs_session *session,
                        uint32_t thread);
-uint64_t kvs_session_used_us(const struct kvs_control *control,
-                             const struct kvs_session *session);
 
 /* Returns what is left of the lease at that time; 0: it has ended. */
 uint64_t kvs_session_lease_left_us(const struct kvs_control *control,

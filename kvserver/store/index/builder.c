@@ -525,8 +525,8 @@ static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job,
 
 /* ---- steps ------------------------------------------------------------------------------- */
 
-/* Returns whether a unit still refers to enough of the first segments for codes or
- * summaries. */
+/* Returns whether a session still has enough of the first blocks for codes or summaries; whether
+ * its unit still has rows there is not looked at. */
 static bool is_wanted(const struct job *job)
 {
     uint32_t least = job->is_late || job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;

@@ -256,7 +256,7 @@ void kvs_op_query_release(struct kvs_request *request)
     struct kvs_query_entry *entry = request->work;
 
     request->work = NULL;
-    if (entry != NULL && entry->is_left)
+    if (entry != NULL && entry->is_active)
         kvs_query_pipeline_remove(place->pipeline, entry);
     if (place->owner != request)
         return;

@@ -39,7 +39,7 @@ struct kvs_selection kvs_query_selection(const struct kv_wire_query *query, uint
 
 void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline)
 {
-    pipeline->n_entries = pipeline->n_left = 0;
+    pipeline->n_entries = pipeline->n_active = 0;
     pipeline->unit = pipeline->entry = 0;
     pipeline->done = NULL;
     pipeline->n_work = 0;
@@ -56,7 +56,7 @@ struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeli
         return NULL;
     *entry = (struct kvs_query_entry){
         .input = *input,
-        .is_left = true,
+        .is_active = true,
         .queries = input->queries,
         .cached = input->cached,
         .candidate_selection = kvs_query_selection(input->query, input->query->rerank),
@@ -68,16 +68,16 @@ struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeli
     assert(pipeline->n_entries == 0 || pipeline->n_units == input->n_units);
     pipeline->n_units = input->n_units;
     pipeline->n_entries++;
-    pipeline->n_left++;
+    pipeline->n_active++;
     return entry;
 }
 
 /* ---- from entry to entry, and from unit to unit ------------------------------------------ */
 
-/* Returns the first entry from `entry` on that is left, or n_entries. */
-static uint32_t left_from(const struct kvs_query_pipeline *pipeline, uint32_t entry)
+/* Returns the first entry from `entry` on that is active, or n_entries. */
+static uint32_t active_from(const struct kvs_query_pipeline *pipeline, uint32_t entry)
 {
-    while (entry < pipeline->n_entries && !pipeline->entries[entry].is_left)
+    while (entry < pipeline->n_entries && !pipeline->entries[entry].is_active)
         entry++;
     return entry;
 }
@@ -93,7 +93,7 @@ static enum kvs_query_stage selected_stage(const struct kvs_query_entry *entry)
 /* Begins to select rows, or step 3, of the first entry from `from` on, or the next unit. */
 static void begin_step_3(struct kvs_query_pipeline *pipeline, uint32_t from)
 {
-    pipeline->entry = left_from(pipeline, from);
+    pipeline->entry = active_from(pipeline, from);
     if (pipeline->entry == pipeline->n_entries) {
         pipeline->unit++;
         begin_step_1(pipeline, 0);
@@ -116,12 +116,12 @@ static void begin_step_1(struct kvs_query_pipeline *pipeline, uint32_t from)
 {
     uint32_t n_reranked = 0;
 
-    pipeline->entry = left_from(pipeline, from);
+    pipeline->entry = active_from(pipeline, from);
     pipeline->stage = KVS_QUERY_UNIT;
-    if (pipeline->entry < pipeline->n_entries || pipeline->n_left == 0)
+    if (pipeline->entry < pipeline->n_entries || pipeline->n_active == 0)
         return;
     for (uint32_t i = 0; i < pipeline->n_entries; i++)
-        n_reranked += pipeline->entries[i].is_left && pipeline->entries[i].is_reranked;
+        n_reranked += pipeline->entries[i].is_active && pipeline->entries[i].is_reranked;
     if (n_reranked == 0) {
         begin_step_3(pipeline, 0);
         return;
@@ -131,12 +131,12 @@ static void begin_step_1(struct kvs_query_pipeline *pipeline, uint32_t from)
     pipeline->span_end = n_reranked > 1 ? 0 : UINT32_MAX;
 }
 
-/* The entry is left no more. */
-static void leave(struct kvs_query_pipeline *pipeline, struct kvs_query_entry *entry)
+/* The entry is active no more. */
+static void deactivate(struct kvs_query_pipeline *pipeline, struct kvs_query_entry *entry)
 {
-    assert(entry->is_left);
-    entry->is_left = false;
-    pipeline->n_left--;
+    assert(entry->is_active);
+    entry->is_active = false;
+    pipeline->n_active--;
 }
 
 void kvs_query_pipeline_remove(struct kvs_query_pipeline *pipeline,
@@ -144,8 +144,8 @@ void kvs_query_pipeline_remove(struct kvs_query_pipeline *pipeline,
 {
     const bool is_current = entry == &pipeline->entries[pipeline->entry];
 
-    leave(pipeline, entry);
-    if (pipeline->n_left == 0)
+    deactivate(pipeline, entry);
+    if (pipeline->n_active == 0)
         pipeline->stage = KVS_QUERY_UNIT;
     else if (!is_current || pipeline->stage == KVS_QUERY_RERANK)
         return;
@@ -324,7 +324,7 @@ static bool stage_expand(struct kvs_query_pipeline *pipeline)
 /* Returns the entry's first candidate that is to be rescored, or UINT32_MAX. */
 static uint32_t next_candidate(const struct kvs_query_entry *entry)
 {
-    return entry->is_left && entry->is_reranked && entry->cursor < entry->n_candidates
+    return entry->is_active && entry->is_reranked && entry->cursor < entry->n_candidates
                ? entry->candidates[entry->cursor]
                : UINT32_MAX;
 }
@@ -419,7 +419,7 @@ static bool stage_rerank(struct kvs_query_pipeline *pipeline)
     for (uint32_t i = 0; i < pipeline->n_entries; i++) {
         struct kvs_query_entry *entry = &pipeline->entries[i];
 
-        if (entry->is_left && entry->is_reranked)
+        if (entry->is_active && entry->is_reranked)
             entry->input.found[pipeline->unit].n_reranked = entry->n_scored =
                 entry->n_candidates;
     }
@@ -513,7 +513,7 @@ static void end_unit(struct kvs_query_pipeline *pipeline, struct kvs_query_entry
     entry->n_again = 0;
     if (pipeline->unit + 1 == pipeline->n_units) {
         pipeline->done = entry;
-        leave(pipeline, entry);
+        deactivate(pipeline, entry);
     }
     begin_step_3(pipeline, pipeline->entry + 1);
 }

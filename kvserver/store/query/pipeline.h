@@ -24,7 +24,7 @@
  *
  * The pipeline knows nothing of requests: the caller passes inputs, with arrays for the results.
  * Between slices, rows may be added to units; units may not change otherwise while an entry that
- * has them is left.  Their index may change:
+ * has them is active.  Their index may change:
  *
  *   codes, codebooks   may be made, or found bad, at any time.  They may be freed while
  *                      kvs_query_pipeline_is_between(); and, at any time, those of a codebook
@@ -105,7 +105,7 @@ struct kvs_query_input {
 /* One query of a pipeline. */
 struct kvs_query_entry {
     struct kvs_query_input input;
-    bool is_left;         /* neither complete nor removed */
+    bool is_active;       /* neither complete nor removed */
     bool is_reranked;     /* the unit's candidates are rescored */
     uint32_t n_again;     /* restarts of the unit because of bad cells */
     const float *queries; /* of the unit */
@@ -139,7 +139,7 @@ struct kvs_query_entry {
 
 struct kvs_query_pipeline {
     struct kvs_query_entry entries[KVS_QUERY_ENTRIES_MAX];
-    uint32_t n_entries, n_left;
+    uint32_t n_entries, n_active;
     enum kvs_query_stage stage;
     uint32_t unit, n_units; /* the current one, of all entries */
     uint32_t entry;         /* the current one */
@@ -147,8 +147,8 @@ struct kvs_query_pipeline {
     uint32_t bad;           /* token of a bad row, after a slice has failed */
     struct kvs_query_entry *done; /* the entry that the last slice completed, or NULL */
 
-    /* Spans that entries which share the pipeline have rescored, since it was made: read once
-     * for all of them, and counted for each. */
+    /* Spans in which entries that share the pipeline have begun to rescore rows, since it was
+     * made: read once for all of them, and counted for each. */
     uint64_t spans_read, spans_wanted;
 
     /* Working memory of the current entry. */
@@ -197,14 +197,14 @@ struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeli
  * `bad` of unit `unit` is bad, for which entries[entry] fails: the caller removes it. */
 bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline);
 
-/* Removes an entry that is left.  The others are not affected. */
+/* Removes an entry that is active.  The others are not affected. */
 void kvs_query_pipeline_remove(struct kvs_query_pipeline *pipeline,
                                struct kvs_query_entry *entry);
 
-/* Returns whether no entry is left. */
+/* Returns whether no entry is active. */
 static inline bool kvs_query_pipeline_is_done(const struct kvs_query_pipeline *pipeline)
 {
-    return pipeline->n_left == 0;
+    return pipeline->n_active == 0;
 }
 
 /* Returns whether no runs of a unit are in use: any codes and codebooks may then be freed. */

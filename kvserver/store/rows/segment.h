@@ -14,7 +14,8 @@
  * A block may lie over another one (`under`): it has its own rows of some units, and those of the
  * others are found under it.  A session that writes to a block that a fork shares gets such a
  * block, and copies only the rows of the units it writes (unit.h).  When the fork has gone, the
- * rows under it that are hidden go, and the block gets the others (kvs_block_settle()).
+ * rows under it that are hidden go, and the block gets the others (kvs_block_settle()): when the
+ * scrub comes by, or somebody writes to it.
  *
  * A block has the codes without knowing what they mean: the module that makes them
  * (index/encode.h) is told by the segment store when they are freed.

@@ -317,7 +317,7 @@ static void receive_request(struct kvs_shard_client *client,
 
     client->heard_us = shard->now_us;
     if (bytes <= KV_WIRE_BODY_MAX && client->n_pending_receives < KVS_PENDING_RECEIVES_CLIENT &&
-        kvs_n_left(shard->bodies) > KVS_BODIES_KEPT)
+        kvs_n_free(shard->bodies) > KVS_BODIES_KEPT)
         pending_receive = kv_pool_get(shard->pending_receives);
     if (pending_receive == NULL) {
         kv_incoming_refuse(incoming);

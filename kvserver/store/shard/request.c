@@ -87,7 +87,7 @@ static uint8_t *staging_get(struct kvs_request *request, uint32_t kept)
     uint8_t *staging = NULL;
 
     if (request->client->n_stagings + kept / 2 < KVS_STAGINGS_CLIENT &&
-        kvs_n_left(request->shard->stagings) > kept)
+        kvs_n_free(request->shard->stagings) > kept)
         staging = kv_pool_get(request->shard->stagings);
     request->client->n_stagings += staging != NULL;
     return staging;
@@ -170,7 +170,7 @@ static uint8_t *body_get(struct kvs_request *request, uint32_t kept)
     uint8_t *body = NULL;
 
     if (request->client->n_bodies < KVS_BODIES_CLIENT &&
-        kvs_n_left(request->shard->bodies) > kept)
+        kvs_n_free(request->shard->bodies) > kept)
         body = kv_pool_get(request->shard->bodies);
     request->client->n_bodies += body != NULL;
     return body;
@@ -242,7 +242,7 @@ bool kvs_request_check_current(struct kvs_request *request)
  * none of these is left. */
 static bool too_many_wait(const struct kvs_request *request)
 {
-    return kvs_n_left(request->shard->bodies) < KVS_BODIES_KEPT + KVS_BODIES_PUTS ||
+    return kvs_n_free(request->shard->bodies) < KVS_BODIES_KEPT + KVS_BODIES_PUTS ||
            request->client->n_bodies > KVS_BODIES_CLIENT_WAITING;
 }
 

@@ -43,7 +43,7 @@ extern const struct kv_port_events kvs_shard_events;
 
 /* ---- request.c ---- */
 
-static inline uint32_t kvs_n_left(const struct kv_pool *pool)
+static inline uint32_t kvs_n_free(const struct kv_pool *pool)
 {
     return kv_pool_size(pool) - kv_pool_used(pool);
 }
