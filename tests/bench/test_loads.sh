@@ -37,7 +37,9 @@ scale)
         done
     done
     expect 6 '"name": "scale\.tokens"' '"per": "block"'
-    expect 24 '"slowdown": 1[,}]' '"ratio": 1[,}]'
+    # At 1 % at least: another one may be the same by chance.
+    n=$(echo "$records" | grep -cE '"slowdown": 1[,}].*"ratio": 1[,}]' || true)
+    [ "$n" -ge 24 ] || wrong "$n records instead of 24 that are their own limit"
     ;;
 bookkeeping)
     for units in 32 8; do

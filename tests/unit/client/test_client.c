@@ -1,6 +1,7 @@
 /* The client library against a node made of this file's functions, over the loopback, on a
  * virtual clock: what goes over the wire, and what happens when answers are late, lost, refused
  * or wrong. */
+#include "client/batch.h"
 #include "client/buffer.h"
 #include "client/check.h"
 #include "client/client.h"
@@ -2462,6 +2463,42 @@ static void test_append_batch(void **state)
     assert_int_equal(f.node.seen[1].header.op, KV_OP_APPEND);
 }
 
+/* A large request is sent alone, in its place among those that are sent together. */
+static void test_large_requests_leave_alone(void **state)
+{
+    enum {
+        FITS = KVC_BATCH_REQUEST_MAX / (N_LAYERS * N_HEADS * ROW_BYTES) - 1, /* tokens */
+    };
+    const struct kv_rows_io io = {.buffer = f.buffer};
+
+    (void)state;
+    for (uint32_t more = 0; more < 2; more++) {
+        const struct kv_rows rows[] = {
+            {.n_layers = N_LAYERS, .n_tokens = 1},
+            {.n_layers = N_LAYERS, .token_begin = 1, .n_tokens = FITS + more},
+            {.n_layers = N_LAYERS, .token_begin = 1 + FITS + more, .n_tokens = 1},
+        };
+        struct kv_append_entry entries[3];
+
+        for (unsigned i = 0; i < 3; i++)
+            entries[i] =
+                (struct kv_append_entry){.session = f.session, .rows = &rows[i], .io = &io};
+        forget();
+        f.node.n_batches = 0;
+        assert_int_equal(kv_append_begin_batch(entries, 3, 0), KV_OK);
+        for (unsigned i = 0; i < 3; i++) {
+            assert_int_equal(run(entries[i].op, 1000000), KV_OK);
+            kv_op_free(entries[i].op);
+        }
+        assert_int_equal(f.node.n_seen, 3);
+        assert_int_equal(f.node.n_batches, more == 0);
+        for (unsigned i = 0; i < 3; i++) {
+            assert_int_equal(f.node.seen[i].header.token_begin, rows[i].token_begin);
+            assert_int_equal(f.node.seen[i].header.bulk_bytes, 0);
+        }
+    }
+}
+
 /* As many messages as the largest answers need, each with its own place for its rows. */
 static void test_query_split(void **state)
 {
@@ -3597,6 +3634,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_query_split, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_append_batch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_large_requests_leave_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_arguments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_attend_lies, set_up, tear_down),

@@ -4,7 +4,7 @@
  * The arena's own source is part of this test, which so reaches into its pages. */
 #include "kvserver/store/rows/arena.c"
 #include "kvserver/store/rows/object.h"
-#include "tests/support/aborts.h"
+#include "tests/support/dies.h"
 #include "tests/support/units.h"
 
 enum {

@@ -3,7 +3,7 @@
  *
  * The builder's own source is part of this test, which so reaches into its jobs. */
 #include "kvserver/store/index/builder.c"
-#include "tests/support/aborts.h"
+#include "tests/support/dies.h"
 #include "tests/support/units.h"
 
 enum {
@@ -202,7 +202,7 @@ static void jobs_find(void **state)
 {
     (void)state;
     check_jobs();
-    assert_false(aborts(begin_job, check_jobs));
+    assert_false(finds(check_jobs, begin_job));
     expect_found(job_in_no_list, check_jobs);
     expect_found(job_of_no_rows, check_jobs);
     expect_found(job_of_more_rows_than_segments, check_jobs);

@@ -1,6 +1,6 @@
 /* Whose job is next, and who is told when one has ended. */
 #include "kvserver/store/index/job_queue.c" /* its insides are broken below */
-#include "tests/support/aborts.h"
+#include "tests/support/dies.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

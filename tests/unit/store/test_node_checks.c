@@ -5,7 +5,7 @@
 #include "kvserver/net/transport.h"
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/shard/shard_private.h"
-#include "tests/support/aborts.h"
+#include "tests/support/dies.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -261,7 +261,7 @@ static void memory_finds(void **state)
 {
     (void)state;
     check_memory();
-    assert_false(aborts(units_and_a_command, check_memory));
+    assert_false(finds(check_memory, units_and_a_command));
     expect_found(units_without_a_command, check_memory);
     expect_found(block_ref_too_many, check_memory);
     expect_found(block_pin_too_many, check_memory);
@@ -401,7 +401,7 @@ static void control_finds(void **state)
 {
     (void)state;
     check_control();
-    assert_false(aborts(open_session, check_control));
+    assert_false(finds(check_control, open_session));
     expect_found(call_not_counted, check_control);
     expect_found(session_in_no_map, check_control);
     expect_found(session_not_counted, check_control);
@@ -414,7 +414,7 @@ static void control_finds(void **state)
     expect_found(writer_nobody, check_control);
     expect_found(lease_at_another_place, check_control);
     expect_found(place_in_no_list, check_control);
-    assert_false(aborts(open_branch, check_control));
+    assert_false(finds(check_control, open_branch));
     expect_found(root_forgets_session, check_control);
     expect_found(root_counts_another_row, check_control);
     expect_found(root_of_three_rows, check_control);
