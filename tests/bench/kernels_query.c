@@ -68,7 +68,7 @@ static void choose(struct query *query, const float *maxima, uint32_t *counts, u
 
     kvs_select_begin(&query->chooser, &choice, query->scores, maxima, counts, NULL, n_items,
                      false, query->scores + (size_t)n_items * query->n_heads);
-    while (!kvs_select_slice(&query->chooser))
+    while (!kvs_select_piece(&query->chooser))
         ;
 }
 

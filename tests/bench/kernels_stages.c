@@ -51,7 +51,7 @@ enum {
     K = 1024,
     RERANK_MAX = 8,
     CANDIDATES_MAX = RERANK_MAX * K,
-    RERANK_ROWS = 512, /* of a slice */
+    RERANK_ROWS = 128, /* of a piece */
     N_CENTERS = 300,
     NOISE = 1 << 16,
     LAYERS = 16, /* different questions */
@@ -137,7 +137,7 @@ static void score(struct stages *stages, struct kvs_unit *unit, const float *que
         .tables = stages->tables,
     };
     kvs_score_begin(&stages->scan, &stages->codebooks);
-    while (!kvs_score_slice(&stages->scan, &stages->codebooks, &kv_clock_real))
+    while (!kvs_score_piece(&stages->scan, &stages->codebooks))
         ;
 }
 
@@ -148,7 +148,7 @@ static void select_candidates(struct stages *stages)
     kvs_select_begin(stages->selector, &stages->candidates, scan->scores, scan->maxima,
                      scan->counts, NULL, scan->n_items, false,
                      scan->scores + (size_t)scan->n_items * QUERIES);
-    while (!kvs_select_slice(stages->selector))
+    while (!kvs_select_piece(stages->selector))
         ;
 }
 
@@ -156,7 +156,7 @@ static void expand(struct stages *stages)
 {
     kvs_expand_begin(stages->expander, &stages->scan, stages->selector, stages->rows,
                      stages->query_masks);
-    while (!kvs_expand_slice(stages->expander, &stages->codebooks))
+    while (!kvs_expand_piece(stages->expander, &stages->codebooks))
         ;
 }
 
@@ -188,7 +188,7 @@ static uint32_t select_rows(struct stages *stages)
 
     kvs_select_begin(stages->selector, &stages->selection, stages->room, NULL, NULL, NULL,
                      n_candidates, false, stages->room + (size_t)n_candidates * QUERIES);
-    while (!kvs_select_slice(stages->selector))
+    while (!kvs_select_piece(stages->selector))
         ;
     n_selected = kvs_select_rows(stages->selector, stages->indices, stages->query_masks);
     for (uint32_t i = 0; i < n_selected; i++)
@@ -204,9 +204,9 @@ static void attend(struct stages *stages, uint32_t n_selected)
                         false);
     for (uint32_t i = 0; i < n_selected && bad == UINT32_MAX; i++)
         if (kvs_attention_add(stages->attention, stages->rows[i], stages->query_masks[i]))
-            bad = kvs_attention_slice(stages->attention, &stages->heap);
+            bad = kvs_attention_piece(stages->attention, &stages->heap);
     if (bad == UINT32_MAX)
-        bad = kvs_attention_slice(stages->attention, &stages->heap);
+        bad = kvs_attention_piece(stages->attention, &stages->heap);
     if (bad != UINT32_MAX)
         stages->fault = "a row fails its checksum";
     kvs_attention_end(stages->attention, stages->output, stages->lse);
@@ -227,7 +227,7 @@ static void estimate(struct stages *stages, uint32_t n_selected)
     };
 
     kvs_estimate_begin(stages->remainder, &question);
-    while (!kvs_estimate_slice(stages->remainder, &stages->codebooks, &kv_clock_real))
+    while (!kvs_estimate_piece(stages->remainder, &stages->codebooks))
         ;
     kvs_estimate_end(stages->remainder, true, stages->output, stages->lse);
 }

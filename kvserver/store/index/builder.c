@@ -1,5 +1,6 @@
 #include "kvserver/store/index/builder_private.h"
 
+#include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/job_queue.h"
 #include "kvserver/store/index/scorer.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 
 enum {
-    SLICE_BLOCKS = 64, /* whose rows are listed by item per slice: about 50 us */
+    PIECE_BLOCKS = 8, /* whose rows are listed by item at a time: some us */
     JOBS_PER_LOOK = 16,
 };
 
@@ -223,7 +224,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     return KV_OK;
 }
 
-/* ---- slices: each runs for about 50 us, and advances job->cursor or job->state ----------- */
+/* ---- pieces of some us: each advances job->cursor or job->state -------------------------- */
 
 static const struct kvs_codes *codes_at(const struct job *job, uint32_t i)
 {
@@ -332,14 +333,14 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
 }
 
 /* Learns from some keys; after all of them, from all once more, or it is enough. */
-static kv_status_t train_slice(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
+static kv_status_t train_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
 {
     struct kvs_codebook *book = book_of(indexer, job);
     struct job_rows rows = {indexer, job};
     const struct kvs_chapter_keys keys = keys_of(&rows);
     bool pays = true;
     const kv_status_t status =
-        book->scorer->train_slice(book, &keys, job->training, &job->cursor, &pays);
+        book->scorer->train_piece(book, &keys, job->training, &job->cursor, &pays);
 
     if (status != KV_OK || job->cursor > 0)
         return status;
@@ -362,7 +363,7 @@ static bool has_codes_of_another(const struct kvs_codes *codes, uint32_t codeboo
 
 /* Encodes some rows of a segment.  *ret_done is true after the last segment.  A segment keeps the
  * codes of a broken codebook until its rows are verified: a job that fails leaves them. */
-static kv_status_t encode_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t encode_piece(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     struct kvs_block *block = job->blocks[job->cursor];
     const struct kvs_codes *codes = codes_at(job, job->cursor);
@@ -448,12 +449,12 @@ static void end_lists(struct kvs_indexer *indexer, struct job *job)
 
 /* Lists the rows of some segments.  Returns true when all are listed, or the lists have been
  * given up. */
-static bool lists_slice(struct kvs_indexer *indexer, struct job *job)
+static bool lists_piece(struct kvs_indexer *indexer, struct job *job)
 {
     const struct kvs_scorer_ops *scorer = scorer_of(job);
     const uint32_t n_segments = job->lists.n_rows / KV_BLOCK_TOKENS;
     const uint32_t end =
-        n_segments - job->cursor < SLICE_BLOCKS ? n_segments : job->cursor + SLICE_BLOCKS;
+        n_segments - job->cursor < PIECE_BLOCKS ? n_segments : job->cursor + PIECE_BLOCKS;
 
     for (; job->cursor < end; job->cursor++) {
         const struct kvs_codes *codes = codes_at(job, job->cursor);
@@ -500,7 +501,7 @@ static bool begin_summaries(struct kvs_indexer *indexer, struct job *job)
 }
 
 /* Makes some summaries.  *ret_done is true when the codebook has them all. */
-static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t summaries_piece(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     struct kvs_codebook *book = book_of(indexer, job);
     uint32_t first, n;
@@ -508,7 +509,7 @@ static kv_status_t summaries_slice(struct kvs_indexer *indexer, struct job *job,
     kvs_summarise_next(&indexer->summariser, &first, &n);
     if (!are_good(indexer, job, first, 1, n))
         return KV_CORRUPT;
-    *ret_done = !kvs_summarise_slice(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
+    *ret_done = !kvs_summarise_piece(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
                                      job->row_bytes);
     if (!*ret_done)
         return KV_OK;
@@ -555,19 +556,14 @@ static void drop_unwanted(struct kvs_indexer *indexer)
     }
 }
 
-bool kvs_indexer_step(struct kvs_indexer *indexer)
+/* Does a piece of a job, in the slice that began at begin_us.  *ret_done is true after the
+ * last. */
+static kv_status_t
+job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool *ret_done)
 {
-    struct job *job = job_at_work(indexer);
     kv_status_t status = KV_OK;
     bool done = false;
 
-    if (job == NULL)
-        return false;
-    if (!is_wanted(job)) {
-        drop(indexer, job);
-        return true;
-    }
-    uint64_t begin_us = kv_clock_now(indexer->clock);
     switch (job->state) {
     case JOB_QUEUED:
         if (job->is_late)
@@ -577,10 +573,10 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
             status = begin_training(indexer, job);
         break;
     case JOB_TRAIN:
-        status = train_slice(indexer, job, begin_us);
+        status = train_piece(indexer, job, begin_us);
         break;
     case JOB_ENCODE:
-        status = encode_slice(indexer, job, &done);
+        status = encode_piece(indexer, job, &done);
         if (done) {
             book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
             if (job->replaces)
@@ -590,7 +586,7 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
         done = false;
         break;
     case JOB_LISTS:
-        if (lists_slice(indexer, job))
+        if (lists_piece(indexer, job))
             job->state = JOB_SUMMARIES_BEGIN;
         break;
     case JOB_SUMMARIES_BEGIN:
@@ -599,9 +595,30 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
             job->state = JOB_SUMMARIES;
         break;
     case JOB_SUMMARIES:
-        status = summaries_slice(indexer, job, &done);
+        status = summaries_piece(indexer, job, &done);
         break;
     }
+    *ret_done = done;
+    return status;
+}
+
+bool kvs_indexer_step(struct kvs_indexer *indexer)
+{
+    struct job *job = job_at_work(indexer);
+    kv_status_t status;
+    bool done = false;
+
+    if (job == NULL)
+        return false;
+    if (!is_wanted(job)) {
+        drop(indexer, job);
+        return true;
+    }
+    const uint64_t begin_us = kv_clock_now(indexer->clock);
+    struct kv_slice slice = kv_slice_begin(indexer->clock, 1);
+    do
+        status = job_piece(indexer, job, begin_us, &done);
+    while (status == KV_OK && !done && is_wanted(job) && !kv_slice_over(&slice));
     uint64_t spent_us = kv_clock_now(indexer->clock) - begin_us;
     indexer->stats.worked_us += spent_us;
     if (job->has_codebook)

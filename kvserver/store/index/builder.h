@@ -3,7 +3,7 @@
  * keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
  *   kvs_index_schedule() -> QUEUED -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
- *                                -> freed; one slice of about 100 us per kvs_indexer_step()
+ *                                -> freed; one slice per kvs_indexer_step()
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or
  * that cover fewer rows of the chapter than the unit has, or cells that were lost.  New
@@ -14,7 +14,7 @@
  * truncates and closes go on while it runs, and every unit that refers to the segments gets the
  * codes.  A job is dropped once no unit refers to enough of its first segments for a codebook.
  *
- * Rows are verified in each slice that reads them (verify.h).  A job that finds a bad row
+ * Rows are verified in each piece of work that reads them (verify.h).  A job that finds a bad row
  * fails, so nothing is made from bad rows.
  *
  * Invariants, which kvs_indexer_check() asserts between two steps:

@@ -7,14 +7,14 @@
  *
  * A new one is a file scorer_NAME.c with such a table, a line in scorers.c, and its number in
  * enum kvs_scorer.  What is around it knows none of them: when rows are trained and coded, in
- * slices (builder.c, encode.c), which rows of a unit have codes (query/score.c), what a choice
+ * pieces (builder.c, encode.c), which rows of a unit have codes (query/score.c), what a choice
  * among items means in rows (query/expand.c), checksums of codebooks, codes and items.
  *
  * Two things are product quantization's still, and wait for a second scorer: the type of the
  * plan's `shape`, of which others read only d, and the type of a codebook's memory (codebook.h),
  * which are centroids and kernels/pq_cells.h.
  *
- * Functions are called for a block's rows, a run of them or a slice of work, never for one row
+ * Functions are called for a block's rows, a run of them or a piece of work, never for one row
  * of many.  They are pure but for what they write to, and give the same bits on every CPU.
  *
  * Threads: any.  Memory: the caller's; nothing is kept.
@@ -49,17 +49,17 @@ struct kvs_scorer_ops {
 
     /* ---- sizes ---------------------------------------------------------------------------- */
 
-    /* Bytes of a codebook, of a block's codes, and of what training keeps between slices. */
+    /* Bytes of a codebook, of a block's codes, and of what training keeps between pieces. */
     size_t (*codebook_bytes)(const struct kv_pq_shape *shape);
     size_t (*codes_bytes)(const struct kv_pq_shape *shape);
     size_t (*training_bytes)(const struct kv_pq_shape *shape);
     /* Rows that a codebook needs if it is not of a chapter. */
     uint32_t (*n_rows_least)(const struct kv_pq_shape *shape);
-    /* Rows that are coded, or trained with, in a slice of about 50 us; their keys are at most
-     * KVS_CODEBOOK_KEYS floats. */
+    /* Rows that are coded, or trained with, in a piece of work of some 10 us; their keys are at
+     * most KVS_CODEBOOK_KEYS floats. */
     uint32_t (*rows_at_once)(const struct kv_pq_shape *shape);
 
-    /* ---- training, in slices (builder.c) --------------------------------------------------- */
+    /* ---- training, in pieces (builder.c) --------------------------------------------------- */
 
     /* Begins a codebook; it could be used as it is. */
     kv_status_t (*train_begin)(const struct kvs_codebook *book,
@@ -68,7 +68,7 @@ struct kvs_scorer_ops {
      * of one.  Fails if the keys do.
      *   training   training_bytes(); 0 at first
      *   ret_pays   set after a pass; false: another one would change nothing */
-    kv_status_t (*train_slice)(const struct kvs_codebook *book,
+    kv_status_t (*train_piece)(const struct kvs_codebook *book,
                                const struct kvs_chapter_keys *keys,
                                void *training,
                                uint32_t *cursor,

@@ -27,7 +27,7 @@ uint32_t kvs_pq_n_rows_least(const struct kv_pq_shape *shape);
 uint32_t kvs_pq_rows_at_once(const struct kv_pq_shape *shape);
 kv_status_t kvs_pq_train_begin(const struct kvs_codebook *book,
                                const struct kvs_chapter_keys *keys);
-kv_status_t kvs_pq_train_slice(const struct kvs_codebook *book,
+kv_status_t kvs_pq_train_piece(const struct kvs_codebook *book,
                                const struct kvs_chapter_keys *keys,
                                void *training,
                                uint32_t *cursor,

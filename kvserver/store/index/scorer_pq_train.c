@@ -1,4 +1,4 @@
-/* Training for scorer_pq.h: k-means over a sample of the chapter's keys, in slices. */
+/* Training for scorer_pq.h: k-means over a sample of the chapter's keys, in pieces. */
 #include "kvserver/base/random.h"
 #include "kvserver/store/index/scorer_pq.h"
 
@@ -9,8 +9,8 @@ static const double TOLERANCE = 1e-5;
 
 enum {
     SAMPLE_MAX = 16384,         /* rows that k-means uses */
-    SLICE_OPERATIONS = 1 << 21, /* multiply-adds per slice: about 50 us */
-    SLICE_ROWS_MAX = KVS_CODEBOOK_KEYS / 8,
+    PIECE_OPERATIONS = 1 << 19, /* multiply-adds: some 10 us */
+    PIECE_ROWS_MAX = KVS_CODEBOOK_KEYS / 8,
 };
 
 /* Sums of the keys that are nearest to each centroid, and how many those are. */
@@ -39,11 +39,11 @@ uint32_t kvs_pq_n_rows_least(const struct kv_pq_shape *shape)
 /* A row costs an inner product with every centroid. */
 uint32_t kvs_pq_rows_at_once(const struct kv_pq_shape *shape)
 {
-    const uint32_t n = SLICE_OPERATIONS / (uint32_t)kv_pq_centroids_size(shape);
+    const uint32_t n = PIECE_OPERATIONS / (uint32_t)kv_pq_centroids_size(shape);
     uint32_t max = KVS_CODEBOOK_KEYS / shape->d;
 
-    if (max > SLICE_ROWS_MAX)
-        max = SLICE_ROWS_MAX;
+    if (max > PIECE_ROWS_MAX)
+        max = PIECE_ROWS_MAX;
     return n < 1 ? 1 : n < max ? n : max;
 }
 
@@ -105,7 +105,7 @@ static bool end_pass(const struct kvs_codebook *book,
            TOLERANCE * sum_of_squares(kmeans->half_sq_norms, kv_pq_table_size(&book->shape));
 }
 
-kv_status_t kvs_pq_train_slice(const struct kvs_codebook *book,
+kv_status_t kvs_pq_train_piece(const struct kvs_codebook *book,
                                const struct kvs_chapter_keys *keys,
                                void *training,
                                uint32_t *cursor,
@@ -116,7 +116,7 @@ kv_status_t kvs_pq_train_slice(const struct kvs_codebook *book,
     const uint32_t n_left = n_sample_of(keys) - *cursor, stride = stride_of(keys);
     const uint32_t at_once = kvs_pq_rows_at_once(&book->shape);
     const uint32_t n = n_left < at_once ? n_left : at_once;
-    uint8_t codes[KV_PQ_SUBSPACES_MAX * SLICE_ROWS_MAX];
+    uint8_t codes[KV_PQ_SUBSPACES_MAX * PIECE_ROWS_MAX];
     float some[KVS_CODEBOOK_KEYS];
     kv_status_t status;
 

@@ -73,7 +73,7 @@ void kvs_summarise_next(const struct kvs_summariser *summariser,
     *ret_n = n;
 }
 
-bool kvs_summarise_slice(struct kvs_summariser *summariser, const void *rows, size_t stride)
+bool kvs_summarise_piece(struct kvs_summariser *summariser, const void *rows, size_t stride)
 {
     struct kvs_summaries *made = &summariser->made;
     uint32_t first, n;

@@ -1,7 +1,7 @@
 /* summaries.h - the summaries of a chapter's rows (kernels/summary.h), and how they are made,
- * in slices.
+ * in pieces.
  *
- *     kvs_summarise_begin();  while (kvs_summarise_slice(...)) other work;
+ *     kvs_summarise_begin();  while (kvs_summarise_piece(...)) other work;
  *     kvs_summarise_end();
  *
  * KV_SUMMARY_ROWS rows, counted from the chapter's first row, form a group; the last group may
@@ -81,17 +81,17 @@ kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
                                 uint32_t n_rows,
                                 uint64_t seed);
 
-/* Returns the rows that the next slice needs: at most KV_SUMMARY_SLICE, between two multiples
+/* Returns the rows that the next piece needs: at most KV_SUMMARY_SLICE, between two multiples
  * of it; *ret_n is 0 if it needs none. */
 void kvs_summarise_next(const struct kvs_summariser *summariser,
                         uint32_t *ret_first,
                         uint32_t *ret_n);
 
-/* Runs a slice of some tens of us.  `rows` are those of kvs_summarise_next(), `stride` bytes
- * apart.  Returns false after the last slice. */
-bool kvs_summarise_slice(struct kvs_summariser *summariser, const void *rows, size_t stride);
+/* Does a piece of work of some 10 us.  `rows` are those of kvs_summarise_next(), `stride` bytes
+ * apart.  Returns false after the last piece. */
+bool kvs_summarise_piece(struct kvs_summariser *summariser, const void *rows, size_t stride);
 
-/* Returns the summaries after the last slice; the caller owns them. */
+/* Returns the summaries after the last piece; the caller owns them. */
 struct kvs_summaries kvs_summarise_end(struct kvs_summariser *summariser);
 
 /* Frees everything instead. */

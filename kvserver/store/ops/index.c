@@ -6,6 +6,7 @@
  *               ask to wait
  *   wake ...... a job has ended: looks again
  */
+#include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
@@ -14,7 +15,7 @@
 #include <string.h>
 
 enum {
-    LOOK_BLOCKS = 2048, /* per slice: about 50 us */
+    LOOK_BLOCKS = 256, /* between two looks at the clock: some us */
 };
 
 /* How far a request has looked at what its units have. */
@@ -133,26 +134,22 @@ static void wait_for_job(struct kvs_request *request)
     kvs_request_wait(request, UINT32_MAX);
 }
 
-/* Looks for a job at up to `most` blocks, from where it found one the last time.  Returns how
- * many it has looked at; `most` if it has found one and waits for it. */
-static uint32_t find_job(struct kvs_request *request, struct progress *progress, uint32_t most)
+/* Looks for a job at the next blocks, from where it found one the last time, and waits for it if
+ * it finds one. */
+static void find_job(struct kvs_request *request, struct progress *progress)
 {
-    const uint32_t tokens = request->header.token_count;
-    const uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    const uint32_t n = n_blocks - progress->block < most ? n_blocks - progress->block : most;
-    const uint32_t end = progress->block + n;
+    const uint32_t n_blocks = kvs_blocks_for(request->header.token_count);
+    const uint32_t left = n_blocks - progress->block;
+    const uint32_t end = progress->block + (left < LOOK_BLOCKS ? left : LOOK_BLOCKS);
 
     progress->block =
         kvs_index_find_pending(kvs_unit_at(request, progress->unit), progress->block, end);
     if (progress->block < end) {
         wait_for_job(request);
-        return most;
-    }
-    if (end == n_blocks) {
+    } else if (end == n_blocks) {
         progress->unit++;
         progress->block = 0;
     }
-    return n;
 }
 
 static void reply_look(struct kvs_request *request, const struct kvs_index_look *look)
@@ -170,33 +167,21 @@ static void reply_look(struct kvs_request *request, const struct kvs_index_look 
     send_reply(request, &indexed);
 }
 
-/* Counts up to `most` blocks. */
-static void count_blocks(struct kvs_request *request, struct progress *progress, uint32_t most)
+/* Counts the next blocks, of one unit; replies after the last. */
+static void count_blocks(struct kvs_request *request, struct progress *progress)
 {
     struct kvs_index_look *look = &progress->look;
-    const uint32_t n_units = request->header.n_units;
+    const bool is_done =
+        kvs_index_look_on(&request->shard->codebooks, kvs_unit_at(request, progress->unit),
+                          request->header.token_count, request->serial, LOOK_BLOCKS, look);
 
-    while (progress->unit < n_units && most > 0) {
-        const uint32_t before = look->n_blocks;
-        const bool is_done =
-            kvs_index_look_on(&request->shard->codebooks, kvs_unit_at(request, progress->unit),
-                              request->header.token_count, request->serial, most, look);
-
-        if (look->n_pending > 0 && index_of(request)->wait) {
-            /* Another request has scheduled more. */
-            *progress = (struct progress){.unit = progress->unit};
-            wait_for_job(request);
-            return;
-        }
-        if (!is_done)
-            return;
-        const uint32_t n_blocks =
-            (request->header.token_count + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS - before;
-        most -= n_blocks < most ? n_blocks : most;
-        progress->unit++;
-    }
-    if (progress->unit == n_units)
+    if (look->n_pending > 0 && index_of(request)->wait) {
+        /* Another request has scheduled more. */
+        *progress = (struct progress){.unit = progress->unit};
+        wait_for_job(request);
+    } else if (is_done && ++progress->unit == request->header.n_units) {
         reply_look(request, look);
+    }
 }
 
 /* All units have been divided into jobs: replies, or waits for them, a slice at a time.  Jobs
@@ -205,20 +190,18 @@ static void count_blocks(struct kvs_request *request, struct progress *progress,
 static bool look(struct kvs_request *request)
 {
     struct progress *progress = progress_of(request);
-    uint32_t n_looked = 0;
+    struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
 
-    if (!progress->counts && index_of(request)->wait) {
-        while (progress->unit < request->header.n_units && n_looked < LOOK_BLOCKS)
-            n_looked += find_job(request, progress, LOOK_BLOCKS - n_looked);
-        if (request->state != KVS_REQUEST_BEGUN)
-            return false;
-        if (progress->unit < request->header.n_units)
-            return true;
-        progress->unit = 0;
-    }
-    progress->counts = true;
-    if (n_looked < LOOK_BLOCKS)
-        count_blocks(request, progress, LOOK_BLOCKS - n_looked);
+    do {
+        if (progress->counts || !index_of(request)->wait) {
+            count_blocks(request, progress);
+        } else if (progress->unit < request->header.n_units) {
+            find_job(request, progress);
+        } else {
+            progress->counts = true;
+            progress->unit = 0;
+        }
+    } while (request->state == KVS_REQUEST_BEGUN && !kv_slice_over(&slice));
     return request->state == KVS_REQUEST_BEGUN;
 }
 

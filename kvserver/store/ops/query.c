@@ -11,6 +11,7 @@
  * query.h. */
 #include "kvserver/store/ops/query.h"
 
+#include "kvserver/base/slice.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/ops/query_parse.h"
@@ -521,9 +522,10 @@ static void check_others(struct kvs_query_place *place)
 static void run_slice(struct kvs_query_place *place)
 {
     struct kvs_query_pipeline *pipeline = place->pipeline;
-    struct kvs_stats *stats = &place->owner->shard->stats;
+    struct kvs_shard *shard = place->owner->shard;
+    struct kvs_stats *stats = &shard->stats;
     const uint64_t n_read = pipeline->spans_read, n_wanted = pipeline->spans_wanted;
-    const bool is_good = kvs_query_pipeline_slice(pipeline);
+    const bool is_good = kvs_query_pipeline_slice(pipeline, shard->clock);
 
     kvs_count(&stats->spans_read, pipeline->spans_read - n_read);
     kvs_count(&stats->spans_wanted, pipeline->spans_wanted - n_wanted);
@@ -550,7 +552,11 @@ bool kvs_op_query_run(struct kvs_request *request)
             return false;
         begin(place);
     }
+    struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
     check_others(place);
-    run_slice(place);
+    do
+        run_slice(place);
+    while (place->pipeline->done != NULL && place->begun && place->owner != NULL &&
+           !kv_slice_over(&slice));
     return place->owner == request;
 }

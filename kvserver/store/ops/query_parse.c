@@ -300,7 +300,6 @@ void kvs_query_parse(const struct kvs_request *request, struct kvs_query_input *
         .store = &request->shard->store,
         .codebooks = &request->shard->codebooks,
         .indexer = request->shard->indexer,
-        .clock = request->shard->clock,
         .arg = (void *)request,
     };
     place_result(request, ret_input);

@@ -1,6 +1,7 @@
 #include "kvserver/store/ops/recall.h"
 
 #include "kvserver/base/memory.h"
+#include "kvserver/base/slice.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -118,6 +119,20 @@ static uint32_t n_common(const struct kvs_recall *recall, const uint32_t *indice
     return common;
 }
 
+/* Scores some rows, or selects among some.  Returns true when all are selected. */
+static bool select_piece(struct kvs_recall *recall)
+{
+    struct kvs_score *score = &recall->score;
+
+    if (recall->choosing)
+        return kvs_select_piece(&recall->selector);
+    recall->choosing = kvs_score_piece(score, &recall->shard->codebooks);
+    if (recall->choosing)
+        kvs_select_begin(&recall->selector, &recall->selection, score->scores, score->maxima,
+                         NULL, NULL, score->n, false, kvs_score_spare(score));
+    return false;
+}
+
 bool kvs_recall_step(struct kvs_recall *recall)
 {
     const struct kvs_shard_session *session = &recall->shard->sessions[recall->session];
@@ -133,15 +148,10 @@ bool kvs_recall_step(struct kvs_recall *recall)
     }
     /* The session's units may have moved in memory. */
     score->unit = kvs_shard_session_unit(session, recall->layer, recall->kv_head);
-    if (!recall->choosing) {
-        if (!kvs_score_slice(score, &recall->shard->codebooks, recall->shard->clock))
+    struct kv_slice slice = kv_slice_begin(recall->shard->clock, 1);
+    while (!select_piece(recall))
+        if (kv_slice_over(&slice))
             return true;
-        kvs_select_begin(&recall->selector, &recall->selection, score->scores, score->maxima,
-                         NULL, NULL, score->n, false, kvs_score_spare(score));
-        recall->choosing = true;
-    }
-    if (!kvs_select_slice(&recall->selector))
-        return true;
 
     uint32_t *indices = (uint32_t *)(void *)(kvs_score_spare(score) +
                                              (size_t)score->n_items * KVS_SELECT_CAPACITY);

@@ -1,6 +1,7 @@
 #include "kvserver/store/ops/scrub.h"
 
 #include "kernels/checksum.h"
+#include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
@@ -10,12 +11,11 @@
 #include <stdlib.h>
 
 enum {
-    SLICE_BYTES = 256 << 10, /* about 20 us; a segment of large rows may be more */
-    PARTS_PER_SLICE = 256,   /* places without a session that are skipped */
-    LOOKS_PER_SLICE = 1024,  /* segments, of which few may have rows left to check */
-    SLICE_COST = 4 << 10,    /* minimum cost of a slice, in bytes */
-    LAG_US = 200 * 1000,     /* delay that a busy or sleeping thread may catch up */
-    PASS_US = 50 * 1000,     /* minimum time between the starts of two passes */
+    PIECE_BYTES = 64 << 10, /* of an object, between two looks at the clock: some us */
+    PIECE_SKIPS = 16,       /* places with nothing to check, between two looks */
+    SLICE_COST = 4 << 10,   /* minimum cost of a slice, in bytes */
+    LAG_US = 200 * 1000,    /* delay that a busy or sleeping thread may catch up */
+    PASS_US = 50 * 1000,    /* minimum time between the starts of two passes */
 };
 
 struct kvs_scrub {
@@ -325,31 +325,37 @@ static void next_part(struct kvs_scrub *scrub)
     scrub->shard->objects.looked_begun = false;
 }
 
+/* Checks what the cursor is at, and moves it.  Returns the number of bytes checked. */
+static uint64_t walk_on(struct kvs_scrub *scrub)
+{
+    const struct kvs_shard_session *session = &scrub->shard->sessions[scrub->session];
+
+    if (!session->used || scrub->block >= session->blocks.n ||
+        session->serial != scrub->serial) {
+        next_part(scrub);
+        return 0;
+    }
+    if (scrub->unit >= session->n_units) {
+        next_block(scrub, session);
+        return 0;
+    }
+    struct kvs_unit *unit = &session->units[scrub->unit];
+    if (rows_of(unit, scrub->block) == 0) {
+        scrub->n_checked = 0;
+        scrub->unit++;
+        return 0;
+    }
+    return check_segment(scrub, session, unit);
+}
+
+/* A piece: what has rows left to check, or some places that have not. */
 static uint64_t walk_rows(struct kvs_scrub *scrub)
 {
     uint64_t bytes = 0;
 
-    for (uint32_t n = 0, n_looks = 0;
-         n < PARTS_PER_SLICE && n_looks < LOOKS_PER_SLICE && bytes < SLICE_BYTES &&
-         scrub->progress.phase == KVS_SCRUB_ROWS;
-         n_looks++) {
-        const struct kvs_shard_session *session = &scrub->shard->sessions[scrub->session];
-
-        if (!session->used || scrub->block >= session->blocks.n ||
-            session->serial != scrub->serial) {
-            next_part(scrub);
-            n++;
-            continue;
-        }
-        if (scrub->unit >= session->n_units) {
-            next_block(scrub, session);
-        } else if (rows_of(&session->units[scrub->unit], scrub->block) == 0) {
-            scrub->n_checked = 0;
-            scrub->unit++;
-        } else {
-            bytes += check_segment(scrub, session, &session->units[scrub->unit]);
-        }
-    }
+    for (unsigned i = 0;
+         i < PIECE_SKIPS && bytes == 0 && scrub->progress.phase == KVS_SCRUB_ROWS; i++)
+        bytes = walk_on(scrub);
     return bytes;
 }
 
@@ -369,7 +375,7 @@ static uint64_t walk_objects(struct kvs_scrub *scrub)
     objects->looked_begun = true;
     const struct kvs_object_piece *piece = &object->pieces[scrub->piece];
     const uint32_t left = kvs_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
-    const uint32_t n = left < SLICE_BYTES ? left : SLICE_BYTES;
+    const uint32_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
 
     if (scrub->at == 0)
         scrub->crc = object->seed + scrub->piece;
@@ -418,10 +424,10 @@ bool kvs_scrub_step(struct kvs_scrub *scrub)
         return false;
     if (progress->phase == KVS_SCRUB_RESTS)
         begin_pass(scrub, now_us);
-    if (progress->phase == KVS_SCRUB_ROWS)
-        bytes = walk_rows(scrub);
-    else
-        bytes = walk_objects(scrub);
+    struct kv_slice slice = kv_slice_begin(scrub->shard->clock, 1);
+    do {
+        bytes += progress->phase == KVS_SCRUB_ROWS ? walk_rows(scrub) : walk_objects(scrub);
+    } while (progress->phase != KVS_SCRUB_RESTS && !kv_slice_over(&slice));
     progress->bytes += bytes;
     progress->pass_bytes += bytes;
     if (scrub->due_us + LAG_US < now_us)

@@ -1,4 +1,4 @@
-/* Attention in slices.  The kernel computes a row's CRC while it reads the row for attention,
+/* Attention in pieces.  The kernel computes a row's CRC while it reads the row for attention,
  * so that verification costs no second pass over memory. */
 #include "kvserver/store/query/attend.h"
 
@@ -12,8 +12,8 @@ static_assert((int)KV_KEY_FP32 == (int)KV_FP32 && (int)KV_KEY_FP16 == (int)KV_FP
               "a layer's type is what kernels take it for");
 
 enum {
-    SLICE_PRODUCTS = 1 << 20, /* multiply-adds: at least 16 per cycle */
-    SLICE_BYTES = 512 << 10,  /* of rows, which are read from memory one by one */
+    PIECE_PRODUCTS = 1 << 18, /* multiply-adds: at least 16 per cycle */
+    PIECE_BYTES = 128 << 10,  /* of rows, which are read from memory one by one */
 };
 
 const char *kvs_attention_shape(const struct kv_layer_schema *layer,
@@ -35,16 +35,16 @@ const char *kvs_attention_shape(const struct kv_layer_schema *layer,
     return NULL;
 }
 
-static uint32_t slice_rows(const struct kv_attend_shape *shape)
+static uint32_t piece_rows(const struct kv_attend_shape *shape)
 {
     const size_t products = (size_t)shape->n_queries * (shape->d_k + shape->d_v);
-    size_t n = SLICE_PRODUCTS / products;
+    size_t n = PIECE_PRODUCTS / products;
 
-    if (n > SLICE_BYTES / kv_attend_row_bytes(shape))
-        n = SLICE_BYTES / kv_attend_row_bytes(shape);
+    if (n > PIECE_BYTES / kv_attend_row_bytes(shape))
+        n = PIECE_BYTES / kv_attend_row_bytes(shape);
     if (n > KVS_ATTENTION_ROWS)
         n = KVS_ATTENTION_ROWS;
-    /* Slices of whole batches: the result does not depend on where slices end. */
+    /* Pieces of whole batches: the result does not depend on where pieces end. */
     n -= n % KV_ATTEND_BATCH;
     return n == 0 ? KV_ATTEND_BATCH : (uint32_t)n;
 }
@@ -59,13 +59,13 @@ void kvs_attention_begin(struct kvs_attention *attention,
     attention->shape = *shape;
     attention->queries = queries;
     attention->each = each;
-    attention->slice_rows = slice_rows(shape);
+    attention->piece_rows = piece_rows(shape);
     attention->n = 0;
     attention->has_bad = false;
     kv_attend_begin(shape, attention->state);
 }
 
-uint32_t kvs_attention_slice(struct kvs_attention *attention, struct kvs_segment_store *store)
+uint32_t kvs_attention_piece(struct kvs_attention *attention, struct kvs_segment_store *store)
 {
     const struct kvs_row_set rows = kvs_unit_rows(attention->unit);
     const uint32_t n = attention->n;

@@ -1,12 +1,12 @@
-/* attend.h - step 3 of a query: attention over rows of a unit, verified, in slices.
+/* attend.h - step 3 of a query: attention over rows of a unit, verified, in pieces.
  *
- * Rows are added one by one.  A full slice is attended in whole batches of the kernel, so the
- * result does not depend on where slices end (kernels/attend.h defines it).  A slice takes
- * about 50 to 100 us on a core with AVX2; more only if one batch does.
+ * Rows are added one by one.  A full piece is attended in whole batches of the kernel, so the
+ * result does not depend on where pieces end (kernels/attend.h defines it).  A piece takes
+ * some 10 us on a core with AVX2; more only if one batch does.
  *
  *     kvs_attention_begin();
- *     for each row: if (kvs_attention_add()) { kvs_attention_slice(); other work }
- *     kvs_attention_slice();  kvs_attention_end();
+ *     for each row: if (kvs_attention_add()) { kvs_attention_piece(); other work }
+ *     kvs_attention_piece();  kvs_attention_end();
  *
  * Rows are verified in the pass that reads them (verify.h): a bad row ends the query.
  *
@@ -23,14 +23,14 @@
 #include <stdbool.h>
 
 enum {
-    KVS_ATTENTION_ROWS = 512, /* maximum per slice */
+    KVS_ATTENTION_ROWS = 512, /* maximum per piece */
 };
 
 struct kvs_attention {
     struct kv_attend_shape shape;
     const float *queries; /* (n_queries, d_k), the caller's */
     bool each;            /* a row counts only for the query vectors that selected it */
-    uint32_t slice_rows;  /* whole batches */
+    uint32_t piece_rows;  /* whole batches */
     const struct kvs_unit *unit;
     uint32_t n; /* added, not yet attended */
     uint32_t tokens[KVS_ATTENTION_ROWS];
@@ -56,7 +56,7 @@ void kvs_attention_begin(struct kvs_attention *attention,
                          const float *queries,
                          bool each);
 
-/* Adds a row; the previous full slice has been attended.  Returns true if the slice is full.
+/* Adds a row; the previous full piece has been attended.  Returns true if the piece is full.
  *   query_mask  bit q: query vector q selected it */
 static inline bool
 kvs_attention_add(struct kvs_attention *attention, uint32_t token, uint32_t query_mask)
@@ -75,12 +75,12 @@ kvs_attention_add(struct kvs_attention *attention, uint32_t token, uint32_t quer
                           kvs_segment_is_bad(unit->blocks->store, block, unit->at, row);
     /* The CRC lies elsewhere, and is needed once the row has been read. */
     __builtin_prefetch(crc, 0, 2);
-    return ++attention->n == attention->slice_rows;
+    return ++attention->n == attention->piece_rows;
 }
 
-/* Attends the added rows; only the last slice may be partial.  Returns a token whose row is
+/* Attends the added rows; only the last piece may be partial.  Returns a token whose row is
  * bad, which ends the query, or UINT32_MAX. */
-uint32_t kvs_attention_slice(struct kvs_attention *attention, struct kvs_segment_store *store);
+uint32_t kvs_attention_piece(struct kvs_attention *attention, struct kvs_segment_store *store);
 
 /* Returns the attention over all rows.
  *   ret_output  (n_queries, d_v)

@@ -1,6 +1,5 @@
 #include "kvserver/store/query/estimate.h"
 
-#include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 
 #include <assert.h>
@@ -10,9 +9,7 @@ static_assert((int)KV_SUMMARY_ROWS % (int)KV_BLOCK_TOKENS == 0, "a group is whol
 static_assert((int)KV_BLOCK_TOKENS % (int)KV_SUMMARY_SLICE == 0, "a slice is in one block");
 
 enum {
-    CLOCK_STEPS = 8, /* of some us each, with up to FEW_QUERIES: the clock is read once for
-                       * all */
-    FEW_QUERIES = 4,
+    PIECE_VECTORS = 8, /* query vectors of some groups together, or of one */
 };
 
 void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input)
@@ -253,11 +250,11 @@ static void attend_pending(struct kvs_estimate *estimate, struct kvs_codebooks *
                           estimate->pending_query_mask[i]);
     estimate->n_exact += estimate->n_pending;
     estimate->n_pending = 0;
-    estimate->bad = kvs_attention_slice(&estimate->attention, books->store);
+    estimate->bad = kvs_attention_piece(&estimate->attention, books->store);
 }
 
 /* Adds the next block's eligible rows, which have no summaries.  Returns true after attending a
- * full slice. */
+ * full piece of them. */
 static bool add_rows(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
     const struct kvs_estimate_input *input = &estimate->input;
@@ -280,7 +277,7 @@ static bool add_rows(struct kvs_estimate *estimate, struct kvs_codebooks *books)
             continue;
         estimate->pending[estimate->n_pending] = token;
         estimate->pending_query_mask[estimate->n_pending++] = query_mask;
-        if (estimate->n_pending == estimate->attention.slice_rows) {
+        if (estimate->n_pending == estimate->attention.piece_rows) {
             attend_pending(estimate, books);
             return true;
         }
@@ -288,14 +285,11 @@ static bool add_rows(struct kvs_estimate *estimate, struct kvs_codebooks *books)
     return false;
 }
 
-bool kvs_estimate_slice(struct kvs_estimate *estimate,
-                        struct kvs_codebooks *books,
-                        const struct kv_clock *clock)
+bool kvs_estimate_piece(struct kvs_estimate *estimate, struct kvs_codebooks *books)
 {
     const struct kvs_score *score = estimate->input.score;
     const uint32_t n_queries = estimate->input.shape.n_queries;
-    struct kv_slice slice = kv_slice_begin(clock, n_queries <= FEW_QUERIES ? CLOCK_STEPS : 1);
-    uint32_t first, end;
+    uint32_t first, end, n_vectors = 0;
 
     while (estimate->range < score->n_ranges) {
         const uint8_t *group = group_at(estimate, books, &first, &end);
@@ -308,7 +302,9 @@ bool kvs_estimate_slice(struct kvs_estimate *estimate,
         if (estimate->token == score->ranges[estimate->range].end &&
             ++estimate->range < score->n_ranges)
             estimate->token = score->ranges[estimate->range].begin;
-        if (is_full || (kv_slice_over(&slice) && estimate->range < score->n_ranges))
+        n_vectors += n_queries;
+        if (is_full ||
+            (n_vectors + n_queries > PIECE_VECTORS && estimate->range < score->n_ranges))
             return false;
     }
     attend_pending(estimate, books);

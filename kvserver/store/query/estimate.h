@@ -1,17 +1,17 @@
 /* estimate.h - step 3 of a query: estimates what the eligible rows of a unit that were not
- * selected would have added to attention, in slices.
+ * selected would have added to attention, in pieces.
  *
  * Rows whose codebooks have summaries of the requested size are estimated from these
  * (kernels/estimate.h).  The others are attended (kernels/attend.h): rows after the last
  * chapter, or in a chapter without summaries.  This is decided group by group, because
- * summaries may be made or lost between slices; every row is counted exactly once.
+ * summaries may be made or lost between pieces; every row is counted exactly once.
  *
  * Summaries are verified before they are used (codebook.h): bad ones are lost, and their rows
  * are attended.  Attended rows are verified as well (attend.h): a bad one ends the query.
  *
- *     kvs_estimate_begin();  while (!kvs_estimate_slice(...)) other work;  kvs_estimate_end();
+ *     kvs_estimate_begin();  while (!kvs_estimate_piece(...)) other work;  kvs_estimate_end();
  *
- * Threads: the data thread.  Memory: the struct's own, a fixed size; between slices, the unit
+ * Threads: the data thread.  Memory: the struct's own, a fixed size; between pieces, the unit
  * may only grow.
  */
 #ifndef KV_KVSERVER_STORE_QUERY_ESTIMATE_H
@@ -66,11 +66,9 @@ struct kvs_estimate {
 
 void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input);
 
-/* Runs for about 50 us.  Returns true when all eligible rows are included; never true if a row
- * is bad. */
-bool kvs_estimate_slice(struct kvs_estimate *estimate,
-                        struct kvs_codebooks *books,
-                        const struct kv_clock *clock);
+/* Adds the rows of some groups.  Returns true when all eligible rows are included; never true if
+ * a row is bad. */
+bool kvs_estimate_piece(struct kvs_estimate *estimate, struct kvs_codebooks *books);
 
 /* Returns the estimate.
  *   merges      ret_output and ret_lse hold attention over other rows: merged into it

@@ -1,6 +1,6 @@
-/* Rows of one run at a time, all groups together, so that tokens ascend.  One group's rows are
- * written at once; those of several groups are marked first, a bit for each group, and then
- * written in order. */
+/* Some rows of a run, group by group, so that tokens ascend.  One group's rows are written at
+ * once; those of several groups are marked first, a bit for each group, and then written in
+ * order. */
 #include "kvserver/store/query/expand.h"
 
 #include "kvserver/store/index/scorer.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    SLICE_ROWS = 32 << 10,
+    PIECE_ROWS = 32 << 10,
 };
 
 struct kvs_expander *kvs_expander_create(uint32_t rows_max)
@@ -54,7 +54,7 @@ void kvs_expand_begin(struct kvs_expander *expander,
     expander->selector = selector;
     expander->tokens = tokens;
     expander->query_masks = query_masks;
-    expander->n = expander->run = expander->done = 0;
+    expander->n = expander->run = expander->done = expander->group = 0;
     memset(expander->n_of, 0, sizeof(expander->n_of));
     expander->n_max = kvs_selection_max(&selector->selection, score->n);
 }
@@ -96,43 +96,58 @@ static size_t expand_cells(struct kvs_expander *expander,
     return n;
 }
 
-bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books)
+/* Adds the n rows, listed from `begin` on, that the only group has selected. */
+static void add_selected(struct kvs_expander *expander, uint32_t begin, size_t n)
 {
-    const struct kvs_score_run *run = &expander->score->runs[expander->run];
-    const bool is_cells = run->codebook != KVS_SCORE_ROWS;
-    const uint32_t n_groups = kvs_selection_groups(&expander->selector->selection);
-    const uint32_t begin = run->token_begin + expander->done;
-    uint32_t n_rows = run->token_end - begin;
+    const bool merges = kvs_selection_merges(&expander->selector->selection);
 
-    /* A chapter's cells are not divided: their rows are not in order. */
-    if (!is_cells && n_rows > SLICE_ROWS)
-        n_rows = SLICE_ROWS;
-    assert(n_rows <= expander->rows_max);
-    if (n_groups > 1)
-        memset(expander->marks, 0, n_rows * sizeof(*expander->marks));
-    for (uint32_t group = 0; group < n_groups; group++) {
-        const size_t n = is_cells
-                             ? expand_cells(expander, books, run, group)
-                             : kv_topk_collect(&expander->selector->groups[group],
-                                               kvs_selector_scores(expander->selector, group) +
-                                                   run->item + expander->done,
-                                               NULL, n_rows, 0, expander->rows);
-
-        expander->n_of[group] += (uint32_t)n;
-        for (size_t i = 0; n_groups > 1 && i < n; i++)
-            expander->marks[expander->rows[i]] |= 1u << group;
-        for (size_t i = 0; n_groups == 1 && i < n && expander->n < expander->n_max; i++) {
-            expander->query_masks[expander->n] =
-                kvs_selection_merges(&expander->selector->selection) ? UINT32_MAX : 1;
-            expander->tokens[expander->n++] = begin + expander->rows[i];
-        }
+    for (size_t i = 0; i < n && expander->n < expander->n_max; i++) {
+        expander->query_masks[expander->n] = merges ? UINT32_MAX : 1;
+        expander->tokens[expander->n++] = begin + expander->rows[i];
     }
-    for (uint32_t i = 0; n_groups > 1 && i < n_rows; i++) {
+}
+
+/* Adds the rows from `begin` on that any group has selected. */
+static void add_marked(struct kvs_expander *expander, uint32_t begin, uint32_t n_rows)
+{
+    for (uint32_t i = 0; i < n_rows; i++) {
         if (expander->marks[i] == 0 || expander->n == expander->n_max)
             continue;
         expander->query_masks[expander->n] = expander->marks[i];
         expander->tokens[expander->n++] = begin + i;
     }
+}
+
+bool kvs_expand_piece(struct kvs_expander *expander, const struct kvs_codebooks *books)
+{
+    const struct kvs_score_run *run = &expander->score->runs[expander->run];
+    const bool is_cells = run->codebook != KVS_SCORE_ROWS;
+    const uint32_t n_groups = kvs_selection_groups(&expander->selector->selection);
+    const uint32_t begin = run->token_begin + expander->done, group = expander->group;
+    uint32_t n_rows = run->token_end - begin;
+
+    /* A chapter's cells are not divided: their rows are not in order. */
+    if (!is_cells && n_rows > PIECE_ROWS)
+        n_rows = PIECE_ROWS;
+    assert(n_rows <= expander->rows_max);
+    if (n_groups > 1 && group == 0)
+        memset(expander->marks, 0, n_rows * sizeof(*expander->marks));
+    const size_t n = is_cells ? expand_cells(expander, books, run, group)
+                              : kv_topk_collect(&expander->selector->groups[group],
+                                                kvs_selector_scores(expander->selector, group) +
+                                                    run->item + expander->done,
+                                                NULL, n_rows, 0, expander->rows);
+
+    expander->n_of[group] += (uint32_t)n;
+    for (size_t i = 0; n_groups > 1 && i < n; i++)
+        expander->marks[expander->rows[i]] |= 1u << group;
+    if (++expander->group < n_groups)
+        return false;
+    expander->group = 0;
+    if (n_groups > 1)
+        add_marked(expander, begin, n_rows);
+    else
+        add_selected(expander, begin, n);
     expander->done += n_rows;
     if (run->token_begin + expander->done == run->token_end) {
         expander->run++;

@@ -1,6 +1,6 @@
-/* expand.h - from selected items (rows or cells) to rows: tokens, ascending, in slices.
+/* expand.h - from selected items (rows or cells) to rows: tokens, ascending, in pieces.
  *
- *     kvs_expand_begin();  while (!kvs_expand_slice(...)) other work;
+ *     kvs_expand_begin();  while (!kvs_expand_piece(...)) other work;
  *
  * A selected cell gives all its rows; of the cells at the bound, the lowest rows are selected.
  *
@@ -20,6 +20,7 @@ struct kvs_expander {
     uint32_t n_max;                 /* room for tokens: bad lists of cells may have more */
     uint32_t n_of[KV_QUERIES_MAX];  /* rows that each group has selected so far */
     uint32_t run, done;             /* the current run, and rows done of it */
+    uint32_t group;                 /* the next one for the rows that follow these */
 
     /* For some rows of a run. */
     uint32_t rows_max;
@@ -46,9 +47,9 @@ void kvs_expand_begin(struct kvs_expander *expander,
                       uint32_t *tokens,
                       uint32_t *query_masks);
 
-/* Expands some rows, or the cells of one chapter.  Returns true when all expander->n tokens are
- * written. */
-bool kvs_expand_slice(struct kvs_expander *expander, const struct kvs_codebooks *books);
+/* Expands what one group selected of some rows, or of the cells of one chapter.  Returns true
+ * when all expander->n tokens are written. */
+bool kvs_expand_piece(struct kvs_expander *expander, const struct kvs_codebooks *books);
 
 /* Returns whether each group selected exactly as many rows as it should.  With bad lists of
  * cells it may be more or fewer. */

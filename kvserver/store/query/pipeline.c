@@ -1,14 +1,18 @@
 #include "kvserver/store/query/pipeline.h"
 
 #include "kernels/gather.h"
+#include "kvserver/base/slice.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
 #include <string.h>
 
 enum {
-    RERANK_ROWS = 512, /* per slice */
-    GATHER_ROWS = 512,
+    RERANK_ROWS = 128,    /* in a piece, at most; */
+    RERANK_ROWS_MIN = 16, /* these even if they are more products than */
+    RERANK_PRODUCTS = 1 << 18,
+    GATHER_ROWS = 512, /* in a piece, at most; one, even if it is more than */
+    GATHER_BYTES = 128 << 10,
     AGAIN_MAX = 2, /* restarts of a unit whose cells change */
     /* Keys of a span stay in a core's second-level cache: 256 KiB of 128 fp16 elements.  Of 64
      * entries' 1,024 of 16,384 candidates one took 24 ns so, 30 unit by unit and 42 entry by
@@ -251,7 +255,7 @@ static bool stage_score(struct kvs_query_pipeline *pipeline)
     struct kvs_query_entry *entry = current(pipeline);
     struct kvs_score *score = &entry->score;
 
-    if (!kvs_score_slice(score, entry->input.codebooks, entry->input.clock))
+    if (!kvs_score_piece(score, entry->input.codebooks))
         return true;
     if (score->bad != UINT32_MAX)
         return fail_bad(pipeline, score->bad);
@@ -268,7 +272,7 @@ static bool stage_select_candidates(struct kvs_query_pipeline *pipeline)
 {
     struct kvs_query_entry *entry = current(pipeline);
 
-    if (!kvs_select_slice(pipeline->selector))
+    if (!kvs_select_piece(pipeline->selector))
         return true;
     memcpy(entry->k, pipeline->selector->k, sizeof(entry->k));
     entry->selection.per_query = entry->k;
@@ -301,7 +305,7 @@ static bool stage_expand(struct kvs_query_pipeline *pipeline)
     const struct kv_wire_query *query = entry->input.query;
     const bool is_last = query->rerank == 1;
 
-    if (!kvs_expand_slice(pipeline->expander, entry->input.codebooks))
+    if (!kvs_expand_piece(pipeline->expander, entry->input.codebooks))
         return true;
     if (!kvs_expand_is_whole(pipeline->expander) && entry->score.by_cell) {
         /* Try again: without the bad cells, or with cells that have been remade since the
@@ -399,16 +403,25 @@ static bool next_in_span(struct kvs_query_pipeline *pipeline)
     return next_in_span(pipeline);
 }
 
+static uint32_t rerank_rows(const struct kvs_score *score)
+{
+    const uint32_t n = RERANK_PRODUCTS / (score->n_queries * score->d);
+
+    return n < RERANK_ROWS_MIN ? RERANK_ROWS_MIN : n < RERANK_ROWS ? n : RERANK_ROWS;
+}
+
 /* All entries' candidates, span by span; in each span one entry after the other. */
 static bool stage_rerank(struct kvs_query_pipeline *pipeline)
 {
-    uint32_t n_left = RERANK_ROWS;
+    uint32_t n_left = UINT32_MAX;
 
     while (next_in_span(pipeline)) {
         struct kvs_query_entry *entry = current(pipeline);
 
         if (n_left == 0)
             return true;
+        if (n_left == UINT32_MAX)
+            n_left = rerank_rows(&entry->score);
         const uint32_t n = rescore(pipeline, entry, n_left);
         if (n == 0)
             return false;
@@ -435,7 +448,7 @@ static bool stage_select(struct kvs_query_pipeline *pipeline)
     uint32_t *selected_by = (uint32_t *)(void *)(pipeline->floats + KVS_SELECT_CAPACITY * n);
     uint32_t *indices = selected_by + n;
 
-    if (!kvs_select_slice(pipeline->selector))
+    if (!kvs_select_piece(pipeline->selector))
         return true;
     entry->n_selected = kvs_select_rows(pipeline->selector, indices, selected_by);
     for (uint32_t i = 0; i < entry->n_selected; i++) {
@@ -550,11 +563,12 @@ static bool stage_gather(struct kvs_query_pipeline *pipeline)
     struct kvs_query_entry *entry = current(pipeline);
     const struct kvs_unit *unit = entry->score.unit;
     const void *rows[GATHER_ROWS];
-    uint32_t n = 0;
+    uint32_t n = 0, bytes = 0;
 
     if (entry->cursor == 0)
         begin_found(pipeline, entry);
-    for (; entry->cursor < entry->n_selected && n < GATHER_ROWS; entry->cursor++) {
+    for (; entry->cursor < entry->n_selected && n < GATHER_ROWS && bytes < GATHER_BYTES;
+         entry->cursor++) {
         uint32_t token = entry->candidates[entry->cursor];
         bool keeps = is_cached(entry, token);
 
@@ -565,6 +579,7 @@ static bool stage_gather(struct kvs_query_pipeline *pipeline)
             continue;
         entry->input.crcs[entry->n_rows++] = *kvs_unit_crc(unit, token);
         rows[n++] = kvs_unit_row(unit, token);
+        bytes += unit->row_bytes;
     }
     if (n > 0)
         kv_rows_gather(entry->input.rows + entry->rows_bytes, rows, n, unit->row_bytes);
@@ -602,7 +617,7 @@ static bool stage_attend(struct kvs_query_pipeline *pipeline)
             is_full = kvs_attention_add(attention, token, entry->query_mask[entry->cursor]);
     }
     entry->n_attended += attention->n;
-    const uint32_t bad = kvs_attention_slice(attention, entry->input.store);
+    const uint32_t bad = kvs_attention_piece(attention, entry->input.store);
     if (bad != UINT32_MAX)
         return fail_bad(pipeline, bad);
     if (entry->cursor < entry->n_selected)
@@ -622,8 +637,7 @@ static bool stage_estimate(struct kvs_query_pipeline *pipeline)
     float *output = entry->input.outputs + entry->n_outputs;
     float *lse = entry->input.lses + entry->n_lses;
 
-    if (!kvs_estimate_slice(estimate, entry->input.codebooks, entry->input.clock) &&
-        estimate->bad == UINT32_MAX)
+    if (!kvs_estimate_piece(estimate, entry->input.codebooks) && estimate->bad == UINT32_MAX)
         return true;
     if (estimate->bad != UINT32_MAX)
         return fail_bad(pipeline, estimate->bad);
@@ -637,7 +651,7 @@ static bool stage_estimate(struct kvs_query_pipeline *pipeline)
     return true;
 }
 
-bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline)
+bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline, const struct kv_clock *clock)
 {
     static bool (*const stages[])(struct kvs_query_pipeline *) = {
         [KVS_QUERY_UNIT] = stage_unit,
@@ -651,6 +665,12 @@ bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline)
         [KVS_QUERY_ESTIMATE] = stage_estimate,
     };
 
+    struct kv_slice slice = kv_slice_begin(clock, 1);
+
     pipeline->done = NULL;
-    return stages[pipeline->stage](pipeline);
+    do
+        if (!stages[pipeline->stage](pipeline))
+            return false;
+    while (pipeline->done == NULL && !kv_slice_over(&slice));
+    return true;
 }

@@ -89,7 +89,6 @@ struct kvs_query_input {
     struct kvs_segment_store *store; /* of the units */
     struct kvs_codebooks *codebooks;
     struct kvs_indexer *indexer;
-    const struct kv_clock *clock;
 
     /* Called when the selected rows of a unit are known; may be NULL.
      *   selection  how they were selected
@@ -193,9 +192,10 @@ void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline);
 struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeline,
                                                const struct kvs_query_input *input);
 
-/* Runs for about 50 to 100 us.  May complete an entry, `done`.  Returns false if the row of token
+/* Runs one slice (base/slice.h), of any number of stages.  May complete an entry, `done`.  Returns false if the row of token
  * `bad` of unit `unit` is bad, for which entries[entry] fails: the caller removes it. */
-bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline);
+bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline,
+                              const struct kv_clock *clock);
 
 /* Removes an entry that is active.  The others are not affected. */
 void kvs_query_pipeline_remove(struct kvs_query_pipeline *pipeline,

@@ -1,7 +1,6 @@
 #include "kvserver/store/query/score.h"
 
 #include "kernels/select.h"
-#include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/verify.h"
@@ -11,8 +10,9 @@
 #include <string.h>
 
 enum {
-    RUN_SEGMENTS = 32, /* scored at a time: 128K scores of 32 vectors take about 50 us */
-    CUT_ROWS = 2048,   /* up to so many rows are counted faster than 4,096 lists are
+    RUN_SEGMENTS = 32,       /* scored at a time, at most */
+    PIECE_SCORES = 32 << 10, /* by codes: some 10 us */
+    CUT_ROWS = 2048,         /* up to so many rows are counted faster than 4,096 lists are
                            * searched */
 };
 
@@ -137,7 +137,7 @@ void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books)
         score->maxima[q] = -INFINITY;
 }
 
-/* ---- slices ------------------------------------------------------------------------------ */
+/* ---- pieces ------------------------------------------------------------------------------ */
 
 static bool is_open(const struct kvs_codebooks *books, uint32_t codebook)
 {
@@ -276,6 +276,13 @@ static uint32_t rows_end(const struct kvs_score_run *run, uint32_t at)
     return end < KV_BLOCK_TOKENS ? end : KV_BLOCK_TOKENS;
 }
 
+static uint32_t segments_at_once(const struct kvs_score *score)
+{
+    const uint32_t n = PIECE_SCORES / (score->n_queries * KV_BLOCK_TOKENS);
+
+    return n < RUN_SEGMENTS ? n : RUN_SEGMENTS;
+}
+
 /* Scores rows from score->token on that have codes of one codebook, in one or more segments.
  * Returns their number.  Encodes at most one segment, which takes longer than scoring a whole
  * batch of segments. */
@@ -285,12 +292,13 @@ static uint32_t score_coded(struct kvs_score *score,
 {
     uint32_t at = score->token / KV_BLOCK_TOKENS, n_tiles = 0, n = 0;
     const uint32_t begin = score->token % KV_BLOCK_TOKENS;
+    const uint32_t most = segments_at_once(score);
     const uint8_t *tiles[RUN_SEGMENTS];
     const struct kvs_codebook *book;
     uint32_t codebook = 0;
     bool has_made = false;
 
-    for (uint32_t end = KV_BLOCK_TOKENS; end == KV_BLOCK_TOKENS && n_tiles < RUN_SEGMENTS &&
+    for (uint32_t end = KV_BLOCK_TOKENS; end == KV_BLOCK_TOKENS && n_tiles < most &&
                                          !has_made && at * KV_BLOCK_TOKENS < run->token_end;
          at++) {
         end = coded_rows(score, books, at, rows_end(run, at), &has_made);
@@ -346,24 +354,18 @@ static void score_rows(struct kvs_score *score,
     score->token += n;
 }
 
-bool kvs_score_slice(struct kvs_score *score,
-                     struct kvs_codebooks *books,
-                     const struct kv_clock *clock)
+bool kvs_score_piece(struct kvs_score *score, struct kvs_codebooks *books)
 {
-    struct kv_slice slice = kv_slice_begin(clock, 1);
+    if (score->run == score->n_runs)
+        return true;
+    const struct kvs_score_run *run = &score->runs[score->run];
 
-    while (score->run < score->n_runs) {
-        const struct kvs_score_run *run = &score->runs[score->run];
-
-        if (run->codebook != KVS_SCORE_ROWS)
-            score_cells(score, books, run);
-        else
-            score_rows(score, books, run);
-        if (run->codebook != KVS_SCORE_ROWS || score->token == run->token_end)
-            if (++score->run < score->n_runs)
-                score->token = score->runs[score->run].token_begin;
-        if (kv_slice_over(&slice))
-            break;
-    }
+    if (run->codebook != KVS_SCORE_ROWS)
+        score_cells(score, books, run);
+    else
+        score_rows(score, books, run);
+    if (run->codebook != KVS_SCORE_ROWS || score->token == run->token_end)
+        if (++score->run < score->n_runs)
+            score->token = score->runs[score->run].token_begin;
     return score->run == score->n_runs;
 }

@@ -1,7 +1,7 @@
-/* score.h - step 1 of a query: scores of a unit's eligible rows, in slices, by code if a row
+/* score.h - step 1 of a query: scores of a unit's eligible rows, in pieces, by code if a row
  * has one and by key otherwise.
  *
- *     kvs_score_begin();  while (!kvs_score_slice(...)) other work;
+ *     kvs_score_begin();  while (!kvs_score_piece(...)) other work;
  *
  * Scores are of items: eligible rows, or all non-empty cells (kernels/pq_cells.h) of a chapter
  * that is long enough for cells to be faster.  Item i's score for query vector q is in
@@ -9,13 +9,12 @@
  * cells; runs ascend.  Rows that follow an open codebook (codebook.h) and have no codes yet are
  * encoded here.
  *
- * Threads: the data thread.  Memory: the caller's.  Between slices the unit may only grow;
+ * Threads: the data thread.  Memory: the caller's.  Between pieces the unit may only grow;
  * after any other change call kvs_score_begin() again.
  */
 #ifndef KV_KVSERVER_STORE_QUERY_SCORE_H
 #define KV_KVSERVER_STORE_QUERY_SCORE_H
 
-#include "kvserver/base/clock.h"
 #include "kvserver/store/index/codebook.h"
 #include "kvserver/store/rows/unit.h"
 #include "proto/kv_wire.h"
@@ -62,11 +61,11 @@ struct kvs_score {
      * none. */
     uint32_t bad;
 
-    /* Complete after the last slice: each query vector's largest score, as kv_scores_max()
+    /* Complete after the last piece: each query vector's largest score, as kv_scores_max()
      * computes it. */
     float maxima[KV_QUERIES_MAX];
 
-    uint32_t run, token; /* where the next slice begins */
+    uint32_t run, token; /* where the next piece begins */
     uint32_t n_coded, n_exact, n_chapters;
     uint64_t serial; /* of the codebook that `tables` are for; 0: none */
 };
@@ -87,10 +86,8 @@ uint32_t kvs_ranges_count(const struct kv_wire_range *ranges, uint32_t n_ranges)
 /* Divides the eligible rows into runs, and resets the cursor and the counters. */
 void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books);
 
-/* Runs for about 50 us.  Returns true when all items are scored. */
-bool kvs_score_slice(struct kvs_score *score,
-                     struct kvs_codebooks *books,
-                     const struct kv_clock *clock);
+/* Scores some segments, or the items of one chapter.  Returns true when all items are scored. */
+bool kvs_score_piece(struct kvs_score *score, struct kvs_codebooks *books);
 
 /* Maps indices of eligible rows, which ascend from call to call, to tokens of the ranges. */
 struct kvs_range_walk {

@@ -5,8 +5,7 @@
 #include <string.h>
 
 enum {
-    SLICE_ITEMS = 64 << 10, /* read per slice by a step of cost 1: about 50 us */
-    COST_MAX = 16,          /* of an item */
+    PIECE_ITEMS = 8 << 10, /* of a step of cost 1: some us */
 };
 
 /* What follows when a step has processed all items. */
@@ -17,7 +16,7 @@ enum after {
 };
 
 /* A selection goes through one of two lists of steps, `merged` or `per_query`.  Each step
- * processes all items, one slice at a time. */
+ * processes all items, one piece at a time. */
 struct step {
     uint32_t cost;       /* of an item, relative to the fastest step */
     bool costs_by_query; /* and a quarter of that for each query vector */
@@ -341,7 +340,7 @@ static const struct step per_query[] = {
     {.cost = 1, .begin = is_by_threshold, .work = count_from, .end = end_from},
     {.cost = 1, .begin = begin_sift, .work = sift, .end = end_sift},
     {.cost = 1, .work = count, .end = end_count},
-    {.cost = COST_MAX, .begin = is_query_mask, .work = mark_selected},
+    {.cost = 16, .begin = is_query_mask, .work = mark_selected},
     {.work = NULL},
 };
 
@@ -419,24 +418,19 @@ void kvs_select_begin(struct kvs_selector *selector,
     begin_step(selector, 0);
 }
 
-bool kvs_select_slice(struct kvs_selector *selector)
+bool kvs_select_piece(struct kvs_selector *selector)
 {
-    uint32_t left = SLICE_ITEMS;
+    if (is_done(selector))
+        return true;
+    const uint32_t n_all = items_of(selector), n_rest = n_all - selector->cursor;
+    const uint32_t most = PIECE_ITEMS / cost_of(selector);
+    const uint32_t n = n_rest < most ? n_rest : most;
 
-    while (!is_done(selector)) {
-        const uint32_t cost = cost_of(selector);
-        const uint32_t n_all = items_of(selector), n_rest = n_all - selector->cursor;
-        const uint32_t n = n_rest < left / cost ? n_rest : left / cost;
-
-        step_of(selector)->work(selector, selector->cursor, n);
-        selector->cursor += n;
-        left -= n * cost;
-        if (selector->cursor == n_all)
-            end_step(selector);
-        if (left < COST_MAX)
-            return is_done(selector);
-    }
-    return true;
+    step_of(selector)->work(selector, selector->cursor, n);
+    selector->cursor += n;
+    if (selector->cursor == n_all)
+        end_step(selector);
+    return is_done(selector);
 }
 
 uint32_t

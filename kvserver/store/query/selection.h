@@ -10,9 +10,9 @@
  *            THRESHOLD: rows with at least `share` of the largest weight;  never more than k
  *
  * Ties go to the lower row.  kernels/select.h defines the arithmetic: the result depends
- * neither on how rows form items nor on how the work is divided into slices.
+ * neither on how rows form items nor on how the work is divided into pieces.
  *
- *     kvs_select_begin();  while (!kvs_select_slice(...)) other work;  kvs_select_rows();
+ *     kvs_select_begin();  while (!kvs_select_piece(...)) other work;  kvs_select_rows();
  *
  * Threads: pure functions of the selector.  Memory: the caller's.
  */
@@ -107,9 +107,9 @@ void kvs_select_begin(struct kvs_selector *selector,
                       bool weights,
                       float *room);
 
-/* Runs for about 50 us.  Returns true when the selection is determined: groups[g] has the
- * bound. */
-bool kvs_select_slice(struct kvs_selector *selector);
+/* Does a piece of the work, of some us.  Returns true when the selection is determined: groups[g]
+ * has the bound. */
+bool kvs_select_piece(struct kvs_selector *selector);
 
 /* Returns the scores, or merged weights, that group g selects by. */
 static inline const float *kvs_selector_scores(const struct kvs_selector *selector,
@@ -140,7 +140,7 @@ static inline uint32_t kvs_select(struct kvs_selector *selector,
                                   uint32_t *ret_query_masks)
 {
     kvs_select_begin(selector, selection, scores, NULL, NULL, query_mask, n, weights, room);
-    while (!kvs_select_slice(selector))
+    while (!kvs_select_piece(selector))
         ;
     return kvs_select_rows(selector, ret_indices, ret_query_masks);
 }

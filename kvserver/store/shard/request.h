@@ -88,6 +88,7 @@ struct kvs_request {
     /* Progress of a sliced operation. */
     uint32_t cursor_unit, cursor_row;
     size_t cursor_bytes;
+    uint32_t crc;    /* object_put: of the first cursor_bytes of its piece */
     uint64_t serial; /* index: serial of the newest codebook at the start */
     void *work;      /* query: its entry in a pipeline, or NULL */
 

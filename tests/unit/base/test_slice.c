@@ -24,7 +24,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* At the first look after KV_SLICE_US, and the clock is read for every n-th unit only. */
+/* At the first look after KV_SLICE_US, and the clock is read for every n-th piece only. */
 static void ends_by_the_clock(void **state)
 {
     struct kv_slice slice = kv_slice_begin(&virtual, 8);
@@ -55,6 +55,12 @@ static void ends_by_a_clock_that_stands_still(void **state)
     while (!kv_slice_over(&slice))
         n++;
     assert_int_equal(n, 4 * KV_SLICE_LOOKS);
+
+    slice = kv_slice_begin(&virtual, 1);
+    for (n = 0; n < 3 * KV_SLICE_LOOKS; n++) { /* it moves now and then */
+        virtual.virtual_us += n % (KV_SLICE_LOOKS - 1) == 0;
+        assert_false(kv_slice_over(&slice));
+    }
 }
 
 int main(void)

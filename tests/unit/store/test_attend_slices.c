@@ -58,13 +58,13 @@ static void slices_are_one_answer(void **state)
             memcpy(kvs_unit_row(&unit, i), rows + i * n_elements, n_elements * sizeof(float));
         unit_seal(&unit, 0, (uint32_t)n);
         kvs_attention_begin(&attention, &shape, &unit, queries, each);
-        assert_in_range(attention.slice_rows, KV_ATTEND_BATCH, KVS_ATTENTION_ROWS);
-        assert_int_equal(attention.slice_rows % KV_ATTEND_BATCH, 0);
+        assert_in_range(attention.piece_rows, KV_ATTEND_BATCH, KVS_ATTENTION_ROWS);
+        assert_int_equal(attention.piece_rows % KV_ATTEND_BATCH, 0);
         for (uint32_t i = 0; i < n; i++)
             if (kvs_attention_add(&attention, i, among[i]))
-                assert_int_equal(kvs_attention_slice(&attention, &bench.heap), UINT32_MAX);
-        assert_int_equal(kvs_attention_slice(&attention, &bench.heap), UINT32_MAX);
-        assert_int_equal(kvs_attention_slice(&attention, &bench.heap),
+                assert_int_equal(kvs_attention_piece(&attention, &bench.heap), UINT32_MAX);
+        assert_int_equal(kvs_attention_piece(&attention, &bench.heap), UINT32_MAX);
+        assert_int_equal(kvs_attention_piece(&attention, &bench.heap),
                          UINT32_MAX); /* nothing */
         kvs_attention_end(&attention, outputs[0], lses[0]);
 

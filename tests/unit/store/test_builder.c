@@ -652,8 +652,54 @@ static void too_few(void **state)
     assert_false(kvs_index_is_enough(&whole, 1, KV_BLOCK_TOKENS + 31));
 }
 
-/* A slice is short, whatever the shape. */
-static void slices(void **state)
+/* Makes codes of a unit.  Returns in how many slices, if a look at the clock moves it so far. */
+static uint32_t n_slices(const struct kvs_unit *unit, uint64_t look_us)
+{
+    uint32_t n = 0;
+
+    bench_look_us = look_us;
+    assert_int_equal(cut(unit, unit->committed, 8), 1);
+    for (; kvs_indexer_step(bench.indexer); n++)
+        assert_true(n < STEPS_MAX);
+    bench_look_us = KV_SLICE_US;
+    check_chapter(unit, 0, 8);
+    return n;
+}
+
+/* Codebooks and codes are the same to the bit wherever slices end. */
+static void slices_change_nothing(void **state)
+{
+    struct kvs_unit units[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        unit_make(&bench, &units[i], 0, D, 8 * KV_BLOCK_TOKENS);
+    for (uint32_t row = 0; row < units[0].committed; row++)
+        memcpy(kvs_unit_row(&units[1], row), kvs_unit_row(&units[0], row), D * sizeof(float));
+    unit_seal(&units[1], 0, units[1].committed);
+    const uint32_t n_pieces = n_slices(&units[0], KV_SLICE_US);
+    assert_true(n_slices(&units[1], 1) < n_pieces / 4);
+    for (uint32_t i = 0; i < 8; i++) {
+        const struct kvs_codes *codes[2];
+
+        for (int j = 0; j < 2; j++)
+            codes[j] = kvs_unit_codes(&units[j], i);
+        assert_int_equal(codes[0]->column.n_bytes, codes[1]->column.n_bytes);
+        assert_memory_equal(codes[0]->column.bytes, codes[1]->column.bytes,
+                            codes[0]->column.n_bytes);
+    }
+    const struct kvs_column *learnt[2];
+    for (int j = 0; j < 2; j++)
+        learnt[j] =
+            &kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&units[j], 0)->codebook)->learnt;
+    assert_memory_equal(learnt[0]->bytes, learnt[1]->bytes, learnt[0]->n_bytes);
+    for (int i = 0; i < 2; i++)
+        lone_unit_clear(&units[i]);
+    check_empty();
+}
+
+/* A piece of work is short, whatever the shape. */
+static void pieces(void **state)
 {
     struct kvs_index_plan plan = plan_of(8);
     uint64_t coded = stats_of().rows_coded, n_steps = 0;
@@ -753,7 +799,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(broken_codebooks, set_up, tear_down),
         cmocka_unit_test_setup_teardown(broken_codebooks_and_bad_rows, set_up, tear_down),
         cmocka_unit_test(too_few),
-        cmocka_unit_test_setup_teardown(slices, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(slices_change_nothing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(pieces, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full, set_up, tear_down),
     };
 

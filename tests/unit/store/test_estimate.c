@@ -140,7 +140,7 @@ static void answer(void)
     uint32_t n_slices = 0;
 
     kvs_estimate_begin(&left, &it.asked);
-    while (!kvs_estimate_slice(&left, &bench.codebooks, &kv_clock_real))
+    while (!kvs_estimate_piece(&left, &bench.codebooks))
         assert_true(++n_slices < 10 * ROWS_MAX);
     kvs_estimate_end(&left, false, it.output, it.lse);
 }
@@ -407,7 +407,7 @@ static void summaries_change_meanwhile(void **state)
             n += it.is_candidate[token] && it.by[token] == 0;
         assert_int_equal(kvs_index_schedule(bench.indexer, &unit, 3300, &plan), KV_OK);
         kvs_estimate_begin(&left, &it.asked);
-        while (!kvs_estimate_slice(&left, &bench.codebooks, &kv_clock_real))
+        while (!kvs_estimate_piece(&left, &bench.codebooks))
             for (uint32_t i = below(500); i > 0; i--)
                 kvs_indexer_step(bench.indexer);
         kvs_estimate_end(&left, false, it.output, it.lse);
@@ -418,18 +418,9 @@ static void summaries_change_meanwhile(void **state)
     lone_unit_clear(&unit);
 }
 
-static uint64_t hurried_now(const struct kv_clock *clock)
+/* Of many vectors a group takes long, and is a piece of the work. */
+static void pieces_of_many_vectors(void **state)
 {
-    static uint64_t now_us;
-
-    (void)clock;
-    return now_us += 1000;
-}
-
-/* Of many vectors a group takes long: where the time is over, no other one is begun. */
-static void slices_of_many_vectors(void **state)
-{
-    const struct kv_clock hurried = {.name = "hurried", .now_us = hurried_now};
     struct kvs_unit unit;
     bool is_done = false;
 
@@ -445,7 +436,7 @@ static void slices_of_many_vectors(void **state)
     while (!is_done) {
         const uint32_t before = left.token;
 
-        is_done = kvs_estimate_slice(&left, &bench.codebooks, &hurried);
+        is_done = kvs_estimate_piece(&left, &bench.codebooks);
         assert_in_range(left.token - before, 1, KV_SUMMARY_ROWS);
     }
     assert_int_equal(left.n_estimated + left.n_exact, 3 * KV_SUMMARY_ROWS);
@@ -480,7 +471,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_left, set_up, tear_down),
         cmocka_unit_test_setup_teardown(exact_without_summaries, set_up, tear_down),
         cmocka_unit_test_setup_teardown(summaries_change_meanwhile, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(slices_of_many_vectors, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(pieces_of_many_vectors, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* A query over units alone: no request, no session, no data thread. */
 #include "kvserver/store/query/pipeline.h"
 
+#include "kvserver/base/slice.h"
 #include "tests/support/units.h"
 
 #include <setjmp.h>
@@ -13,6 +14,7 @@ enum {
     D = 24,
     ROW_BYTES = D * sizeof(float),
     N_UNITS = 2,
+    STAGES_LEAST = 4, /* of a unit */
     TOKENS = 2000,
     K = 100,
     CACHED = 3, /* the block that the asker has */
@@ -107,11 +109,11 @@ static void begin(void)
         .store = &bench.heap,
         .codebooks = &bench.codebooks,
         .indexer = bench.indexer,
-        .clock = &kv_clock_real,
         .selected = note_selected,
         .arg = &bench,
     };
 
+    n_told = 0;
     kvs_query_pipeline_begin(querier);
     entry = kvs_query_pipeline_add(querier, &input);
     assert_non_null(entry);
@@ -138,15 +140,22 @@ static uint32_t n_better(uint32_t unit, uint32_t token)
     return n;
 }
 
+/* A clock at which every piece of work is a slice. */
+static uint64_t hurry(const struct kv_clock *clock)
+{
+    static uint64_t now_us;
+
+    (void)clock;
+    return now_us += KV_SLICE_US;
+}
+
+static const struct kv_clock hurried = {.name = "hurried", .now_us = hurry};
+
 /* The rows with the highest scores, and all of them but those that the asker has. */
-static void answers_the_best_rows(void **state)
+static void check_answer(void)
 {
     uint32_t n_rows = 0;
 
-    (void)state;
-    begin();
-    while (!kvs_query_pipeline_is_done(querier))
-        assert_true(kvs_query_pipeline_slice(querier));
     assert_int_equal(n_told, N_UNITS);
     assert_int_equal(entry->n_ids, N_UNITS * K);
     for (uint32_t i = 0; i < N_UNITS * K; i++) {
@@ -168,13 +177,37 @@ static void answers_the_best_rows(void **state)
     assert_int_equal(entry->rows_bytes, n_rows * ROW_BYTES);
 }
 
+static uint32_t n_slices(const struct kv_clock *clock)
+{
+    uint32_t n = 0;
+
+    begin();
+    for (; !kvs_query_pipeline_is_done(querier); n++)
+        assert_true(kvs_query_pipeline_slice(querier, clock));
+    return n;
+}
+
+/* The same ones wherever slices end: after each piece of work, or after many. */
+static void answers_the_best_rows(void **state)
+{
+    struct kv_clock still;
+
+    (void)state;
+    const uint32_t n_pieces = n_slices(&hurried);
+    check_answer();
+    assert_true(n_pieces >= N_UNITS * STAGES_LEAST);
+    kv_clock_virtual_init(&still, 0);
+    assert_int_equal(n_slices(&still), (n_pieces + KV_SLICE_LOOKS - 1) / KV_SLICE_LOOKS);
+    check_answer();
+}
+
 /* One that is given up leaves nothing to the next. */
 static void is_given_up(void **state)
 {
     (void)state;
     begin();
     while (kvs_query_pipeline_is_between(querier))
-        assert_true(kvs_query_pipeline_slice(querier));
+        assert_true(kvs_query_pipeline_slice(querier, &hurried));
     kvs_query_pipeline_remove(querier, entry);
     assert_true(kvs_query_pipeline_is_done(querier));
     assert_true(kvs_query_pipeline_is_between(querier));
@@ -190,7 +223,7 @@ static void fails_for_a_bad_row(void **state)
     kvs_segment_mark_bad(&bench.heap, kvs_unit_block(&units[1], 0), 0, 10);
     begin();
     while (good && !kvs_query_pipeline_is_done(querier))
-        good = kvs_query_pipeline_slice(querier);
+        good = kvs_query_pipeline_slice(querier, &hurried);
     assert_false(good);
     assert_int_equal(querier->unit, 1);
     assert_int_equal(querier->bad, 10);

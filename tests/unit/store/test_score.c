@@ -120,7 +120,7 @@ static struct kvs_score check(struct kvs_unit *unit,
 
     memset(counts, 0, sizeof(counts));
     kvs_score_begin(&scan, &bench.codebooks);
-    while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
+    while (!kvs_score_piece(&scan, &bench.codebooks))
         assert_true(++n_slices < ROWS_MAX);
     assert_int_equal(scan.n_coded + scan.n_exact, scan.n);
     for (uint32_t r = 0; r < n_ranges; r++) {
@@ -161,14 +161,14 @@ static uint32_t pick(struct kvs_unit *unit,
 
     assert_non_null(picker);
     kvs_score_begin(&scan, &bench.codebooks);
-    while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
+    while (!kvs_score_piece(&scan, &bench.codebooks))
         ;
     kvs_select_begin(&chooser, choice, scan.scores, scan.maxima, scan.counts, NULL,
                      scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
-    while (!kvs_select_slice(&chooser))
+    while (!kvs_select_piece(&chooser))
         ;
     kvs_expand_begin(picker, &scan, &chooser, ret_tokens, ret_heads);
-    while (!kvs_expand_slice(picker, &bench.codebooks))
+    while (!kvs_expand_piece(picker, &bench.codebooks))
         ;
     n = picker->n;
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, ret_tokens, n, ret_weights);
@@ -289,14 +289,6 @@ static void open_codebook(void **state)
     assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
 
-static uint64_t hurried_now(const struct kv_clock *clock)
-{
-    static uint64_t now_us;
-
-    (void)clock;
-    return now_us += 1000;
-}
-
 static uint32_t n_with_codes(const struct kvs_unit *unit)
 {
     uint32_t n = 0;
@@ -306,10 +298,9 @@ static uint32_t n_with_codes(const struct kvs_unit *unit)
     return n;
 }
 
-/* Codes of many rows that nobody has met yet are not made in one slice. */
-static void codes_are_made_in_slices(void **state)
+/* Codes of many rows that nobody has met yet are not made at once. */
+static void codes_are_made_in_pieces(void **state)
 {
-    const struct kv_clock hurried = {.name = "hurried", .now_us = hurried_now};
     const struct kv_wire_range all = {0, ROWS_MAX};
     struct kvs_unit unit;
     bool is_done = false;
@@ -321,7 +312,7 @@ static void codes_are_made_in_slices(void **state)
     struct kvs_score scan = scan_of(&unit, &all, 1, 2, true, true);
     kvs_score_begin(&scan, &bench.codebooks);
     for (uint32_t before = n_with_codes(&unit), after; !is_done; before = after) {
-        is_done = kvs_score_slice(&scan, &bench.codebooks, &hurried);
+        is_done = kvs_score_piece(&scan, &bench.codebooks);
         after = n_with_codes(&unit);
         assert_in_range(after - before, 0, 1);
     }
@@ -406,16 +397,16 @@ static void weights_of_a_copied_segment(void **state)
     assert_int_equal(lone_unit_fork(&unit, &fork, TOKENS), KV_OK);
     struct kvs_score scan = scan_of(&fork, &all, 1, choice.n_queries, true, true);
     kvs_score_begin(&scan, &bench.codebooks);
-    while (!kvs_score_slice(&scan, &bench.codebooks, &kv_clock_real))
+    while (!kvs_score_piece(&scan, &bench.codebooks))
         ;
     assert_non_null(scan.counts);
     assert_int_equal(scan.n_runs, 1);
     kvs_select_begin(&chooser, &choice, scan.scores, scan.maxima, scan.counts, NULL,
                      scan.n_items, true, scan.scores + (size_t)scan.n_items * scan.n_queries);
-    while (!kvs_select_slice(&chooser))
+    while (!kvs_select_piece(&chooser))
         ;
     kvs_expand_begin(picker, &scan, &chooser, tokens, heads);
-    while (!kvs_expand_slice(picker, &bench.codebooks))
+    while (!kvs_expand_piece(picker, &bench.codebooks))
         ;
     assert_int_equal(picker->n, TOKENS);
     kvs_expand_weights(&scan, &chooser, &bench.codebooks, tokens, picker->n, weights[0]);
@@ -439,7 +430,7 @@ int main(void)
         cmocka_unit_test(chapters),
         cmocka_unit_test(truncated_in_a_chapter),
         cmocka_unit_test(open_codebook),
-        cmocka_unit_test(codes_are_made_in_slices),
+        cmocka_unit_test(codes_are_made_in_pieces),
         cmocka_unit_test(cells_choose_as_rows),
         cmocka_unit_test(weights_of_a_copied_segment),
     };

@@ -315,7 +315,7 @@ static void slices_are_short(void **state)
     for (uint32_t i = 0; i < MANY; i++)
         of[i] = (float)(i % 1000) / 999;
     kvs_select_begin(&chooser, &choice, of, &most, NULL, NULL, MANY, false, room);
-    while (!kvs_select_slice(&chooser))
+    while (!kvs_select_piece(&chooser))
         n_slices++;
     assert_true(n_slices >= STEPS * (MANY / SHARE));
 }

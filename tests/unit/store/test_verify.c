@@ -101,7 +101,7 @@ static uint32_t attend(const struct kvs_unit *unit, uint32_t n)
     kvs_attention_begin(&attention, &shape, unit, query, false);
     for (uint32_t token = 0; token < n; token++)
         assert_false(kvs_attention_add(&attention, token, 1));
-    return kvs_attention_slice(&attention, &bench.heap);
+    return kvs_attention_piece(&attention, &bench.heap);
 }
 
 /* Nor does a row that was found bad enter an output before it is written again. */
