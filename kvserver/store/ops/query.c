@@ -12,12 +12,12 @@
 #include "kvserver/store/ops/query.h"
 
 #include "kvserver/base/slice.h"
+#include "kvserver/base/within.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/ops/query_parse.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -311,12 +311,10 @@ static bool check_outputs(struct kvs_request *request, const struct kvs_query_en
     if (!kvs_query_has_outputs(kvs_query_of(request)))
         return true;
     for (uint32_t unit = 0; unit < request->header.n_units; unit++) {
-        const float *end = output + (size_t)kvs_query_of(request)->n_queries *
-                                        kvs_unit_layer(request, unit)->d_v;
+        const size_t n =
+            (size_t)kvs_query_of(request)->n_queries * kvs_unit_layer(request, unit)->d_v;
 
-        for (; output < end; output++) {
-            if (isfinite(*output))
-                continue;
+        if (!kv_are_finite(output, n)) {
             kvs_request_fail(
                 request, KV_INVALID,
                 "query: layer %u head %u: the output is not finite: a row attended "
@@ -324,6 +322,7 @@ static bool check_outputs(struct kvs_request *request, const struct kvs_query_en
                 kvs_units(request)[unit].layer, kvs_units(request)[unit].kv_head);
             return false;
         }
+        output += n;
     }
     return true;
 }

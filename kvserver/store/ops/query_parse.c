@@ -1,5 +1,6 @@
 #include "kvserver/store/ops/query_parse.h"
 
+#include "kvserver/base/within.h"
 #include "kvserver/store/ops/parse_units.h"
 
 #include <math.h>
@@ -190,6 +191,8 @@ static bool check_contents(struct kvs_request *request, uint64_t n_floats)
         }
     }
     /* A score that is not a number would have no place in the order of results. */
+    if (kv_are_finite(vectors, n_floats))
+        return true;
     for (uint64_t i = 0; i < n_floats; i++) {
         if (!isfinite(vectors[i])) {
             kvs_request_fail(request, KV_INVALID,
