@@ -265,10 +265,13 @@ static bool shares_processors(const char *store)
 {
     if (strcmp(store, "embedded") == 0)
         return true;
-    for (; store != NULL; store = strchr(store, ',')) {
-        store += *store == ',';
-        if (strncmp(store, "127.", 4) != 0 && strncmp(store, "localhost", 9) != 0)
+    while (*store != '\0') {
+        const size_t bytes = strcspn(store, ",");
+        const char *equals = memchr(store, '=', bytes), *host = equals ? equals + 1 : store;
+
+        if (strncmp(host, "127.", 4) != 0 && strncmp(host, "localhost", 9) != 0)
             return false;
+        store += bytes + (store[bytes] == ',');
     }
     return true;
 }

@@ -80,13 +80,29 @@ static kv_status_t check_twins(const char *what,
 }
 
 /* A blank beside a comma would make another node of it; what steers a terminal would do so in
- * messages. */
+ * messages: C0, DEL, and C1 in UTF-8. */
 static bool is_visible(const char *text)
 {
-    for (; *text != '\0'; text++)
-        if ((unsigned char)*text <= ' ' || *text == 0x7f)
+    for (const uint8_t *at = (const uint8_t *)text; at[0] != 0; at++)
+        if (at[0] <= ' ' || at[0] == 0x7f || (at[0] == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f))
             return false;
     return true;
+}
+
+kv_status_t
+kv_member_check_name(const char *what, const char *name, char *detail, size_t detail_bytes)
+{
+    if (strlen(name) > KV_NAME_BYTES_MAX)
+        snprintf(detail, detail_bytes, "%s: name: %.20s...: more than %d bytes", what, name,
+                 KV_NAME_BYTES_MAX);
+    else if (!is_visible(name))
+        snprintf(detail, detail_bytes, "%s: name: a blank or a control character in it", what);
+    else if (strpbrk(name, ",=") != NULL)
+        snprintf(detail, detail_bytes, "%s: name: %s: a comma or an equals sign in it", what,
+                 name);
+    else
+        return KV_OK;
+    return KV_INVALID;
 }
 
 /* Looks at a member alone. */
@@ -95,16 +111,11 @@ static kv_status_t check_member(const char *what,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    if (!is_visible(member->name) || !is_visible(member->address)) {
-        snprintf(detail, detail_bytes,
-                 "%s: a blank or a control character in a name or an "
-                 "address",
-                 what);
+    if (kv_member_check_name(what, member->name, detail, detail_bytes) != KV_OK)
         return KV_INVALID;
-    }
-    if (strlen(member->name) > KV_NAME_BYTES_MAX) {
-        snprintf(detail, detail_bytes, "%s: name: %.20s...: more than %d bytes", what,
-                 member->name, KV_NAME_BYTES_MAX);
+    if (!is_visible(member->address)) {
+        snprintf(detail, detail_bytes, "%s: address: a blank or a control character in it",
+                 what);
         return KV_INVALID;
     }
     if (member->weight > KV_MEMBER_WEIGHT_MAX) {

@@ -13,7 +13,7 @@
  *   (2) No two members have the same id or the same address.
  *   (3) Every weight is from 1 to KV_MEMBER_WEIGHT_MAX.
  *   (4) The epoch is not 0, and depends on the ids and weights alone.
- *   (5) Names and addresses have no blanks and no control characters of ASCII.
+ *   (5) Names and addresses have no ASCII blanks and no control characters.
  *
  * Threads: a map is not changed once it has been made.  Memory: one block; free with free().
  */
@@ -42,6 +42,12 @@ struct kv_members {
     uint32_t n_members;
     struct kv_member members[]; /* in the order in which they were given */
 };
+
+/* Returns KV_INVALID, with a detail as kv_members_create() has, if no list can have a node of this
+ * name: it is longer than KV_NAME_BYTES_MAX, or has a blank, a control character, a comma or an
+ * equals sign.  Nodes check their own name by it. */
+kv_status_t
+kv_member_check_name(const char *what, const char *name, char *detail, size_t detail_bytes);
 
 /* Makes a map of `n_members` members; copies their texts.  Fails with KV_INVALID if there are
  * none or too many, if a name or an address cannot be one, if a weight is out of bounds, or if a

@@ -1,6 +1,7 @@
 /* A node: its configuration, creation and destruction, and the calls that it passes on to its
  * control thread's side and its shards. */
 #include "kvserver/base/memory.h"
+#include "kvserver/cluster/members.h"
 #include "kvserver/store/control/metrics.h"
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/ops.h"
@@ -36,10 +37,9 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
                config->memory_bytes);
         return KV_NO_MEMORY;
     }
-    /* Cut short, it would not be what the clients' lists call the node. */
-    if (config->name != NULL && strlen(config->name) > KV_NAME_BYTES_MAX)
-        return reject(detail, detail_bytes, "name must be at most 255 bytes",
-                      strlen(config->name));
+    if (config->name != NULL &&
+        kv_member_check_name("node", config->name, detail, detail_bytes) != KV_OK)
+        return KV_INVALID;
     if (config->sessions_max == 0)
         config->sessions_max = 4096;
     if (config->clients_max == 0)

@@ -112,6 +112,9 @@ static void kvserver_says_what_is_wrong(void **state)
         {.options = {"--dir", served.dir}, .status = 1, .says = ": in use by process "},
         {.options = {"--dir", file}, .status = 2, .says = "data directory: not a directory: "},
         {.options = {"--dir", locked}, .status = 2, .says = locked, .as_nobody = true},
+        {.options = {"--name", "a b"},
+         .status = 2,
+         .says = "name: a blank or a control character"},
         {.options = {"--memory", "1M"}, .status = 2, .says = "memory must be at least 16M"},
         {.options = {"--memory", "900T"}, .status = 1, .says = "memory: 900T: more than the "},
     };

@@ -100,7 +100,8 @@ static void refused(const char *text, const char *why)
 
 static void wrong_lists(void **state)
 {
-    static const char blank[] = "nodes: a blank or a control character in a name or an address";
+    static const char blank_name[] = "nodes: name: a blank or a control character in it",
+                      blank_address[] = "nodes: address: a blank or a control character in it";
     char *many = malloc((KV_NODES_MAX + 1) * 10), *at = many;
 
     (void)state;
@@ -116,11 +117,16 @@ static void wrong_lists(void **state)
     refused("b:1=a:1,b:1", "nodes: twice in the list: b:1: a:1 and b:1"); /* the same id */
     refused("=a:1", "nodes: not HOST:PORT: =a:1");
     refused("x==a:1", "nodes: not HOST:PORT: =a:1");
-    refused("a:1, b:1", blank);
-    refused("a:1 ,b:1", blank);
-    refused("x =a:1", blank);
-    refused("x=a:1\n", blank);
-    refused("\x1b[2J=a:1", blank);
+    refused("a:1, b:1", blank_address);
+    refused("a:1 ,b:1", blank_address);
+    refused("x =a:1", blank_name);
+    refused("x=a:1\n", blank_address);
+    refused("\x1b[2J=a:1", blank_name);
+    refused("\xc2\x9b"
+            "2J=a:1",
+            blank_name);
+    refused("x=a\xc2\x80:1", blank_address);
+    free(get("\xc2\xa7\xc3\x80=a:1"));
 
     assert_non_null(many);
     for (unsigned i = 0; i <= KV_NODES_MAX; i++)

@@ -445,10 +445,33 @@ static void names_are_whole(void **state)
     name[KV_NAME_BYTES_MAX + 1] = '\0';
     config.name = name;
     assert_int_equal(kvs_node_create(&config, &other, detail, sizeof(detail)), KV_INVALID);
-    assert_string_equal(detail, "node: name must be at most 255 bytes: 256");
+    assert_string_equal(detail, "node: name: nnnnnnnnnnnnnnnnnnnn...: more than 255 bytes");
     name[KV_NAME_BYTES_MAX] = '\0';
     assert_int_equal(kvs_node_create(&config, &other, detail, sizeof(detail)), KV_OK);
     assert_string_equal(other->control.name, name);
+    kvs_node_destroy(other);
+}
+
+/* A node has no name that its clients could not list. */
+static void names_can_be_listed(void **state)
+{
+    static const char *const names[] = {
+        "a b",      " a",        "a\t", "a\n", "\x1b[2J", "\x7f",
+        "\xc2\x85", "a\xc2\x9f", "a,b", "a=b", "=",
+    };
+    struct kvs_node_config config = control->config;
+    struct kvs_node *other = NULL;
+    char detail[256];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        config.name = names[i];
+        assert_int_equal(kvs_node_create(&config, &other, detail, sizeof(detail)), KV_INVALID);
+        assert_memory_equal(detail, "node: name: ", strlen("node: name: "));
+    }
+    config.name = "\xc3\xa0:7400/\xc2\xa0";
+    assert_int_equal(kvs_node_create(&config, &other, detail, sizeof(detail)), KV_OK);
+    assert_string_equal(other->control.name, config.name);
     kvs_node_destroy(other);
 }
 
@@ -460,6 +483,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(control_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(node_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(names_are_whole, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(names_can_be_listed, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
