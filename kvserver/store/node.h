@@ -94,8 +94,9 @@ bool kvs_node_drain_requested(const struct kvs_node *node);
 
 /* ---- no thread: the node's own have stopped, or all steps are the caller's ---- */
 
-/* Asserts that the books of the control thread and of every data thread are right (control.h
- * and shard.h number their invariants), and, where no control operation is under way, that
+/* Asserts that the books of the control thread, of every data thread and of its queries are
+ * right (control.h, shard.h and ops/query.h number their invariants), and, where no control
+ * operation is under way, that
  *   (1) the sessions in use are the same on the data threads on which the control thread has
  *       placed them, and on no other, with the same token, tenant, generation, placement,
  *       writers and schema;

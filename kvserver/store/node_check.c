@@ -1,8 +1,9 @@
-/* Whether a node's books are right: the control thread's, each data thread's, and what the two
- * say of the same session or client; node.h numbers that. */
+/* Whether a node's books are right: the control thread's, each data thread's with its queries,
+ * and what the two say of the same session or client; node.h numbers that. */
 #include "kvserver/store/node_private.h"
 
 #include "kvserver/base/token.h"
+#include "kvserver/store/ops/query.h"
 
 #include <assert.h>
 
@@ -48,6 +49,7 @@ void kvs_node_check(const struct kvs_node *node)
     kvs_control_check(&node->control);
     for (uint32_t i = 0; i < node->n_threads; i++) {
         kvs_shard_check(&node->shard[i]);
+        kvs_query_queue_check(&node->shard[i]);
         if (node->control.n_calls == 0)
             check_agreement(&node->control, &node->shard[i]);
     }

@@ -61,6 +61,7 @@ static void step(void)
             kv_poll(it.clients[i]);
     kvs_node_data_step(it.node, 0);
     kvs_node_control_step(it.node);
+    kvs_query_queue_check(node_data(it.node, 0));
     it.n_steps++;
 }
 
@@ -170,6 +171,7 @@ static int tear_down(void **state)
     for (int i = 0; i < 100; i++)
         step();
     assert_true(kvs_query_queue_is_idle(kvs_query_queue_of(node_data(it.node, 0))));
+    kvs_node_check(it.node);
     kvs_node_check_memory(it.node);
     kvs_node_destroy(it.node);
     it.disk->ops->close(it.disk);
@@ -356,39 +358,101 @@ static void places_of_lost_clients_are_free(void **state)
     }
 }
 
+/* Leaves pipelines, but for the first, room for small queries only, as with less memory.  Returns
+ * the room that they had. */
+static size_t make_places_small(struct kvs_query_queue *queue, size_t n_floats)
+{
+    const size_t n_before = queue->places[1].pipeline->n_floats;
+
+    for (unsigned i = 1; i < queue->n_places; i++)
+        queue->places[i].pipeline->n_floats = n_floats;
+    return n_before;
+}
+
+/* Returns the first query of a client that waits for a place. */
+static struct kvs_request *first_waiter(const struct kvs_query_queue *queue)
+{
+    for (unsigned i = 0; i < CLIENTS; i++)
+        if (queue->clients[i].waiting.first != NULL)
+            return queue->clients[i].waiting.first;
+    return NULL;
+}
+
 /* Behind a query that only the first pipeline has room for, and that ends while it waits, there
  * is a small one: it gets a pipeline that is free. */
-static void places_are_free_for_the_next(void **state)
+static void next_gets_free_place(bool by_cancel)
 {
     struct kvs_query_queue *queue = kvs_query_queue_of(node_data(it.node, 0));
-    struct kvs_request *first = NULL;
-    size_t n_floats = 0;
-
-    (void)state;
-    for (unsigned i = 1; i < queue->n_places; i++) { /* as with less memory */
-        n_floats = queue->places[i].pipeline->n_floats;
-        queue->places[i].pipeline->n_floats = TOKENS;
-    }
+    const size_t n_floats = make_places_small(queue, TOKENS);
     struct kv_op *at_work = ask_much(0), *waits = NULL, *next = NULL;
+
     while (queue->places[0].owner == NULL)
         step();
     waits = ask_much(1);
     next = ask_little(1);
     for (unsigned i = 0; i < 50; i++)
         step();
-    for (unsigned i = 0; i < CLIENTS && first == NULL; i++)
-        first = queue->clients[i].waiting.first;
-    assert_non_null(first);
-    kvs_request_fail(first, KV_DEADLINE, "query: not finished before the deadline");
+    assert_non_null(first_waiter(queue));
+    if (by_cancel)
+        kv_op_free(waits);
+    else
+        kvs_request_fail(first_waiter(queue), KV_DEADLINE,
+                         "query: not finished before the deadline");
     (void)steps_of(next);
-    assert_int_equal(kv_op_status(waits), KV_DEADLINE);
     assert_false(is_done(at_work));
     (void)steps_of(at_work);
-    for (unsigned i = 1; i < queue->n_places; i++)
-        queue->places[i].pipeline->n_floats = n_floats;
+    (void)make_places_small(queue, n_floats);
     kv_op_free(at_work);
-    kv_op_free(waits);
     kv_op_free(next);
+    if (!by_cancel) {
+        assert_int_equal(kv_op_status(waits), KV_DEADLINE);
+        kv_op_free(waits);
+    }
+}
+
+static void places_are_free_after_a_deadline(void **state)
+{
+    (void)state;
+    next_gets_free_place(false);
+}
+
+static void places_are_free_after_a_cancel(void **state)
+{
+    (void)state;
+    next_gets_free_place(true);
+}
+
+/* A client whose only waiting query has ended does not wait: it gets no second place with those
+ * that follow, here small ones that are at work in another place when the first becomes free. */
+static void clients_have_one_place(void **state)
+{
+    struct kvs_query_queue *queue = kvs_query_queue_of(node_data(it.node, 0));
+    const size_t n_floats = make_places_small(queue, TOKENS);
+    struct kv_op *at_work = ask_much(0), *waits, *next[2];
+
+    (void)state;
+    while (queue->places[0].owner == NULL)
+        step();
+    waits = ask_much(1);
+    while (first_waiter(queue) == NULL)
+        step();
+    kv_op_free(waits);
+    while (first_waiter(queue) != NULL)
+        step();
+    for (unsigned i = 0; i < 2; i++)
+        next[i] = ask(1, HEADS, 4, 512, 8);
+    while (first_waiter(queue) == NULL)
+        step();
+    assert_true(queue->places[1].begun);
+    kv_op_free(at_work);
+    while (queue->places[0].owner != NULL)
+        step();
+    assert_non_null(queue->places[1].owner);
+    for (unsigned i = 0; i < 2; i++) {
+        (void)steps_of(next[i]);
+        kv_op_free(next[i]);
+    }
+    (void)make_places_small(queue, n_floats);
 }
 
 /* Queries that wait for others hold no buffers, which fetches and puts need. */
@@ -919,7 +983,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(small_queries_do_not_wait, set_up, tear_down),
         cmocka_unit_test_setup_teardown(clients_progress_together, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(places_are_free_for_the_next, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(clients_have_one_place, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(places_are_free_after_a_deadline, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(places_are_free_after_a_cancel, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(changes_are_in_slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_fetches_hold_no_buffers, set_up, tear_down),

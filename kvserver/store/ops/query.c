@@ -124,73 +124,72 @@ static bool fits(const struct kvs_request *request, const struct kvs_query_place
            kvs_query_pipeline_need(query, n_eligible) <= place->pipeline->n_floats;
 }
 
-/* The client has a query that waits and none at work: puts it at the end of its line. */
+/* Returns the line for a client whose first query is this one.  The first place has room for all,
+ * the others are alike. */
+static struct kvs_query_line *line_of(struct kvs_query_queue *queue,
+                                      const struct kvs_request *request)
+{
+    const bool any = fits(request, &queue->places[queue->n_places - 1]);
+
+    return &queue->lines[any ? ANY_PLACE : FIRST_ONLY];
+}
+
+static void line_leave(struct kvs_query_client *client)
+{
+    if (client->line == NULL)
+        return;
+    *client->link = client->next;
+    if (client->next != NULL)
+        client->next->link = client->link;
+    else
+        client->line->end = client->link;
+    client->line = NULL;
+    client->link = NULL;
+    client->next = NULL;
+}
+
+/* Puts the client at the end of the line for its first query, if it has one that waits and none
+ * at work; it stays where it is if it is in that line. */
 static void line_up(struct kvs_query_queue *queue, struct kvs_query_client *client)
 {
-    if (client->is_listed)
-        return;
-    /* The first place has room for all, the others are alike. */
-    const bool any = fits(client->waiting.first, &queue->places[queue->n_places - 1]);
-    struct kvs_query_line *line = &queue->lines[any ? ANY_PLACE : FIRST_ONLY];
+    const bool waits = client->place == NULL && client->waiting.first != NULL;
+    struct kvs_query_line *line = waits ? line_of(queue, client->waiting.first) : NULL;
 
-    client->is_listed = true;
+    if (line == client->line)
+        return;
+    line_leave(client);
+    if (line == NULL)
+        return;
+    client->line = line;
     client->next = NULL;
+    client->link = line->end;
     *line->end = client;
     line->end = &client->next;
 }
 
 static void take_place(struct kvs_query_place *place, struct kvs_request *request)
 {
+    struct kvs_query_client *client = client_of(request);
+
+    assert(place->owner == NULL && client->place == NULL);
+    line_leave(client);
     place->owner = request;
     place->begun = false;
-    client_of(request)->place = place;
-}
-
-/* Takes the first client out of the line. */
-static struct kvs_query_client *line_pop(struct kvs_query_line *line)
-{
-    struct kvs_query_client *client = line->first;
-
-    line->first = client->next;
-    if (line->first == NULL)
-        line->end = &line->first;
-    client->is_listed = false;
-    return client;
+    client->place = place;
 }
 
 /* Gives the place, which is free, to the first client in line that can use it. */
 static void pass_on(struct kvs_query_queue *queue, struct kvs_query_place *place)
 {
     for (int i = place == &queue->places[0] ? FIRST_ONLY : ANY_PLACE; i <= ANY_PLACE; i++) {
-        while (queue->lines[i].first != NULL) {
-            struct kvs_query_client *client = line_pop(&queue->lines[i]);
-            struct kvs_request *request = client->waiting.first;
+        if (queue->lines[i].first == NULL)
+            continue;
+        struct kvs_request *request = queue->lines[i].first->waiting.first;
 
-            if (request == NULL)
-                continue; /* its queries ended */
-            if (!fits(request, place)) {
-                line_up(queue, client); /* the first one ended: this one is larger */
-                continue;
-            }
-            take_place(place, request);
-            kvs_request_enqueue(request);
-            return;
-        }
-    }
-}
-
-static void line_remove(struct kvs_query_line *line, struct kvs_query_client *client)
-{
-    struct kvs_query_client **link = &line->first;
-
-    while (*link != NULL && *link != client)
-        link = &(*link)->next;
-    if (*link == NULL)
+        take_place(place, request);
+        kvs_request_enqueue(request);
         return;
-    *link = client->next;
-    if (line->end == &client->next)
-        line->end = link;
-    client->is_listed = false;
+    }
 }
 
 /* A request that has no place ends.  If it was its client's first, the next one may fit places
@@ -199,15 +198,9 @@ static void stop_waiting(struct kvs_query_queue *queue,
                          struct kvs_query_client *client,
                          struct kvs_request *request)
 {
-    const bool was_first = client->waiting.first == request;
-
     if (request->queue != &client->waiting)
         return;
     kvs_request_unlink(request);
-    if (!was_first || client->waiting.first == NULL || !client->is_listed)
-        return;
-    line_remove(&queue->lines[FIRST_ONLY], client);
-    line_remove(&queue->lines[ANY_PLACE], client);
     line_up(queue, client);
     for (uint32_t i = 0; i < queue->n_places; i++)
         if (queue->places[i].owner == NULL)
@@ -267,8 +260,7 @@ void kvs_op_query_release(struct kvs_request *request)
         return;
     }
     client->place = NULL;
-    if (client->waiting.first != NULL)
-        line_up(queue, client);
+    line_up(queue, client);
     /* At once: if the next request ends before it runs, it comes through here as well. */
     pass_on(queue, place);
 }
@@ -409,8 +401,7 @@ static struct kvs_query_place *get_place(struct kvs_request *request)
     }
     kvs_request_release_staging(request); /* it waited for that before */
     kvs_request_queue_at(request, &client->waiting);
-    if (client->place == NULL)
-        line_up(queue, client);
+    line_up(queue, client);
     return NULL;
 }
 
@@ -558,4 +549,78 @@ bool kvs_op_query_run(struct kvs_request *request)
     while (place->pipeline->done != NULL && place->begun && place->owner != NULL &&
            !kv_slice_over(&slice));
     return place->owner == request;
+}
+
+/* ---- check ------------------------------------------------------------------------------- */
+
+static void check_client(const struct kvs_query_queue *queue,
+                         const struct kvs_query_client *client)
+{
+    const struct kvs_request *first = client->waiting.first;
+
+    assert((client->line != NULL) == (client->place == NULL && first != NULL));
+    if (client->place != NULL)
+        assert(client->place->owner != NULL && client_of(client->place->owner) == client);
+    if (client->line == NULL)
+        return;
+    assert(client->line == line_of((struct kvs_query_queue *)queue, first));
+    for (uint32_t i = 0; i < queue->n_places; i++)
+        assert(queue->places[i].owner != NULL || !fits(first, &queue->places[i]));
+}
+
+/* Returns how many clients are in the line. */
+static uint32_t check_line(const struct kvs_query_line *line, uint32_t n_clients)
+{
+    struct kvs_query_client *const *link = &line->first;
+    uint32_t n = 0;
+
+    for (; *link != NULL; link = &(*link)->next) {
+        assert((*link)->link == link && (*link)->line == line);
+        assert(++n <= n_clients);
+    }
+    assert(line->end == link);
+    return n;
+}
+
+/* A request of the place, whose query has begun. */
+static void check_at_work(const struct kvs_query_place *place,
+                          const struct kvs_request *request)
+{
+    const struct kvs_query_entry *entry = request->work;
+
+    assert(client_of(request)->place == place && request->reply_slot != NULL);
+    assert(entry != NULL && entry->is_active && request_of(entry) == request);
+}
+
+static void check_place(const struct kvs_query_place *place)
+{
+    uint32_t n_at_work = 0;
+
+    if (place->owner == NULL || !place->begun) {
+        assert(place->others.first == NULL && kvs_query_pipeline_is_done(place->pipeline));
+        assert(place->owner == NULL ||
+               (client_of(place->owner)->place == place && place->owner->work == NULL));
+        return;
+    }
+    check_at_work(place, place->owner);
+    for (const struct kvs_request *other = place->others.first; other != NULL;
+         other = other->next, n_at_work++)
+        check_at_work(place, other);
+    assert(place->pipeline->n_active == n_at_work + 1);
+}
+
+void kvs_query_queue_check(const struct kvs_shard *shard)
+{
+    const struct kvs_query_queue *queue = kvs_query_queue_of(shard);
+    uint32_t n_in_line = 0;
+
+    for (int i = FIRST_ONLY; i <= ANY_PLACE; i++)
+        n_in_line += check_line(&queue->lines[i], shard->n_clients);
+    for (uint32_t i = 0; i < shard->n_clients; i++) {
+        check_client(queue, &queue->clients[i]);
+        n_in_line -= queue->clients[i].line != NULL;
+    }
+    assert(n_in_line == 0);
+    for (uint32_t i = 0; i < queue->n_places; i++)
+        check_place(&queue->places[i]);
 }

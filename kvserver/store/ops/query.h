@@ -7,8 +7,15 @@
  *
  * Queries that a client sent in batches are at work together, as one, if they are over the same
  * units of sessions that share rows: the client waits for all of a batch, and together they take
- * less time (pipeline.h).  Each has its own end: by its reply, a cancel, its deadline or a change of its
- * session.
+ * less time (pipeline.h).  Each has its own end: by its reply, a cancel, its deadline or a change
+ * of its session.
+ *
+ * Invariants, which kvs_query_queue_check() asserts between two steps:
+ *   (1) A client has no place or the one that has it, whose requests are all the client's.
+ *   (2) A client is in a line while it has no place and queries that wait for one, and only then:
+ *       in the line of its first one.  No place is free that this one could have.
+ *   (3) The entries of a place's pipeline are those of its requests; there are none before the
+ *       owner's query begins.
  *
  * Threads: the data thread.  Memory: kvs_op_query_open() / kvs_op_query_close().
  */
@@ -33,13 +40,13 @@ struct kvs_query_place {
 
 /* A client's queries. */
 struct kvs_query_client {
-    struct kvs_query_place *place;    /* of its query at work, or NULL */
-    struct kvs_request_queue waiting; /* for a place */
-    bool is_listed;
-    struct kvs_query_client *next; /* list of clients that wait */
+    struct kvs_query_place *place;         /* of its query at work, or NULL */
+    struct kvs_request_queue waiting;      /* for a place */
+    struct kvs_query_line *line;           /* that it is in, or NULL */
+    struct kvs_query_client *next, **link; /* list of the line */
 };
 
-/* Clients in the order in which they began to wait.  Some may wait no more. */
+/* Clients that wait, in the order in which they began to. */
 struct kvs_query_line {
     struct kvs_query_client *first, **end;
 };
@@ -48,8 +55,8 @@ struct kvs_query_queue {
     struct kvs_query_place places[KVS_QUERIES_AT_ONCE];
     uint32_t n_places;
     struct kvs_query_client *clients; /* by index */
-    /* Clients that have no query at work: [0] those whose first one fits the first pipeline
-     * only, [1] those whose first one fits any. */
+    /* [0] clients whose first query fits the first place only, [1] those whose first one fits
+     * any */
     struct kvs_query_line lines[2];
     struct kvs_recall *recall; /* is given the selected rows */
 };
@@ -74,12 +81,10 @@ static inline bool kvs_query_queue_is_idle(const struct kvs_query_queue *queue)
     for (uint32_t i = 0; i < queue->n_places; i++)
         if (queue->places[i].owner != NULL)
             return false;
-    for (int i = 0; i < 2; i++)
-        for (const struct kvs_query_client *client = queue->lines[i].first; client != NULL;
-             client = client->next)
-            if (client->waiting.first != NULL)
-                return false;
-    return true;
+    return queue->lines[0].first == NULL && queue->lines[1].first == NULL;
 }
+
+/* Walks the clients and their queries. */
+void kvs_query_queue_check(const struct kvs_shard *shard);
 
 #endif

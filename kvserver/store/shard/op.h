@@ -44,7 +44,8 @@ struct kvs_op_type {
      *   discarded  begin() chose to discard the bulk, and it has arrived; NULL: send the reply
      *   run        runs a slice of a queued request; returns true while there is more
      *   wake       rows were committed or removed
-     *   release    the request ends for any reason: undo what it holds on units */
+     *   release    the request ends for any reason: undo what it holds on units.  If it
+     *              was in a list or queue, it still is.  May be called more than once */
     void (*begin)(struct kvs_request *request);
     void (*received)(struct kvs_request *request);
     void (*discarded)(struct kvs_request *request);

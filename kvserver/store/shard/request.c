@@ -100,21 +100,23 @@ static uint32_t stagings_kept(const struct kvs_request *request)
     return request->header.bulk_bytes > 0 ? KVS_STAGINGS_KEPT : 0;
 }
 
-/* Gives the buffer to the first request in the queue that may have it. */
+/* Gives the buffer to the first request in the queue that may have it.  The client has one less
+ * now, so another of its requests may have one, too, if some are free. */
 void kvs_request_release_staging(struct kvs_request *request)
 {
+    struct kvs_shard *shard = request->shard;
+
     if (request->staging == NULL)
         return;
     request->client->n_stagings--;
-    kv_pool_put(request->shard->stagings, request->staging);
+    kv_pool_put(shard->stagings, request->staging);
     request->staging = NULL;
-    for (struct kvs_request *next = request->shard->staging_waiters.first; next != NULL;
-         next = next->next) {
-        next->staging = staging_get(next, stagings_kept(next));
-        if (next->staging != NULL) {
-            kvs_request_enqueue(next);
-            return;
-        }
+    for (struct kvs_request *waiter = shard->staging_waiters.first, *next;
+         waiter != NULL && kvs_n_free(shard->stagings) > 0; waiter = next) {
+        next = waiter->next;
+        waiter->staging = staging_get(waiter, stagings_kept(waiter));
+        if (waiter->staging != NULL)
+            kvs_request_enqueue(waiter);
     }
 }
 
@@ -134,9 +136,9 @@ void kvs_request_end(struct kvs_request *request)
     struct kvs_op_stats *stats = &shard->stats.ops[request->header.op];
 
     assert(request->state != KVS_REQUEST_FREE && request->n_sends == 0);
-    kvs_request_unlink(request);
     if (request->type->release != NULL)
-        request->type->release(request);
+        request->type->release(request); /* it may look at the queue that the request is in */
+    kvs_request_unlink(request);
     for (unsigned i = 0; i < request->n_pins; i++)
         kvs_block_unpin(&shard->store, request->pins[i]);
     if (request->object != NULL)

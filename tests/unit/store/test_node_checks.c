@@ -4,6 +4,7 @@
 #include "kvserver/disk/disk.h"
 #include "kvserver/net/transport.h"
 #include "kvserver/store/node_private.h"
+#include "kvserver/store/ops/query.h"
 #include "kvserver/store/shard/shard_private.h"
 #include "tests/support/dies.h"
 
@@ -181,6 +182,112 @@ static void shard_finds(void **state)
     expect_found(open_without_channel, check_shard);
     expect_found(note_not_counted, check_shard);
 }
+
+/* ---- its queries ------------------------------------------------------------------------- */
+
+static struct kvs_query_queue *queue;
+static struct kvs_query_client *querier;
+
+static void check_queries(void)
+{
+    kvs_query_queue_check(shard);
+}
+
+/* A small query that waits while its client has the first place: sound. */
+static void query_waits(void)
+{
+    static struct {
+        struct kv_wire_query query;
+        struct kv_wire_range range;
+    } body = {.query = {.n_queries = 1, .k = 1, .rerank = 1, .n_ranges = 1}, .range = {0, 8}};
+
+    request->body = (uint8_t *)&body;
+    queue->places[0].owner = request;
+    querier->place = &queue->places[0];
+    kvs_request_queue_at(request, &querier->waiting);
+}
+
+static void query_waits_in_no_line(void)
+{
+    query_waits();
+    queue->places[0].owner = NULL;
+    querier->place = NULL;
+}
+
+static void client_waits_with_no_query(void)
+{
+    querier->line = &queue->lines[1];
+    querier->link = querier->line->end;
+    *querier->link = querier;
+    querier->line->end = &querier->next;
+}
+
+static void client_waits_with_a_place(void)
+{
+    query_waits();
+    client_waits_with_no_query();
+}
+
+static void query_waits_for_a_free_place(void)
+{
+    query_waits();
+    queue->places[0].owner = NULL;
+    querier->place = NULL;
+    client_waits_with_no_query();
+}
+
+static void end_of_line(void)
+{
+    queue->lines[0].end = &querier->next;
+}
+
+static void client_has_a_free_place(void)
+{
+    querier->place = &queue->places[0];
+}
+
+static void place_of_two_clients(void)
+{
+    query_waits();
+    queue->clients[2].place = querier->place;
+}
+
+static void place_that_client_has_not(void)
+{
+    queue->places[0].owner = request;
+}
+
+static void query_begun_without_entry(void)
+{
+    query_waits();
+    queue->places[0].begun = true;
+}
+
+static void entry_of_no_query(void)
+{
+    queue->places[0].pipeline->n_active++;
+}
+
+static void queries_find(void **state)
+{
+    (void)state;
+    queue = kvs_query_queue_of(shard);
+    querier = &queue->clients[client->index];
+    check_queries();
+    assert_false(finds(check_queries, query_waits));
+    expect_found(query_waits_in_no_line, check_queries);
+    expect_found(client_waits_with_no_query, check_queries);
+    expect_found(client_waits_with_a_place, check_queries);
+    expect_found(query_waits_for_a_free_place, check_queries);
+    expect_found(end_of_line, check_queries);
+    expect_found(client_has_a_free_place, check_queries);
+    expect_found(place_of_two_clients, check_queries);
+    expect_found(place_that_client_has_not, check_queries);
+    expect_found(query_begun_without_entry, check_queries);
+    expect_found(entry_of_no_query, check_queries);
+}
+
+/* ---- memory ------------------------------------------------------------------------------ */
 
 static void check_memory(void)
 {
@@ -426,11 +533,26 @@ static void check_node(void)
     kvs_node_check(node);
 }
 
-/* The control thread does not know the client, which the data thread has. */
+/* The client, which the control thread does not know, is gone: sound. */
+static void client_gone(void)
+{
+    kvs_request_end(request);
+    client->channel = NULL;
+    client->state = KVS_SHARD_CLIENT_FREE;
+}
+
+static void client_gone_with_entry(void)
+{
+    client_gone();
+    kvs_query_queue_of(shard)->places[0].pipeline->n_active++;
+}
+
 static void node_finds(void **state)
 {
     (void)state;
     expect_found(check_control, check_node);
+    assert_false(finds(check_node, client_gone));
+    expect_found(client_gone_with_entry, check_node);
 }
 
 /* A node is called what it was told, whole. */
@@ -479,6 +601,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(shard_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(queries_find, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(control_finds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(node_finds, set_up, tear_down),

@@ -230,6 +230,34 @@ static void requests_take_turns(void **state)
     }
 }
 
+/* A client that has all the buffers that it may have gives one back.  The first that waits is a
+ * put of another client, which leaves some to replies, and the next one the client's: both get
+ * one. */
+static void all_get_staging_that_may(void **state)
+{
+    struct kvs_request *holders[KVS_STAGINGS - KVS_STAGINGS_KEPT];
+    struct kvs_shard *shard = it.shard;
+
+    (void)state;
+    shard->staging_waiters.end = &shard->staging_waiters.first;
+    shard->stagings = kv_pool_create(KVS_STAGINGS, 64);
+    assert_non_null(shard->stagings);
+    for (unsigned i = 0; i < KVS_STAGINGS - KVS_STAGINGS_KEPT; i++) {
+        holders[i] = add(i < KVS_STAGINGS_CLIENT ? 0 : 1, KV_OP_FETCH);
+        assert_true(kvs_request_acquire_staging(holders[i]));
+    }
+    struct kvs_request *put = add(2, KV_OP_PUT), *reply = add(0, KV_OP_FETCH);
+
+    put->header.bulk_bytes = 1;
+    assert_false(kvs_request_acquire_staging(put));
+    assert_false(kvs_request_acquire_staging(reply));
+    kvs_request_release_staging(holders[0]);
+    assert_non_null(put->staging);
+    assert_non_null(reply->staging);
+    assert_null(shard->staging_waiters.first);
+    kv_pool_destroy(shard->stagings);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -239,6 +267,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(clients_have_equal_parts, set_up, tear_down),
         cmocka_unit_test_setup_teardown(parts_are_of_time, set_up, tear_down),
         cmocka_unit_test_setup_teardown(rare_requests_come_first, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(all_get_staging_that_may, set_up, tear_down),
         cmocka_unit_test_setup_teardown(requests_take_turns, set_up, tear_down),
     };
 
