@@ -3,6 +3,7 @@
  *
  *   bookkeeping.32  blocks of sessions with 32 units
  *   bookkeeping.8   with 8
+ *   bookkeeping.9   with 9, whose CRCs and records are of no round size
  *
  * Rows are as small as they may be (one element of bf16, keys only), so that many blocks fit.
  * Figures are differences between a node that holds all blocks and the same node when it held an
@@ -224,5 +225,6 @@ const struct bench_load bench_bookkeeping_loads[] = {
     {"bookkeeping.32", "a node's bytes per block of 32 units, less rows and CRCs",
      run_bookkeeping, 32},
     {"bookkeeping.8", "the same with 8 units", run_bookkeeping, 8},
+    {"bookkeeping.9", "the same with 9 units", run_bookkeeping, 9},
     {NULL, NULL, NULL, 0},
 };

@@ -42,7 +42,7 @@ scale)
     [ "$n" -ge 24 ] || wrong "$n records instead of 24 that are their own limit"
     ;;
 bookkeeping)
-    for units in 32 8; do
+    for units in 32 8 9; do
         for source in tables rss; do
             expect 1 "\"name\": \"bookkeeping\.$units\"" "\"source\": \"$source\"" \
                 "\"units\": $units[,}]" \

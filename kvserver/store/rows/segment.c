@@ -7,7 +7,9 @@
 #include <string.h>
 
 enum {
-    CHUNK_BYTES = 16 << 10, /* divided into records at once */
+    CHUNK_BYTES = 16 << 10, /* divided into records at once; most */
+    REST_MOST = 2,          /* bytes of it for each record that become none */
+    RECORDS_STEP = 4,       /* so many have the size of an exact class */
     SETTLE_MOST = 16,       /* blocks that kvs_block_settle() looks at */
 };
 
@@ -24,16 +26,41 @@ static size_t record_step_up(size_t bytes)
     return (bytes + KVS_RECORD_STEP - 1) / KVS_RECORD_STEP * KVS_RECORD_STEP;
 }
 
-/* Divides a chunk into records of `bytes`. */
+/* Allocates an element of just this size, if the arena has a class for it, and not one that is
+ * rounded up.  The class lasts as long as it has elements. */
+static void *alloc_exact(struct kvs_segment_store *store, size_t bytes)
+{
+    const int class_id = kvs_arena_class_hold(store->arena, bytes);
+
+    if (class_id < 0)
+        return NULL;
+    void *element = kvs_arena_alloc(store->arena, class_id);
+    kvs_arena_class_release(store->arena, class_id);
+    return element;
+}
+
+static void free_exact(struct kvs_segment_store *store, void *element)
+{
+    kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, element), element);
+}
+
+/* Divides a chunk into records of `bytes`: one of the common size, if all but a few bytes of it
+ * become records, or else one of whole records. */
 static bool divide(struct kvs_segment_store *store, size_t bytes)
 {
     struct kvs_record **first = &store->free_records[bytes / KVS_RECORD_STEP];
+    size_t n = CHUNK_BYTES / bytes;
+    const bool is_common = CHUNK_BYTES % bytes <= n * REST_MOST;
+
+    if (!is_common)
+        n -= n % RECORDS_STEP;
     /* Records are small and numerous; a page that was divided into records stays so. */
-    char *chunk = kvs_arena_alloc(store->arena, store->chunk_class);
+    char *chunk = is_common ? kvs_arena_alloc(store->arena, store->chunk_class)
+                            : alloc_exact(store, n * bytes);
 
     if (chunk == NULL)
         return false;
-    for (size_t i = CHUNK_BYTES / bytes; i-- > 0;) {
+    for (size_t i = n; i-- > 0;) {
         struct kvs_record *record = (struct kvs_record *)(void *)(chunk + i * bytes);
 
         record->next = *first;
@@ -46,11 +73,8 @@ static bool divide(struct kvs_segment_store *store, size_t bytes)
 static void *record_get(struct kvs_segment_store *store, size_t bytes)
 {
     bytes = record_step_up(bytes);
-    if (bytes > KVS_RECORD_MAX) {
-        const int class_id = kvs_arena_class_rounded(store->arena, bytes);
-
-        return class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
-    }
+    if (bytes > KVS_RECORD_MAX)
+        return alloc_exact(store, bytes);
     struct kvs_record **first = &store->free_records[bytes / KVS_RECORD_STEP];
     if (*first == NULL && !divide(store, bytes))
         return NULL;
@@ -66,7 +90,7 @@ static void record_put(struct kvs_segment_store *store, void *memory, size_t byt
 
     bytes = record_step_up(bytes);
     if (bytes > KVS_RECORD_MAX) {
-        kvs_arena_free(store->arena, kvs_arena_class_rounded(store->arena, bytes), memory);
+        free_exact(store, memory);
         return;
     }
     record->next = store->free_records[bytes / KVS_RECORD_STEP];
@@ -298,13 +322,6 @@ static uint32_t n_of_group(const struct kvs_block *block, uint32_t at)
 }
 
 static int
-crcs_class(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
-{
-    return kvs_arena_class_rounded(store->arena, (size_t)n_of_group(block, at) *
-                                                     KV_BLOCK_TOKENS * sizeof(uint32_t));
-}
-
-static int
 codes_class(const struct kvs_segment_store *store, const struct kvs_block *block, uint32_t at)
 {
     return kvs_arena_class_rounded(store->arena,
@@ -332,11 +349,9 @@ static bool crcs_make(struct kvs_segment_store *store, struct kvs_block *block, 
 {
     struct kvs_segment_group *group = kvs_block_group(block, at);
 
-    if (group->crcs == NULL) {
-        const int class_id = crcs_class(store, block, at);
-
-        group->crcs = class_id < 0 ? NULL : kvs_arena_alloc(store->arena, class_id);
-    }
+    if (group->crcs == NULL)
+        group->crcs = alloc_exact(store, (size_t)n_of_group(block, at) * KV_BLOCK_TOKENS *
+                                             sizeof(uint32_t));
     return group->crcs != NULL;
 }
 
@@ -415,7 +430,7 @@ static void free_groups(struct kvs_segment_store *store, struct kvs_block *block
         struct kvs_segment_group *group = kvs_block_group(block, at);
 
         if (group->crcs != NULL)
-            kvs_arena_free(store->arena, crcs_class(store, block, at), group->crcs);
+            free_exact(store, group->crcs);
         if (group->codes != NULL)
             kvs_arena_free(store->arena, codes_class(store, block, at), group->codes);
     }
@@ -567,7 +582,8 @@ void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_blo
         const struct kvs_segment_group *group = kvs_block_group(block, at);
 
         assert(group->crcs == NULL ||
-               kvs_arena_is_in_use(store->arena, crcs_class(store, block, at), group->crcs));
+               kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, group->crcs),
+                                   group->crcs));
         assert(group->codes == NULL ||
                kvs_arena_is_in_use(store->arena, codes_class(store, block, at), group->codes));
         if (block->segments[at].rows != 0) {
@@ -609,4 +625,27 @@ void kvs_segment_store_check(const struct kvs_segment_store *store)
              record = record->next)
             bytes += i * KVS_RECORD_STEP;
     assert(bytes + store->records_used == store->records_bytes);
+}
+
+uint64_t kvs_block_record_bytes(const struct kvs_block *block)
+{
+    const size_t bytes = record_step_up(block_bytes(block->n_segments));
+
+    return bytes <= KVS_RECORD_MAX ? bytes : 0;
+}
+
+void kvs_segment_store_check_used(const struct kvs_segment_store *store,
+                                  uint64_t of_blocks,
+                                  uint64_t n_marked)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < KVS_BAD_LISTS; i++)
+        for (const struct kvs_bad_rows *bad = store->bad[i]; bad != NULL; bad = bad->next) {
+            n++;
+            assert(n <= n_marked); /* no ring */
+            assert(bad->block->segments[bad->at].has_bad);
+        }
+    assert(n == n_marked);
+    assert(store->records_used == of_blocks + n * record_step_up(sizeof(struct kvs_bad_rows)));
 }

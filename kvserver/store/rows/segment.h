@@ -7,9 +7,10 @@
  *       segments[n]       8 bytes each: where the rows are, how many were written
  *       groups[n / 256]   CRCs of the rows, and codes, once there are any
  *
- * So a node's bookkeeping is at most 64 bytes a block and 8 a segment.  What a few segments have
- * (marks of bad rows) lies in a table on the side, and what is made of rows in columns
- * (column.h): 32 bytes a segment once one has codes.
+ * So a node's bookkeeping is at most 64 bytes a block and 8 a segment, and 16 for every further
+ * 256 segments, beside the CRCs, 4 bytes a row, and what pages of the arena lose at their ends.
+ * What a few segments have (marks of bad rows) lies in a table on the side, and what is made of
+ * rows in columns (column.h): 32 bytes a segment once one has codes.
  *
  * A block may lie over another one (`under`): it has its own rows of some units, and those of the
  * others are found under it.  A session that writes to a block that a fork shares gets such a
@@ -29,7 +30,8 @@
  *   (4) A segment has codes, or has lost them, but not both; without a tile it has neither.
  *   (5) In a chapter all of its rows have codes, or had when they were lost.
  * and kvs_segment_store_check() of the store:
- *   (6) The records in use and the free ones are all that memory was divided into.
+ *   (6) The records in use and the free ones are all that memory was divided into.  Those in use
+ *       are of blocks, and of marks, one of each segment that has some.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
@@ -130,6 +132,13 @@ bool kvs_segment_store_init(struct kvs_segment_store *store, struct kvs_arena *a
 void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_block *block);
 /* Visits the free records. */
 void kvs_segment_store_check(const struct kvs_segment_store *store);
+
+/* Of whoever visits all blocks: asserts that the records in use are theirs, of so many bytes
+ * together (kvs_block_record_bytes()), and those of the marks of segments that have any. */
+void kvs_segment_store_check_used(const struct kvs_segment_store *store,
+                                  uint64_t of_blocks,
+                                  uint64_t n_marked);
+uint64_t kvs_block_record_bytes(const struct kvs_block *block);
 
 /* Returns memory of free records, for whoever counts the arena's. */
 void kvs_segment_store_visit_free(const struct kvs_segment_store *store,

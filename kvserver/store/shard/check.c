@@ -405,7 +405,7 @@ static void count_all(struct census *census)
 static void check_counts(struct census *census)
 {
     const struct kvs_shard *shard = census->shard;
-    uint64_t n_bad = 0, n_segments = 0;
+    uint64_t n_bad = 0, n_segments = 0, n_bytes = 0, n_marked = 0;
 
     assert(census->n == shard->store.n_blocks);
     for (uint64_t i = 0; i < census->n; i++) {
@@ -415,10 +415,12 @@ static void check_counts(struct census *census)
         kvs_block_check(&shard->store, block);
         assert(block->refs == found->refs && block->pins == found->pins);
         n_segments += block->n_own;
+        n_bytes += kvs_block_record_bytes(block);
         for (uint32_t at = 0; at < block->n_segments; at++) {
             const struct kvs_codes *codes = kvs_block_codes(block, at);
 
             n_bad += kvs_segment_count_bad(&shard->store, block, at);
+            n_marked += block->segments[at].has_bad;
             if (codes->column.bytes == NULL)
                 continue;
             census->book_refs[codes->codebook]++;
@@ -426,6 +428,7 @@ static void check_counts(struct census *census)
     }
     assert(n_segments == shard->store.n_segments);
     assert(n_bad == shard->store.health.rows_bad);
+    kvs_segment_store_check_used(&shard->store, n_bytes, n_marked);
     for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++)
         if (kv_pool_is_used(shard->codebooks.pool, i))
             assert(kvs_codebook_at(&shard->codebooks, i)->refs == census->book_refs[i]);

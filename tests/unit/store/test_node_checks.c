@@ -343,10 +343,40 @@ static void block_of_nobody(void)
     shard->sessions[0].units[0].committed = shard->sessions[0].units[0].reserved = 100;
 }
 
-static void bad_row_not_counted(void)
+static struct kvs_block *marked_block(void)
 {
     units_and_a_command();
-    kvs_segment_mark_bad(&shard->store, kvs_unit_block(&shard->sessions[0].units[0], 0), 0, 3);
+    struct kvs_block *block = kvs_unit_block(&shard->sessions[0].units[0], 0);
+
+    kvs_segment_mark_bad(&shard->store, block, 0, 3);
+    return block;
+}
+
+static void bad_row_not_counted(void)
+{
+    (void)marked_block();
+    shard->store.health.rows_bad--;
+}
+
+static void mark_as_it_should_be(void)
+{
+    (void)marked_block();
+}
+
+static void mark_of_no_segment(void)
+{
+    marked_block()->segments[0].has_bad = false;
+    shard->store.health.rows_bad--;
+}
+
+/* As one who removes a mark, and does not give its memory back. */
+static void record_of_a_mark_lost(void)
+{
+    struct kvs_block *block = marked_block();
+
+    for (uint32_t i = 0; i < KVS_BAD_LISTS; i++)
+        shard->store.bad[i] = NULL;
+    block->segments[0].has_bad = false;
     shard->store.health.rows_bad--;
 }
 
@@ -374,6 +404,9 @@ static void memory_finds(void **state)
     expect_found(block_pin_too_many, check_memory);
     expect_found(block_of_nobody, check_memory);
     expect_found(bad_row_not_counted, check_memory);
+    assert_false(finds(check_memory, mark_as_it_should_be));
+    expect_found(mark_of_no_segment, check_memory);
+    expect_found(record_of_a_mark_lost, check_memory);
     expect_found(codebook_ref_too_many, check_memory);
     expect_found(woken_not_in_list, check_memory);
 }

@@ -487,6 +487,33 @@ static void later_rows_are_good(void **state)
     kvs_arena_destroy(arena);
 }
 
+/* What blocks of so many units take is what segment.h says, but for the ends of pages. */
+static void bookkeeping_is_small(void **state)
+{
+    static const uint32_t n_units[] = {1, 8, 9, 18, 32, 36, 72, 128, 320, 400, 406, 640};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(n_units) / sizeof(n_units[0]); i++) {
+        const uint32_t n = n_units[i];
+        const double most = 64 - sizeof(struct kvs_block *) + 8 * n + (n - 1) / 256 * 16;
+        const double crcs = n < KVS_GROUP_SEGMENTS ? n * KV_BLOCK_TOKENS * 4 : 0;
+        struct kvs_arena *arena = kvs_arena_create(256 << 20);
+        struct kvs_segment_store heap;
+        struct kvs_block *block;
+
+        assert_true(kvs_segment_store_init(&heap, arena));
+        const int rows_class = kvs_arena_class_rounded(arena, 1 << 10);
+        uint8_t *rows = kvs_arena_alloc(arena, rows_class);
+        /* Nothing is freed: all have the same rows. */
+        while ((block = kvs_block_create(&heap, n, NULL)) != NULL)
+            if (crcs > 0 && !kvs_segment_add(&heap, block, n - 1, rows))
+                break;
+        const double bytes = (double)(kvs_arena_bytes(arena) - KVS_ARENA_PAGE);
+        assert_true(bytes / (double)heap.n_blocks <= (most + crcs) * 1.03);
+        kvs_arena_destroy(arena);
+    }
+}
+
 /* Segments reserved together lie in one piece. */
 static void pieces_are_joined(void **state)
 {
@@ -730,6 +757,7 @@ int main(void)
         cmocka_unit_test(refuses_whole),
         cmocka_unit_test(marks_need_no_memory),
         cmocka_unit_test(later_rows_are_good),
+        cmocka_unit_test(bookkeeping_is_small),
         cmocka_unit_test(pieces_are_joined),
         cmocka_unit_test(cleared_units_leave_their_class),
         cmocka_unit_test(rows_land_where_the_unit_has_them),
