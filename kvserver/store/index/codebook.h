@@ -76,10 +76,9 @@ struct kvs_codebook {
     struct kvs_column lists;  /* (kernels/pq_cells.h) of the first n_celled rows */
     uint32_t n_celled;
     struct kvs_summaries summaries; /* of the first segments' rows, keys and values */
-    uint32_t n_holes;      /* at least as many segments of its chapter have lost their codes */
-    uint32_t n_cells_lost; /* rows whose cells are to be made again */
-    uint32_t n_summaries_lost; /* rows whose summaries are to be made again, by
-                                        * lost_plan */
+    uint32_t n_holes;               /* segments of its chapter that have lost their codes */
+    uint32_t n_cells_lost;          /* rows whose cells are to be made again */
+    uint32_t n_summaries_lost;      /* the same of summaries, made again by lost_plan */
     struct kvs_index_plan lost_plan;
     struct kvs_index_plan plan; /* by which it was made */
     uint32_t block_begin;       /* the chapter's first block */

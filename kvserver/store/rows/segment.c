@@ -132,21 +132,32 @@ bad_find(const struct kvs_segment_store *store, const struct kvs_block *block, u
     return link;
 }
 
-/* Makes an entry for the segment.  Returns NULL if there is no memory. */
-static struct kvs_bad_rows *
-bad_add(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at, uint64_t bits)
+static void bad_link(struct kvs_segment_store *store,
+                     struct kvs_block *block,
+                     uint32_t at,
+                     struct kvs_bad_rows *bad)
 {
     struct kvs_bad_rows **link = bad_find(store, block, at);
 
     assert(*link == NULL);
-    struct kvs_bad_rows *bad = record_get(store, sizeof(*bad));
-    if (bad == NULL)
-        return NULL;
-    *bad = (struct kvs_bad_rows){.block = block, .at = at};
-    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++)
-        bad->rows[i] = bits;
+    bad->next = NULL;
+    bad->block = block;
+    bad->at = at;
     *link = bad;
     block->segments[at].has_bad = true;
+}
+
+/* Makes an entry for the segment.  Returns NULL if there is no memory. */
+static struct kvs_bad_rows *
+bad_add(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at, uint64_t bits)
+{
+    struct kvs_bad_rows *bad = record_get(store, sizeof(*bad));
+
+    if (bad == NULL)
+        return NULL;
+    for (uint32_t i = 0; i < KV_BLOCK_TOKENS / 64; i++)
+        bad->rows[i] = bits;
+    bad_link(store, block, at, bad);
     return bad;
 }
 
@@ -194,7 +205,7 @@ bool kvs_segment_is_bad(const struct kvs_segment_store *store,
     return (*bad_find(store, block, at))->rows[row / 64] >> row % 64 & 1;
 }
 
-void kvs_segment_copy_bad(struct kvs_segment_store *store,
+void kvs_segment_mark_bad(struct kvs_segment_store *store,
                           struct kvs_block *block,
                           uint32_t at,
                           uint32_t row)
@@ -203,6 +214,7 @@ void kvs_segment_copy_bad(struct kvs_segment_store *store,
 
     if (kvs_segment_is_bad(store, block, at, row))
         return;
+    store->health.found[KVS_KIND_ROWS]++;
     bad = block->segments[at].has_bad ? *bad_find(store, block, at)
                                       : bad_add(store, block, at, 0);
     if (bad == NULL) { /* rather too many than one too few */
@@ -212,17 +224,6 @@ void kvs_segment_copy_bad(struct kvs_segment_store *store,
     }
     bad->rows[row / 64] |= (uint64_t)1 << row % 64;
     store->health.rows_bad++;
-}
-
-void kvs_segment_mark_bad(struct kvs_segment_store *store,
-                          struct kvs_block *block,
-                          uint32_t at,
-                          uint32_t row)
-{
-    if (kvs_segment_is_bad(store, block, at, row))
-        return;
-    store->health.found[KVS_KIND_ROWS]++;
-    kvs_segment_copy_bad(store, block, at, row);
 }
 
 /* Takes the marks from row `filled` on away. */
@@ -235,12 +236,13 @@ static void bad_keep(struct kvs_bad_rows *bad, uint32_t filled)
     }
 }
 
-/* Marks each row that was written of a segment that counts as bad as a whole.  Returns false if
- * there is no memory. */
-static bool list_bad(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+bool kvs_segment_list_bad(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
-    struct kvs_bad_rows *bad = bad_add(store, block, at, UINT64_MAX);
+    struct kvs_bad_rows *bad;
 
+    if (!block->segments[at].is_all_bad)
+        return true;
+    bad = bad_add(store, block, at, UINT64_MAX);
     if (bad == NULL)
         return false;
     store->health.rows_bad -= KV_BLOCK_TOKENS;
@@ -256,7 +258,7 @@ void kvs_segment_unmark_bad(struct kvs_segment_store *store,
                             uint32_t row)
 {
     assert(kvs_segment_is_bad(store, block, at, row));
-    if (block->segments[at].is_all_bad && !list_bad(store, block, at))
+    if (!kvs_segment_list_bad(store, block, at))
         return; /* it counts as bad until there is memory to say otherwise */
     struct kvs_bad_rows *bad = *bad_find(store, block, at);
     bad->rows[row / 64] &= ~((uint64_t)1 << row % 64);
@@ -271,12 +273,9 @@ static void forget_bad(struct kvs_segment_store *store,
                        uint32_t at,
                        uint32_t filled)
 {
-    /* What is written next is good: as a whole, the segment would go on to count as bad. */
-    if (block->segments[at].is_all_bad && filled > 0)
-        (void)list_bad(store, block, at);
+    assert(!block->segments[at].is_all_bad || filled == 0); /* kvs_segment_list_bad() */
     store->health.rows_bad -= kvs_segment_count_bad(store, block, at);
-    if (filled == 0)
-        block->segments[at].is_all_bad = false;
+    block->segments[at].is_all_bad = false;
     if (block->segments[at].has_bad) {
         struct kvs_bad_rows *bad = *bad_find(store, block, at);
 
@@ -287,10 +286,53 @@ static void forget_bad(struct kvs_segment_store *store,
     store->health.rows_bad += kvs_segment_count_bad(store, block, at);
 }
 
+bool kvs_bad_rows_copy(struct kvs_segment_store *store,
+                       const struct kvs_block *from,
+                       uint32_t at,
+                       uint32_t filled,
+                       struct kvs_bad_rows **ret_bad)
+{
+    struct kvs_bad_rows *bad = NULL;
+
+    if (kvs_segment_has_bad(from, at)) {
+        bad = record_get(store, sizeof(*bad));
+        if (bad == NULL)
+            return false;
+        memset(bad, 0, sizeof(*bad));
+        for (uint32_t row = 0; row < filled; row++)
+            if (kvs_segment_is_bad(store, from, at, row))
+                bad->rows[row / 64] |= (uint64_t)1 << row % 64;
+        if (bad_is_empty(bad)) {
+            kvs_bad_rows_free(store, bad);
+            bad = NULL;
+        }
+    }
+    *ret_bad = bad;
+    return true;
+}
+
+void kvs_bad_rows_free(struct kvs_segment_store *store, struct kvs_bad_rows *bad)
+{
+    if (bad != NULL)
+        record_put(store, bad, sizeof(*bad));
+}
+
+void kvs_segment_give_bad(struct kvs_segment_store *store,
+                          struct kvs_block *block,
+                          uint32_t at,
+                          struct kvs_bad_rows *bad)
+{
+    if (bad == NULL)
+        return;
+    bad_link(store, block, at, bad);
+    store->health.rows_bad += kvs_segment_count_bad(store, block, at);
+}
+
 /* ---- segments ----------------------------------------------------------------------------- */
 
 /* Rows from `filled` on will be overwritten, so what is known of them no longer holds.  Without
- * all its codes the segment leaves its chapter, whose cells list whole segments. */
+ * all its codes the segment leaves its chapter, whose cells list whole segments; codes that it lost
+ * are not made again then. */
 void kvs_segment_forget_rows(struct kvs_segment_store *store,
                              struct kvs_block *block,
                              uint32_t at,
@@ -307,10 +349,10 @@ void kvs_segment_forget_rows(struct kvs_segment_store *store,
         codes->n_coded = (uint8_t)filled;
         codes->in_chapter = false;
     }
-    if (codes->n_lost > filled) {
+    if (codes->n_lost > filled && codes->lost_chapter)
+        store->release_codes(store->release_arg, block, at); /* its codebook waits for all */
+    else if (codes->n_lost > filled)
         codes->n_lost = (uint8_t)filled;
-        codes->lost_chapter = false;
-    }
 }
 
 /* Returns how many of the block's segments are in the group of one. */
@@ -387,9 +429,9 @@ void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, 
     uint8_t *rows = kvs_block_rows(block, at);
 
     assert(rows != NULL);
-    kvs_segment_forget_rows(store, block, at, 0);
     if (kvs_block_codes(block, at)->column.bytes != NULL)
         store->release_codes(store->release_arg, block, at);
+    kvs_segment_forget_rows(store, block, at, 0);
     kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, rows), rows);
     block->segments[at] = (struct kvs_segment){0};
     block->n_own--;
@@ -439,15 +481,13 @@ static void free_groups(struct kvs_segment_store *store, struct kvs_block *block
 /* Moves the mark of a segment's bad rows along with the rows. */
 static void bad_move(struct kvs_segment_store *store,
                      const struct kvs_block *from,
-                     const struct kvs_block *to,
+                     struct kvs_block *to,
                      uint32_t at)
 {
     struct kvs_bad_rows **link = bad_find(store, from, at), *bad = *link;
 
     *link = bad->next;
-    bad->block = to;
-    bad->next = NULL;
-    *bad_find(store, to, at) = bad;
+    bad_link(store, to, at, bad);
 }
 
 /* Moves a segment's rows, and what was made of them, to the block over it that has none.

@@ -233,11 +233,26 @@ void kvs_segment_mark_bad(struct kvs_segment_store *store,
                           uint32_t at,
                           uint32_t row);
 
-/* The same for a row that was marked where it was copied from: it was found there. */
-void kvs_segment_copy_bad(struct kvs_segment_store *store,
+/* Makes the marks of the first rows of a segment, `filled` of them, for a copy of these; NULL: none
+ * is bad.  Returns false if there is no memory. */
+bool kvs_bad_rows_copy(struct kvs_segment_store *store,
+                       const struct kvs_block *from,
+                       uint32_t at,
+                       uint32_t filled,
+                       struct kvs_bad_rows **ret_bad);
+/* Gives the copy, which has no marks yet, these; or frees them.  NULL is allowed. */
+void kvs_segment_give_bad(struct kvs_segment_store *store,
                           struct kvs_block *block,
                           uint32_t at,
-                          uint32_t row);
+                          struct kvs_bad_rows *bad);
+void kvs_bad_rows_free(struct kvs_segment_store *store, struct kvs_bad_rows *bad);
+
+/* Marks the rows that were written of a segment that counts as bad as a whole: those that are
+ * written next are good.  Does nothing if it does not count so.  Returns false if there is no
+ * memory. */
+bool kvs_segment_list_bad(struct kvs_segment_store *store,
+                          struct kvs_block *block,
+                          uint32_t at);
 
 /* Takes the mark of a row away that has been written again. */
 void kvs_segment_unmark_bad(struct kvs_segment_store *store,

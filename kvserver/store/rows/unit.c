@@ -287,18 +287,22 @@ static kv_status_t tail_own(struct kvs_unit *unit)
     if (filled == 0)
         return KV_OK;
     if (is_own(unit, i, filled)) { /* rows after these will be overwritten */
+        if (!kvs_segment_list_bad(store, unit->blocks->list[i], unit->at))
+            return KV_NO_MEMORY;
         kvs_segment_forget_rows(store, unit->blocks->list[i], unit->at, filled);
         return KV_OK;
     }
     if (unit->committed < unit->reserved)
         return KV_BUSY;
     struct kvs_block *old = kvs_unit_block(unit, i);
-    uint8_t *rows = kvs_arena_alloc(store->arena, unit->row_class);
-    if (rows == NULL)
+    struct kvs_bad_rows *bad;
+    if (!kvs_bad_rows_copy(store, old, unit->at, filled, &bad))
         return KV_NO_MEMORY;
+    uint8_t *rows = kvs_arena_alloc(store->arena, unit->row_class);
     old->pins++; /* it may be freed once nothing of it is visible through the copy */
-    if (!segment_place(unit, i, rows)) {
+    if (rows == NULL || !segment_place(unit, i, rows)) {
         kvs_arena_free(store->arena, unit->row_class, rows);
+        kvs_bad_rows_free(store, bad);
         kvs_block_unpin(store, old);
         return KV_NO_MEMORY;
     }
@@ -309,9 +313,7 @@ static kv_status_t tail_own(struct kvs_unit *unit)
     /* Codes are not copied: they are made again from the keys when a query needs them.  Marks
      * of bad rows are, because the copy has the same damage. */
     copy->segments[unit->at].n_written = filled;
-    for (uint32_t row = 0; kvs_segment_has_bad(old, unit->at) && row < filled; row++)
-        if (kvs_segment_is_bad(store, old, unit->at, row))
-            kvs_segment_copy_bad(store, copy, unit->at, row);
+    kvs_segment_give_bad(store, copy, unit->at, bad);
     kvs_block_unpin(store, old);
     return KV_OK;
 }

@@ -104,8 +104,8 @@ kv_status_t kvs_unit_init(struct kvs_unit *unit,
 void kvs_unit_clear(struct kvs_unit *unit);
 
 /* Makes [reserved, end) writable and raises `reserved`.  Fails with KV_NO_MEMORY, or with
- * KV_BUSY if the last segment must be copied while rows are being received into it; nothing has
- * changed then. */
+ * KV_BUSY if the last segment must be copied while rows are being received into it; the unit has
+ * the same rows then, though perhaps in a copy of its last segment, or without codes of all. */
 kv_status_t kvs_unit_reserve(struct kvs_unit *unit, uint32_t end);
 
 /* Releases the reservation from `begin` on. */

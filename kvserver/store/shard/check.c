@@ -351,6 +351,7 @@ struct census {
     struct kv_map *map;  /* from a block's address to its place in `found` */
     struct found *found; /* (n_blocks of the store) */
     uint32_t *book_refs; /* (KVS_CODEBOOKS_MAX) */
+    uint32_t *book_holes;
     uint64_t n;
     bool is_full; /* no memory for the map: nothing is known */
 };
@@ -424,16 +425,21 @@ static void check_counts(struct census *census)
             if (codes->column.bytes == NULL)
                 continue;
             census->book_refs[codes->codebook]++;
+            census->book_holes[codes->codebook] += codes->lost_chapter;
         }
     }
     assert(n_segments == shard->store.n_segments);
     assert(n_bad == shard->store.health.rows_bad);
     kvs_segment_store_check_used(&shard->store, n_bytes, n_marked);
-    for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++)
+    for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++) {
+        const struct kvs_codebook *book = kvs_codebook_at(&shard->codebooks, i);
+
         if (kv_pool_is_used(shard->codebooks.pool, i))
-            assert(kvs_codebook_at(&shard->codebooks, i)->refs == census->book_refs[i]);
+            assert(book->refs == census->book_refs[i] &&
+                   book->n_holes == census->book_holes[i]);
         else
             assert(census->book_refs[i] == 0);
+    }
 }
 
 static void check_owners(const struct kvs_shard *shard)
@@ -442,7 +448,9 @@ static void check_owners(const struct kvs_shard *shard)
 
     census.found = calloc(shard->store.n_blocks + 1, sizeof(*census.found));
     census.book_refs = calloc(KVS_CODEBOOKS_MAX, sizeof(*census.book_refs));
-    if (census.map != NULL && census.found != NULL && census.book_refs != NULL) {
+    census.book_holes = calloc(KVS_CODEBOOKS_MAX, sizeof(*census.book_holes));
+    if (census.map != NULL && census.found != NULL && census.book_refs != NULL &&
+        census.book_holes != NULL) {
         count_all(&census);
         if (!census.is_full)
             check_counts(&census);
@@ -450,6 +458,7 @@ static void check_owners(const struct kvs_shard *shard)
     kv_map_destroy(census.map);
     free(census.found);
     free(census.book_refs);
+    free(census.book_holes);
 }
 
 void kvs_shard_check_memory(const struct kvs_shard *shard)

@@ -42,7 +42,8 @@
  *  (11) A segment has one ref per unit that has it, and one pin per request and job that pins
  *       it; the store counts exactly the segments that somebody has.
  *  (12) The store counts the bad rows of all segments.
- *  (13) A codebook has one ref per segment with its codes, and per job that has it.
+ *  (13) A codebook has one ref per segment with its codes, and per job that has it; it counts
+ *       the segments of its chapter that have lost theirs.
  *
  * Threads: everything here belongs to the data thread, except `stats` and `sessions[].used_us`,
  * which any thread may read, and the two rings (control -> data -> control).

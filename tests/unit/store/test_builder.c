@@ -211,6 +211,36 @@ static void chapter_ends(void **state)
     check_empty();
 }
 
+/* A chapter that lost some codes counts those segments only as long as they are there: none when
+ * they have been cut, as a whole or in part. */
+static void cut_segments_are_no_holes(void **state)
+{
+    struct kvs_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 10 * KV_BLOCK_TOKENS);
+    assert_int_equal(cut(&unit, unit.committed, 10), 1);
+    finish_jobs();
+    struct kvs_codebook *book =
+        kvs_codebook_at(&bench.codebooks, kvs_unit_codes(&unit, 0)->codebook);
+
+    for (uint32_t block = 7; block < 10; block += 2) {
+        ((uint8_t *)kvs_unit_codes(&unit, block)->column.bytes)[1] ^= 1;
+        assert_false(
+            kvs_segment_check_codes(&bench.codebooks, kvs_unit_block(&unit, block), 0));
+    }
+    assert_int_equal(book->n_holes, 2);
+    kvs_unit_truncate(&unit, 9 * KV_BLOCK_TOKENS);
+    assert_int_equal(book->n_holes, 1);
+    kvs_unit_truncate(&unit, 7 * KV_BLOCK_TOKENS + 5);
+    assert_int_equal(unit_append(&bench, &unit, KV_BLOCK_TOKENS), KV_OK);
+    assert_int_equal(book->n_holes, 0);
+    check_ends(&unit);
+    lone_unit_check(&unit);
+    lone_unit_clear(&unit);
+    check_empty();
+}
+
 /* One session queues many jobs; another, which comes after it, has one, and a third waits for
  * any.  The one is next but one, and each session is told of its own jobs alone. */
 static void sessions_take_turns(void **state)
@@ -789,6 +819,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(chapters, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_inherit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(chapter_ends, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(cut_segments_are_no_holes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sessions_take_turns, set_up, tear_down),
         cmocka_unit_test_setup_teardown(truncates_drop, set_up, tear_down),
         cmocka_unit_test_setup_teardown(overwritten_rows, set_up, tear_down),

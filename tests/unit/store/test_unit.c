@@ -487,6 +487,60 @@ static void later_rows_are_good(void **state)
     kvs_arena_destroy(arena);
 }
 
+/* A fork writes after a bad row: without memory for the mark in its copy it does not get the rows,
+ * which would count as bad when they are good.  The same for a unit that nobody shares, whose
+ * segment counts as bad as a whole. */
+static void rows_wait_for_marks(void **state)
+{
+    struct kvs_arena *arena = kvs_arena_create(8 << 20);
+    struct kvs_segment_store heap;
+    struct kvs_unit unit, child;
+    struct kvs_block *last, *spare;
+    void *taken[MOST_TAKEN];
+
+    (void)state;
+    assert_true(kvs_segment_store_init(&heap, arena));
+    for (int is_forked = 0; is_forked < 2; is_forked++) {
+        struct kvs_unit *writer = is_forked ? &child : &unit;
+
+        assert_int_equal(lone_unit_init(&unit, &heap, 0, 0, ROW_BYTES), KV_OK);
+        assert_int_equal(lone_unit_init(&child, &heap, 0, 0, ROW_BYTES), KV_OK);
+        assert_int_equal(kvs_unit_reserve(&unit, 50), KV_OK);
+        unit.committed = unit.reserved;
+        if (is_forked) {
+            kvs_segment_mark_bad(&heap, kvs_unit_block(&unit, 0), 0, 30);
+            assert_int_equal(lone_unit_fork(&unit, &child, 50), KV_OK);
+        }
+        const size_t n = fill(&heap, taken, &last);
+        if (!is_forked)
+            kvs_segment_mark_bad(&heap, kvs_unit_block(&unit, 0), 0, 30);
+        if (is_forked) { /* memory for the block of its own, and no more */
+            spare = last;
+            last = spare->under;
+            spare->under = NULL;
+            kvs_block_unref(&heap, spare);
+        }
+        const uint64_t n_bad = heap.health.rows_bad;
+        assert_int_equal(kvs_unit_reserve(writer, 60), KV_NO_MEMORY);
+        assert_int_equal(heap.health.rows_bad, n_bad);
+        assert_int_equal(writer->reserved, 50);
+        lone_unit_check(writer);
+        empty(&heap, taken, n, last);
+        assert_int_equal(kvs_unit_reserve(writer, 60), KV_OK);
+        assert_true(kvs_unit_is_bad(writer, 30));
+        assert_int_equal(kvs_unit_is_bad(writer, 49), !is_forked);
+        assert_false(kvs_unit_is_bad(writer, 50));
+        assert_int_equal(heap.health.rows_bad, is_forked ? 2 : 50);
+        lone_unit_check(writer);
+        lone_unit_clear(&child);
+        lone_unit_clear(&unit);
+    }
+    assert_int_equal(heap.health.rows_bad, 0);
+    kvs_segment_store_check(&heap);
+    kvs_arena_check(arena);
+    kvs_arena_destroy(arena);
+}
+
 /* What blocks of so many units take is what segment.h says, but for the ends of pages. */
 static void bookkeeping_is_small(void **state)
 {
@@ -757,6 +811,7 @@ int main(void)
         cmocka_unit_test(refuses_whole),
         cmocka_unit_test(marks_need_no_memory),
         cmocka_unit_test(later_rows_are_good),
+        cmocka_unit_test(rows_wait_for_marks),
         cmocka_unit_test(bookkeeping_is_small),
         cmocka_unit_test(pieces_are_joined),
         cmocka_unit_test(cleared_units_leave_their_class),
