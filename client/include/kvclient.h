@@ -144,7 +144,7 @@ struct kv_node_info {
     enum kv_node_state state;
     const char *detail;    /* how the last connection failed; "" if connected or none failed */
     uint32_t n_threads;    /* data threads */
-    uint64_t memory_bytes; /* of the node, for rows and objects */
+    uint64_t memory_bytes; /* of the node, for rows, objects and the work of queries */
     uint64_t requests;     /* sent to the node by this client */
     uint64_t rows_in;      /* rows stored for this client */
     uint64_t rows_out;     /* rows returned to this client */

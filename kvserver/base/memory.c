@@ -46,6 +46,16 @@ void kv_memory_provide(void *from, size_t bytes)
 #endif
 }
 
+void kv_memory_drop(void *from, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = ((uintptr_t)from + page - 1) & ~(page - 1);
+    const uintptr_t end = ((uintptr_t)from + bytes) & ~(page - 1);
+
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
 static uint64_t group_limit(const char *path)
 {
     unsigned long long limit = 0;

@@ -17,6 +17,10 @@ void kv_memory_release(void *base, size_t bytes);
  * A system that cannot do so ahead does it on first access. */
 void kv_memory_provide(void *from, size_t bytes);
 
+/* Gives the whole pages within these bytes back to the system; they are 0 when they are next
+ * used. */
+void kv_memory_drop(void *from, size_t bytes);
+
 /* Returns the bytes that this process may use: physical memory, or its control group's limit if
  * that is lower. */
 uint64_t kv_memory_total(void);

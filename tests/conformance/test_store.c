@@ -1463,7 +1463,7 @@ static void full_memory(void **state)
     kv_status_t status;
 
     (void)state;
-    assert_true(open_own(&own, 16 << 20, 0));
+    assert_true(open_own(&own, 24 << 20, 0));
     open_side_as(&side, &own, NULL);
     first = open_session(&side, &models[EVEN]);
     second = open_session(&side, &models[EVEN]);

@@ -588,6 +588,63 @@ static void waiting_fetches_hold_no_buffers(void **state)
     assert_in_range(n_bodies, 1, KVS_STAGINGS);
 }
 
+/* Every row is a candidate, and is kept with a score for each vector. */
+static struct kv_op *ask_most(void)
+{
+    const struct kv_range range = {0, TOKENS};
+    struct kv_query query = query_of(0, HEADS / 2, 2 * HEAVY_VECTORS, TOKENS / 2);
+    struct kv_op *op = NULL;
+
+    query.ranges = &range;
+    query.merge = KV_MERGE_NONE;
+    query.want_ids = false;
+    assert_int_equal(kv_query_begin(it.sessions[0], &query, NULL, 0, &op), KV_OK);
+    return op;
+}
+
+/* What a query needs beyond its pipeline's own memory are pages of the node: it fails where
+ * they are missing, and leaves them to others. */
+static void working_memory_counts(void **state)
+{
+    struct kvs_pages *pages = node_data(it.node, 0)->pages;
+    const struct kvs_query_pipeline *pipeline =
+        kvs_query_queue_of(node_data(it.node, 0))->places[0].pipeline;
+    const uint32_t n_free = atomic_load(&pages->n_free);
+    struct kvs_lent_pages others = {KVS_PAGE_NONE, 0};
+    struct kv_op *op;
+
+    (void)state;
+    op = ask_most();
+    (void)steps_of(op);
+    kv_op_free(op);
+    assert_true(pipeline->lent.n > 0);
+    assert_int_equal(atomic_load(&pages->n_free), n_free - pipeline->lent.n);
+
+    /* Kept for the next one, until somebody needs them. */
+    while (!kvs_pages_are_short(pages))
+        assert_true(kvs_pages_lend(pages, &others, kvs_lent_bytes(&others) + 1));
+    for (int i = 0; i < 100; i++)
+        step();
+    assert_int_equal(pipeline->lent.n, 0);
+    assert_int_equal(atomic_load(&pages->n_free), n_free - others.n);
+
+    while (kvs_pages_lend(pages, &others, UINT64_MAX))
+        ;
+    op = ask_most();
+    while (kv_op_status(op) == KV_IN_PROGRESS)
+        step();
+    assert_int_equal(kv_op_status(op), KV_NO_MEMORY);
+    kv_op_free(op);
+    op = ask_little(0);
+    (void)steps_of(op);
+    kv_op_free(op);
+    kvs_pages_take_back(pages, &others);
+    op = ask_most();
+    (void)steps_of(op);
+    kv_op_free(op);
+    kvs_pages_check(pages);
+}
+
 /* ---- batches ----------------------------------------------------------------------------- */
 
 enum {
@@ -936,13 +993,13 @@ static void bad_rows_fail_one_entry(void **state)
 static void batches_may_not_fit(void **state)
 {
     struct kvs_query_queue *queue = kvs_query_queue_of(shard());
-    size_t n_floats[KVS_QUERIES_AT_ONCE];
+    size_t n_room[KVS_QUERIES_AT_ONCE];
     struct kv_op *ops[ENTRIES];
 
     (void)state;
     for (unsigned i = 0; i < queue->n_places; i++) { /* as with less memory */
-        n_floats[i] = queue->places[i].pipeline->n_floats;
-        queue->places[i].pipeline->n_floats = 16 * TOKENS;
+        n_room[i] = queue->places[i].pipeline->n_room;
+        queue->places[i].pipeline->n_room = 16 * TOKENS;
     }
     ask_together(ENTRIES, 0, ops);
     for (unsigned i = 0; i < ENTRIES; i++)
@@ -956,7 +1013,7 @@ static void batches_may_not_fit(void **state)
         }
     free_ops(ops);
     for (unsigned i = 0; i < queue->n_places; i++)
-        queue->places[i].pipeline->n_floats = n_floats[i];
+        queue->places[i].pipeline->n_room = n_room[i];
     for (unsigned i = 0; i < 10; i++)
         step();
     assert_int_equal(kv_pool_used(shard()->bodies), 0);
@@ -989,6 +1046,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(waiting_queries_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(changes_are_in_slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_fetches_hold_no_buffers, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(working_memory_counts, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_are_answered_as_alone, set_up_forks, tear_down),
         cmocka_unit_test_setup_teardown(strangers_share_nothing, set_up_forks, tear_down),

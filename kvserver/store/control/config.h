@@ -16,7 +16,8 @@ struct kv_disk;
 
 struct kvs_node_config {
     const char *name;       /* shown in tables; copied */
-    uint64_t memory_bytes;  /* for rows and objects of all threads, reserved at startup */
+    uint64_t memory_bytes;  /* for rows, objects and the work of queries, of all threads,
+                             * reserved at startup */
     uint32_t n_threads;     /* data threads, 1..KV_THREADS_MAX */
     uint32_t sessions_max;  /* 0: 4096 */
     uint32_t root_sessions; /* sessions here on one row of a root (placement.h) after which the

@@ -114,7 +114,8 @@ static void write_gauges(struct kvs_control *control, FILE *out)
 {
     const uint64_t up_us = kv_clock_now(control->config.clock) - control->started_us;
 
-    gauge(out, "memory_bytes", "memory for rows and objects", control->config.memory_bytes);
+    gauge(out, "memory_bytes", "memory for rows, objects and the work of queries",
+          control->config.memory_bytes);
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
         gauge(out, sums[i].name, sums[i].help, kvs_stats_total(control, sums[i].offset));
     gauge(out, "scrub_pass_seconds",

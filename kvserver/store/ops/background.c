@@ -51,8 +51,10 @@ static bool index_step(struct kvs_shard *shard, void *state)
 
 static bool recall_step(struct kvs_shard *shard, void *state)
 {
+    struct kvs_query_queue *queue = kvs_query_queue_of(shard);
+
     (void)state;
-    return kvs_recall_step(kvs_query_queue_of(shard)->recall);
+    return kvs_recall_step(queue->recall) || kvs_query_queue_drop_room(queue);
 }
 
 const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {

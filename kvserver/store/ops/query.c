@@ -22,23 +22,29 @@
 #include <string.h>
 
 enum {
-    MEMORY_PART = 16,      /* all pipelines but the first have this part of the memory */
-    FLOATS_MIN = 64 << 10, /* of a pipeline: smaller ones are not worth their memory */
+    MEMORY_PART = 16,        /* pipelines have this part of the memory */
+    FLOATS_MIN = 128 << 10,  /* of one of several pipelines: smaller ones are not worth their
+                             * memory */
+    FLOATS_LEAST = 32 << 10, /* of one that is alone */
     FIRST_ONLY = 0,
     ANY_PLACE = 1, /* lines */
 };
 
 /* ---- places ------------------------------------------------------------------------------ */
 
-/* Returns how many pipelines there are besides the first, and the floats of each. */
+/* Returns how many pipelines there are, and the floats that each has of its own. */
 static uint32_t divide(uint64_t memory_bytes, size_t *ret_floats)
 {
     const uint64_t part = memory_bytes / MEMORY_PART;
     const uint64_t n = part / kvs_query_pipeline_bytes(FLOATS_MIN);
-    const uint32_t n_places =
-        n < KVS_QUERIES_AT_ONCE - 1 ? (uint32_t)n : KVS_QUERIES_AT_ONCE - 1;
 
-    *ret_floats = n_places > 0 ? kvs_query_pipeline_floats(part / n_places) : 0;
+    const uint32_t n_places = n > KVS_QUERIES_AT_ONCE ? KVS_QUERIES_AT_ONCE
+                              : n > 1                 ? (uint32_t)n
+                                                      : 1;
+
+    *ret_floats = kvs_query_pipeline_floats(part / n_places);
+    if (*ret_floats < FLOATS_LEAST)
+        *ret_floats = FLOATS_LEAST;
     return n_places;
 }
 
@@ -47,7 +53,7 @@ uint64_t kvs_op_query_takes(uint64_t memory_bytes)
     size_t floats;
     const uint32_t n_places = divide(memory_bytes, &floats);
 
-    return n_places > 0 ? n_places * kvs_query_pipeline_bytes(floats) : 0;
+    return n_places * kvs_query_pipeline_bytes(floats) + kvs_recall_bytes();
 }
 
 static void line_init(struct kvs_query_line *line)
@@ -68,12 +74,13 @@ void *kvs_op_query_open(struct kvs_shard *shard)
     queue->clients = calloc(shard->n_clients, sizeof(*queue->clients));
     for (uint32_t i = 0; queue->clients != NULL && i < shard->n_clients; i++)
         queue->clients[i].waiting.end = &queue->clients[i].waiting.first;
-    queue->n_places = 1 + divide(shard->memory_bytes, &floats);
+    queue->n_places = divide(shard->memory_bytes, &floats);
+    queue->pages = shard->pages;
     bool is_made = queue->clients != NULL;
     for (uint32_t i = 0; i < queue->n_places; i++) {
         queue->places[i].others.end = &queue->places[i].others.first;
         queue->places[i].pipeline =
-            kvs_query_pipeline_create(i == 0 ? KVS_QUERY_PIPELINE_FLOATS : floats);
+            kvs_query_pipeline_create(floats, i == 0 ? KVS_QUERY_PIPELINE_FLOATS : floats);
         is_made = is_made && queue->places[i].pipeline != NULL;
     }
     queue->recall = kvs_recall_create(shard);
@@ -89,8 +96,11 @@ void kvs_op_query_close(void *state)
     struct kvs_query_queue *queue = state;
 
     kvs_recall_destroy(queue->recall);
-    for (uint32_t i = 0; i < queue->n_places; i++)
+    for (uint32_t i = 0; i < queue->n_places; i++) {
+        if (queue->places[i].pipeline != NULL)
+            kvs_query_pipeline_drop_room(queue->places[i].pipeline, queue->pages);
         kvs_query_pipeline_destroy(queue->places[i].pipeline);
+    }
     free(queue->clients);
     free(queue);
 }
@@ -114,14 +124,20 @@ static struct kvs_request *request_of(const struct kvs_query_entry *entry)
     return entry->input.arg;
 }
 
-/* Returns whether the place has room for the query; the first has it for every one. */
-static bool fits(const struct kvs_request *request, const struct kvs_query_place *place)
+/* Returns the floats that the query needs. */
+static size_t need_of(const struct kvs_request *request)
 {
     const struct kv_wire_query *query = kvs_query_of(request);
     const uint32_t n_eligible = kvs_ranges_count(kvs_query_ranges(request), query->n_ranges);
 
+    return kvs_query_pipeline_need(query, n_eligible);
+}
+
+/* Returns whether the place has room for the query; the first gets it for every one. */
+static bool fits(const struct kvs_request *request, const struct kvs_query_place *place)
+{
     return place == kvs_query_queue_of(request->shard)->places ||
-           kvs_query_pipeline_need(query, n_eligible) <= place->pipeline->n_floats;
+           need_of(request) <= place->pipeline->n_floats;
 }
 
 /* Returns the line for a client whose first query is this one.  The first place has room for all,
@@ -259,6 +275,8 @@ void kvs_op_query_release(struct kvs_request *request)
         kvs_request_enqueue(place->owner);
         return;
     }
+    if (kvs_pages_are_short(queue->pages))
+        kvs_query_pipeline_drop_room(place->pipeline, queue->pages);
     client->place = NULL;
     line_up(queue, client);
     /* At once: if the next request ends before it runs, it comes through here as well. */
@@ -405,6 +423,17 @@ static struct kvs_query_place *get_place(struct kvs_request *request)
     return NULL;
 }
 
+bool kvs_query_queue_drop_room(struct kvs_query_queue *queue)
+{
+    struct kvs_query_place *first = &queue->places[0];
+
+    if (first->owner != NULL || first->pipeline->lent.n == 0 ||
+        !kvs_pages_are_short(queue->pages))
+        return false;
+    kvs_query_pipeline_drop_room(first->pipeline, queue->pages);
+    return true;
+}
+
 /* Gets the buffers of a request that has a place.  Returns false if the request waits for one,
  * without its place, or has failed. */
 static bool get_buffers(struct kvs_request *request)
@@ -538,6 +567,18 @@ bool kvs_op_query_run(struct kvs_request *request)
     if (place == NULL)
         return false;
     if (!place->begun) {
+        const size_t n_floats = need_of(request);
+        const kv_status_t status = kvs_query_pipeline_get_room(
+            place->pipeline, kvs_query_queue_of(request->shard)->pages, n_floats);
+
+        if (status == KV_IN_PROGRESS)
+            return true;
+        if (status != KV_OK) {
+            kvs_request_fail(request, status,
+                             "query: working memory of %zu bytes: the node has too little free",
+                             kvs_query_pipeline_bytes(n_floats));
+            return false;
+        }
         if (!get_buffers(request))
             return false;
         begin(place);

@@ -1,9 +1,10 @@
 /* query.h - the queries of a data thread.
  *
- * Some queries are at work at a time, one of each client, each in a pipeline of its own; the
- * order of requests (queue.h) gives them their slices.  The first pipeline has room for every
- * query.  The others are made for smaller ones, from a part of the thread's memory.  A client
- * whose query has to wait comes after those that waited before.
+ * Some queries are at work at a time, one of each client, each in a place, which has a pipeline
+ * of its own; the order of requests (queue.h) gives them their slices.  All pipelines have the
+ * same room, from a part of the thread's memory.  The first takes larger queries as well: it gets
+ * room for them from the pages of the node, and keeps it until few are free.  A client whose
+ * query has to wait comes after those that waited before.
  *
  * Queries that a client sent in batches are at work together, as one, if they are over the same
  * units of sessions that share rows: the client waits for all of a batch, and together they take
@@ -54,6 +55,7 @@ struct kvs_query_line {
 struct kvs_query_queue {
     struct kvs_query_place places[KVS_QUERIES_AT_ONCE];
     uint32_t n_places;
+    struct kvs_pages *pages;          /* of the node */
     struct kvs_query_client *clients; /* by index */
     /* [0] clients whose first query fits the first place only, [1] those whose first one fits
      * any */
@@ -65,6 +67,9 @@ static inline struct kvs_query_queue *kvs_query_queue_of(const struct kvs_shard 
 {
     return shard->op_state[KV_OP_QUERY];
 }
+
+/* Returns the first pipeline's room to a node that is short of pages, if no query uses it. */
+bool kvs_query_queue_drop_room(struct kvs_query_queue *queue);
 
 /* Returns whether no query uses any runs of its unit: kvs_query_pipeline_is_between(). */
 static inline bool kvs_query_queue_is_between(const struct kvs_query_queue *queue)

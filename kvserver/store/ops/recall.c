@@ -28,10 +28,17 @@ struct kvs_recall {
     struct kvs_score_run runs[KV_RANGES_MAX];
     struct kv_wire_range ranges[KV_RANGES_MAX];
     float *queries;    /* (KV_QUERIES_MAX, KVS_CODEBOOK_DIM_MAX) */
-    uint32_t *tokens;  /* (n_tokens) */
+    uint32_t *tokens;  /* (n_tokens) in `floats`, after what is for scores */
     uint32_t n_tokens; /* the rows that the query selected */
-    float *floats;     /* FLOATS; the system provides pages as they are used */
+    float *floats;     /* FLOATS; used while pages are lent for them */
+    struct kvs_lent_pages lent;
 };
+
+uint64_t kvs_recall_bytes(void)
+{
+    return sizeof(struct kvs_recall) +
+           (size_t)KV_QUERIES_MAX * KVS_CODEBOOK_DIM_MAX * sizeof(float);
+}
 
 struct kvs_recall *kvs_recall_create(struct kvs_shard *shard)
 {
@@ -40,10 +47,10 @@ struct kvs_recall *kvs_recall_create(struct kvs_shard *shard)
     if (recall == NULL)
         return NULL;
     recall->shard = shard;
+    recall->lent.first = KVS_PAGE_NONE;
     recall->queries = calloc((size_t)KV_QUERIES_MAX * KVS_CODEBOOK_DIM_MAX, sizeof(float));
-    recall->tokens = calloc((size_t)KV_QUERIES_MAX * KV_SELECTED_MAX, sizeof(uint32_t));
     recall->floats = kv_memory_reserve(FLOATS * sizeof(float));
-    if (recall->queries == NULL || recall->tokens == NULL || recall->floats == NULL) {
+    if (recall->queries == NULL || recall->floats == NULL) {
         kvs_recall_destroy(recall);
         return NULL;
     }
@@ -54,10 +61,48 @@ void kvs_recall_destroy(struct kvs_recall *recall)
 {
     if (recall == NULL)
         return;
+    kvs_pages_take_back(recall->shard->pages, &recall->lent);
     kv_memory_release(recall->floats, FLOATS * sizeof(float));
-    free(recall->tokens);
     free(recall->queries);
     free(recall);
+}
+
+static void give_back(struct kvs_recall *recall)
+{
+    kv_memory_drop(recall->floats, kvs_lent_bytes(&recall->lent));
+    kvs_pages_take_back(recall->shard->pages, &recall->lent);
+}
+
+/* Gives back the memory of samples if the node needs it.  Returns false if there is nothing to do:
+ * a sample keeps it for the next one, because a fresh page takes longer than a small sample. */
+static bool drop_room(struct kvs_recall *recall)
+{
+    if (recall->lent.n == 0 || !kvs_pages_are_short(recall->shard->pages))
+        return false;
+    give_back(recall);
+    return true;
+}
+
+/* Gets memory for a sample.  Returns false if the node has too little free. */
+static bool get_room(struct kvs_recall *recall, size_t n_floats)
+{
+    struct kvs_pages *pages = recall->shard->pages;
+
+    if (kvs_pages_are_short(pages))
+        return false;
+    while (kvs_lent_bytes(&recall->lent) < n_floats * sizeof(float)) {
+        if (!kvs_pages_lend(pages, &recall->lent, n_floats * sizeof(float))) {
+            give_back(recall);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void end_sample(struct kvs_recall *recall)
+{
+    recall->busy = false;
+    (void)drop_room(recall);
 }
 
 void kvs_recall_note(struct kvs_recall *recall,
@@ -67,12 +112,13 @@ void kvs_recall_note(struct kvs_recall *recall,
                      const uint32_t *tokens,
                      uint32_t n_tokens)
 {
+    const size_t n_floats =
+        n_tokens + (size_t)score->n * (score->n_queries + KVS_SCORE_SPARE) + KV_TOPK_SPARE;
     struct kvs_unit *unit = score->unit;
 
     /* A sample stays due until one has been taken. */
     if (++unit->n_queries < KVS_RECALL_EVERY || recall->busy || n_tokens == 0 ||
-        (size_t)score->n * (score->n_queries + KVS_SCORE_SPARE) + KV_TOPK_SPARE > FLOATS ||
-        score->n > CANDIDATES_MAX)
+        n_floats > FLOATS || score->n > CANDIDATES_MAX || !get_room(recall, n_floats))
         return;
     unit->n_queries = 0;
     recall->busy = true;
@@ -86,12 +132,13 @@ void kvs_recall_note(struct kvs_recall *recall,
     memcpy(recall->ranges, score->ranges, score->n_ranges * sizeof(*score->ranges));
     memcpy(recall->queries, score->queries,
            (size_t)score->n_queries * score->d * sizeof(*score->queries));
+    recall->tokens = (uint32_t *)(void *)(recall->floats + n_floats - n_tokens);
     memcpy(recall->tokens, tokens, n_tokens * sizeof(*tokens));
     recall->n_tokens = n_tokens;
     recall->score.ranges = recall->ranges;
     recall->score.queries = recall->queries;
     recall->score.room = recall->floats;
-    recall->score.room_floats = FLOATS;
+    recall->score.room_floats = n_floats - n_tokens;
     recall->score.runs = recall->runs;
     recall->score.by_code = recall->score.by_cell = false;
     recall->choosing = false;
@@ -139,11 +186,11 @@ bool kvs_recall_step(struct kvs_recall *recall)
     struct kvs_score *score = &recall->score;
 
     if (!recall->busy)
-        return false;
+        return drop_room(recall);
     if (!session->used || session->serial != recall->serial ||
         session->generation != recall->generation) {
         /* The sample's rows may be gone: another query will be sampled. */
-        recall->busy = false;
+        end_sample(recall);
         return true;
     }
     /* The session's units may have moved in memory. */
@@ -162,6 +209,6 @@ bool kvs_recall_step(struct kvs_recall *recall)
     unit->recall =
         isnan(unit->recall) ? share : unit->recall + NEW_SHARE * (share - unit->recall);
     kvs_count(&recall->shard->stats.recall_samples, 1);
-    recall->busy = false;
+    end_sample(recall);
     return true;
 }

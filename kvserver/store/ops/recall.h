@@ -5,7 +5,8 @@
  * time per data thread.  The unit keeps a moving average of the fraction of exactly selected
  * rows that the query had found.
  *
- * Threads: the data thread.  Memory: create/destroy.
+ * Threads: the data thread.  Memory: create/destroy; from the first sample on also some pages of
+ * the node, until few are free: then no sample is taken.
  */
 #ifndef KV_KVSERVER_STORE_OPS_RECALL_H
 #define KV_KVSERVER_STORE_OPS_RECALL_H
@@ -20,6 +21,9 @@ enum {
 
 struct kvs_recall;
 
+/* Returns the memory that it always has. */
+uint64_t kvs_recall_bytes(void);
+
 /* Returns NULL if out of memory. */
 struct kvs_recall *kvs_recall_create(struct kvs_shard *shard);
 void kvs_recall_destroy(struct kvs_recall *recall); /* NULL is allowed */
@@ -33,7 +37,8 @@ void kvs_recall_note(struct kvs_recall *recall,
                      const uint32_t *tokens,
                      uint32_t n_tokens);
 
-/* Runs a slice of the sample in progress.  Returns false if there is none. */
+/* Runs a slice of the sample in progress; without one, gives pages back that the node needs.
+ * Returns false if there is nothing to do. */
 bool kvs_recall_step(struct kvs_recall *recall);
 
 #endif

@@ -47,7 +47,7 @@ void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline)
     pipeline->unit = pipeline->entry = 0;
     pipeline->done = NULL;
     pipeline->n_work = 0;
-    pipeline->n_free = pipeline->n_floats;
+    pipeline->n_free = pipeline->n_room;
     pipeline->stage = KVS_QUERY_UNIT;
 }
 

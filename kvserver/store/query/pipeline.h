@@ -162,18 +162,30 @@ struct kvs_query_pipeline {
      * select.  From `n_free` on, what the entries keep from one step to the next. */
     float *floats;
     size_t n_floats, n_work, n_free;
+    size_t n_own, n_room; /* floats that may always be used, and now: pages are lent for more */
+    struct kvs_lent_pages lent;
 };
 
 /* Returns the floats that a query needs of a pipeline.  n_eligible: rows of each unit. */
 size_t kvs_query_pipeline_need(const struct kv_wire_query *query, uint32_t n_eligible);
 
 /* Creates a pipeline for queries that need at most n_floats, at most KVS_QUERY_PIPELINE_FLOATS.
- * What a query selects does not depend on the pipeline's size.  Returns NULL if out of
- * memory. */
-struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_floats);
+ * One that needs more than n_own has to get room first.  What a query selects does not depend on
+ * the pipeline's size.  Returns NULL if out of memory. */
+struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_own, size_t n_floats);
 
-/* Returns the memory that such a pipeline may come to use. */
+/* Returns the memory that such a pipeline may come to use, with n_floats of its own. */
 size_t kvs_query_pipeline_bytes(size_t n_floats);
+
+/* Gets room for queries that need n_floats: pages of the node, which stay empty meanwhile.
+ * Returns KV_IN_PROGRESS after a part of it, for some us: call again; KV_NO_MEMORY if there are
+ * not enough pages. */
+kv_status_t kvs_query_pipeline_get_room(struct kvs_query_pipeline *pipeline,
+                                        struct kvs_pages *pages,
+                                        size_t n_floats);
+
+/* Gives back all room but its own.  No query may be at work. */
+void kvs_query_pipeline_drop_room(struct kvs_query_pipeline *pipeline, struct kvs_pages *pages);
 
 /* Returns the floats of the largest pipeline that uses at most so many bytes; 0: none does. */
 size_t kvs_query_pipeline_floats(size_t bytes);

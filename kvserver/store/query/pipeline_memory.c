@@ -1,4 +1,4 @@
-/* The memory of a query pipeline, allocated once. */
+/* The memory of a query pipeline: allocated once, but for what large queries need. */
 #include "kvserver/store/query/pipeline.h"
 
 #include "kvserver/base/memory.h"
@@ -114,13 +114,55 @@ size_t kvs_query_pipeline_floats(size_t bytes)
     return bytes > fixed_bytes() ? (bytes - fixed_bytes()) / sizeof(float) / 7 * 5 : 0;
 }
 
-struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_floats)
+kv_status_t kvs_query_pipeline_get_room(struct kvs_query_pipeline *pipeline,
+                                        struct kvs_pages *pages,
+                                        size_t n_floats)
+{
+    const size_t wanted = lower(n_floats, pipeline->n_floats);
+
+    if (wanted <= pipeline->n_room)
+        return KV_OK;
+    const size_t bytes =
+        kvs_query_pipeline_bytes(wanted) - kvs_query_pipeline_bytes(pipeline->n_own);
+    if (!kvs_pages_lend(pages, &pipeline->lent, bytes)) {
+        kvs_query_pipeline_drop_room(pipeline, pages);
+        return KV_NO_MEMORY;
+    }
+    if (kvs_lent_bytes(&pipeline->lent) < bytes)
+        return KV_IN_PROGRESS;
+    pipeline->n_room = wanted;
+    return KV_OK;
+}
+
+static void drop_from(void *array, size_t n_own, size_t n_all, size_t bytes_each)
+{
+    if (n_own < n_all)
+        kv_memory_drop((char *)array + n_own * bytes_each, (n_all - n_own) * bytes_each);
+}
+
+void kvs_query_pipeline_drop_room(struct kvs_query_pipeline *pipeline, struct kvs_pages *pages)
+{
+    const struct kvs_expander *expander = pipeline->expander;
+    const size_t n_rows = lower(KVS_EXPAND_ROWS_MAX, rows_max(pipeline->n_own));
+
+    if (pipeline->lent.n == 0)
+        return;
+    drop_from(pipeline->floats, pipeline->n_own, pipeline->n_floats, sizeof(float));
+    drop_from(expander->rows, n_rows, expander->rows_max, sizeof(uint32_t));
+    drop_from(expander->marks, n_rows, expander->rows_max, sizeof(uint32_t));
+    pipeline->n_room = pipeline->n_own;
+    kvs_pages_take_back(pages, &pipeline->lent);
+}
+
+struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_own, size_t n_floats)
 {
     struct kvs_query_pipeline *pipeline = calloc(1, sizeof(*pipeline));
 
     if (pipeline == NULL)
         return NULL;
     pipeline->n_floats = n_floats;
+    pipeline->n_own = pipeline->n_room = n_own;
+    pipeline->lent.first = KVS_PAGE_NONE;
     pipeline->floats = kv_memory_reserve(n_floats * sizeof(float));
     pipeline->runs = calloc(KVS_SCORE_RUNS_MAX, sizeof(*pipeline->runs));
     pipeline->tables = calloc((size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE, sizeof(float));

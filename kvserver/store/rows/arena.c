@@ -31,7 +31,7 @@ static struct kvs_page *page_at(const struct kvs_arena *arena, int64_t index)
 
 static bool is_own(const struct kvs_arena *arena, const struct kvs_page *page)
 {
-    return atomic_load_explicit(&page->arena, memory_order_relaxed) == arena;
+    return atomic_load_explicit(&page->owner, memory_order_relaxed) == arena;
 }
 
 /* Lists are doubly linked: a page that becomes free leaves its class's list from the middle. */

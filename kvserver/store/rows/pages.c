@@ -10,6 +10,7 @@ enum {
     TOUCH_AHEAD_PAGES = 32, /* 64 MiB are kept ready for each arena */
     TOUCH_BYTES = 64 << 10, /* touched per call: the kernel may clear fresh memory at less than
                              * 1 GB/s */
+    LEND_AT_ONCE = 8,       /* pages: giving one back to the system takes some us */
 };
 
 struct kvs_pages *kvs_pages_create(uint64_t bytes)
@@ -66,7 +67,7 @@ static void raise_touched(struct kvs_pages *pages, uint64_t end)
         ;
 }
 
-int32_t kvs_page_take(struct kvs_pages *pages, const struct kvs_arena *arena)
+int32_t kvs_page_take(struct kvs_pages *pages, const void *owner)
 {
     int32_t index;
 
@@ -81,7 +82,7 @@ int32_t kvs_page_take(struct kvs_pages *pages, const struct kvs_arena *arena)
     kv_lock_release(pages->lock);
     if (index == KVS_PAGE_NONE)
         return index;
-    atomic_store_explicit(&pages->pages[index].arena, arena, memory_order_relaxed);
+    atomic_store_explicit(&pages->pages[index].owner, owner, memory_order_relaxed);
     raise_touched(pages, ((uint64_t)index + 1) * KVS_ARENA_PAGE);
     return index;
 }
@@ -90,12 +91,38 @@ void kvs_page_return(struct kvs_pages *pages, uint32_t index)
 {
     struct kvs_page *page = &pages->pages[index];
 
-    atomic_store_explicit(&page->arena, NULL, memory_order_relaxed);
+    atomic_store_explicit(&page->owner, NULL, memory_order_relaxed);
     kv_lock_take(pages->lock);
     page->next = pages->free_first;
     pages->free_first = (int32_t)index;
     atomic_fetch_add_explicit(&pages->n_free, 1, memory_order_relaxed);
     kv_lock_release(pages->lock);
+}
+
+bool kvs_pages_lend(struct kvs_pages *pages, struct kvs_lent_pages *lent, uint64_t bytes)
+{
+    for (int i = 0; i < LEND_AT_ONCE && kvs_lent_bytes(lent) < bytes; i++) {
+        const int32_t index = kvs_page_take(pages, lent);
+
+        if (index == KVS_PAGE_NONE)
+            return false;
+        kv_memory_drop(pages->base + (uint64_t)index * KVS_ARENA_PAGE, KVS_ARENA_PAGE);
+        pages->pages[index].next = lent->first;
+        lent->first = index;
+        lent->n++;
+    }
+    return true;
+}
+
+void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent)
+{
+    while (lent->first != KVS_PAGE_NONE) {
+        const int32_t index = lent->first;
+
+        lent->first = pages->pages[index].next;
+        kvs_page_return(pages, (uint32_t)index);
+    }
+    lent->n = 0;
 }
 
 unsigned kvs_pages_touch_ahead(struct kvs_pages *pages)
@@ -123,10 +150,10 @@ void kvs_pages_check(const struct kvs_pages *pages)
     uint32_t n_free = 0, n_listed = 0;
 
     for (uint32_t i = 0; i < pages->n_pages; i++)
-        n_free += atomic_load_explicit(&pages->pages[i].arena, memory_order_relaxed) == NULL;
+        n_free += atomic_load_explicit(&pages->pages[i].owner, memory_order_relaxed) == NULL;
     for (int32_t i = pages->free_first; i != KVS_PAGE_NONE; i = pages->pages[i].next) {
         assert(i >= 0 && (uint32_t)i < pages->n_pages && n_listed < pages->n_pages);
-        assert(atomic_load_explicit(&pages->pages[i].arena, memory_order_relaxed) == NULL);
+        assert(atomic_load_explicit(&pages->pages[i].owner, memory_order_relaxed) == NULL);
         n_listed++;
     }
     assert(n_free == n_listed &&

@@ -1,13 +1,18 @@
-/* pages.h - the memory of a node for rows and objects: pages of 2 MiB, which the arenas of its
+/* pages.h - the memory of a node: pages of 2 MiB, which the arenas of its
  * data threads take and return.
  *
  *   free --kvs_page_take()--> of one arena --kvs_page_return()--> free
+ *   free --kvs_pages_lend()--> lent --kvs_pages_take_back()--> free
  *
  * All arenas of a node share its pages, so none is full while another has room.  A page is
  * large, so pages are taken and returned rarely, under a lock.
  *
+ * Pages lie apart.  Work that needs contiguous memory has some of its own and borrows as many
+ * pages, which stay empty meanwhile: so it counts as the node's memory.
+ *
  * Invariants, which kvs_pages_check() asserts while no arena takes or returns a page:
- *   (1) A page is free and in the free list, or of one arena; n_free counts the free ones.
+ *   (1) A page is free and in the free list, or of one arena, or lent; n_free counts the free
+ *       ones.
  *
  * Threads: any.  What a page says of its elements belongs to its arena's thread.
  */
@@ -26,10 +31,8 @@ enum {
     KVS_PAGE_NONE = -1,
 };
 
-struct kvs_arena;
-
 struct kvs_page {
-    _Atomic(const struct kvs_arena *) arena; /* NULL: free */
+    _Atomic(const void *) owner; /* an arena, or a borrower; NULL: free */
     int32_t class_id;
     uint32_t n_used;
     int32_t next,
@@ -53,9 +56,31 @@ struct kvs_pages {
 struct kvs_pages *kvs_pages_create(uint64_t bytes);
 void kvs_pages_destroy(struct kvs_pages *pages); /* NULL is allowed */
 
-/* Returns the index of a page that is the arena's from now on, or KVS_PAGE_NONE. */
-int32_t kvs_page_take(struct kvs_pages *pages, const struct kvs_arena *arena);
+/* Returns the index of a page that is the owner's from now on, or KVS_PAGE_NONE. */
+int32_t kvs_page_take(struct kvs_pages *pages, const void *owner);
 void kvs_page_return(struct kvs_pages *pages, uint32_t index);
+
+/* Pages lent to one borrower.  Begins as {KVS_PAGE_NONE, 0}. */
+struct kvs_lent_pages {
+    int32_t first; /* a list of them */
+    uint32_t n;
+};
+
+/* Lends some more pages, for `bytes` in all at most.  Returns false if the node has none left;
+ * the caller has `bytes` when kvs_lent_bytes() says so, and else asks again. */
+bool kvs_pages_lend(struct kvs_pages *pages, struct kvs_lent_pages *lent, uint64_t bytes);
+void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent);
+
+static inline uint64_t kvs_lent_bytes(const struct kvs_lent_pages *lent)
+{
+    return lent->n * (uint64_t)KVS_ARENA_PAGE;
+}
+
+/* Returns whether so few pages are free that whoever keeps some without need returns them. */
+static inline bool kvs_pages_are_short(const struct kvs_pages *pages)
+{
+    return atomic_load_explicit(&pages->n_free, memory_order_relaxed) < pages->n_pages / 8;
+}
 
 /* Touches part of the next page before it is needed, so that its first user does not wait for
  * the system to clear it.  Returns 0 if enough pages are ready. */

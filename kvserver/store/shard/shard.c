@@ -113,6 +113,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->woken_end = &shard->woken;
 
     shard->memory_bytes = setup->memory_bytes;
+    shard->pages = setup->pages;
     shard->arena = kvs_arena_create_in(setup->pages);
     shard->sessions = calloc(setup->n_sessions, sizeof(*shard->sessions));
     shard->clients = calloc(setup->n_clients, sizeof(*shard->clients));

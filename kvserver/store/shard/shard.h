@@ -82,7 +82,8 @@ struct kvs_shard {
     uint64_t moved_us;     /* of the last step that did anything */
     uint64_t memory_bytes; /* of the node's, this thread's share */
     struct kv_port *port;
-    struct kvs_arena *arena;
+    struct kvs_pages *pages; /* of the node */
+    struct kvs_arena *arena; /* some of them */
     struct kvs_segment_store store;
     struct kvs_codebooks codebooks;
     struct kvs_objects objects;

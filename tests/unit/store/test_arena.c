@@ -321,11 +321,51 @@ static void arenas_share_pages(void **state)
     kvs_pages_destroy(pages);
 }
 
+/* Pages that are lent are nobody else's until they are back. */
+static void lent_pages_are_missing(void **state)
+{
+    struct kvs_pages *pages = kvs_pages_create((uint64_t)N_PAGES * KVS_ARENA_PAGE);
+    struct kvs_arena *arena = kvs_arena_create_in(pages);
+    const int class_id = kvs_arena_class_hold(arena, KVS_ARENA_PAGE);
+    struct kvs_lent_pages lent = {KVS_PAGE_NONE, 0}, more = {KVS_PAGE_NONE, 0};
+    void *element = kvs_arena_alloc(arena, class_id);
+
+    (void)state;
+    memset(element, 7, KVS_ARENA_PAGE);
+    assert_false(kvs_pages_are_short(pages));
+    while (kvs_lent_bytes(&lent) < 2 * KVS_ARENA_PAGE + 1)
+        assert_true(kvs_pages_lend(pages, &lent, 2 * KVS_ARENA_PAGE + 1));
+    assert_int_equal(lent.n, 3);
+    assert_int_equal(kvs_arena_room(arena, class_id), N_PAGES - 4);
+    while (kvs_pages_lend(pages, &more, UINT64_MAX))
+        ;
+    assert_int_equal(more.n, N_PAGES - 4);
+    assert_null(kvs_arena_alloc(arena, class_id));
+    assert_true(kvs_pages_are_short(pages));
+    kvs_pages_check(pages);
+    kvs_arena_check(arena);
+
+    kvs_pages_take_back(pages, &lent);
+    kvs_pages_check(pages);
+    for (unsigned i = 0; i < 3; i++)
+        assert_non_null(kvs_arena_alloc(arena, class_id));
+    assert_null(kvs_arena_alloc(arena, class_id));
+    kvs_pages_take_back(pages, &more);
+    kvs_pages_take_back(pages, &more);
+    assert_int_equal(kvs_arena_room(arena, class_id), N_PAGES - 4);
+    for (size_t at = 0; at < KVS_ARENA_PAGE; at += 64)
+        assert_int_equal(((uint8_t *)element)[at], 7);
+    kvs_arena_destroy(arena);
+    kvs_pages_check(pages);
+    kvs_pages_destroy(pages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lends_and_takes_back),
         cmocka_unit_test(arenas_share_pages),
+        cmocka_unit_test(lent_pages_are_missing),
         cmocka_unit_test(runs_are_adjacent),
         cmocka_unit_test(full_and_one_class_takes_all),
         cmocka_unit_test(classes_round_little),

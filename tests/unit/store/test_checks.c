@@ -76,7 +76,7 @@ static void arena_used_count(void)
 
 static void arena_page_of_another(void)
 {
-    roomy_page()->arena = NULL;
+    roomy_page()->owner = NULL;
 }
 
 static void arena_element_without_bit(void)

@@ -77,7 +77,7 @@ static int set_up(void **state)
     cached.fingerprint =
         kv_wire_block_fingerprint(kvs_unit_crc(&units[0], CACHED * KV_BLOCK_TOKENS));
     n_told = 0;
-    querier = kvs_query_pipeline_create(KVS_QUERY_PIPELINE_FLOATS);
+    querier = kvs_query_pipeline_create(KVS_QUERY_PIPELINE_FLOATS, KVS_QUERY_PIPELINE_FLOATS);
     return querier == NULL;
 }
 
