@@ -43,7 +43,7 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
     if (config->sessions_max == 0)
         config->sessions_max = 4096;
     if (config->clients_max == 0)
-        config->clients_max = 256;
+        config->clients_max = 1000;
     if (config->credits == 0)
         config->credits = 64;
     if (config->lease_ms == 0)

@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include <inttypes.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
@@ -1087,6 +1088,39 @@ static void wake_before_arm(void **state)
     close_pair(&pair);
 }
 
+/* The bytes of shared memory that this process has mapped. */
+static uint64_t shared_bytes(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    uint64_t bytes = 0;
+    char line[512];
+
+    assert_non_null(maps);
+    while (fgets(line, sizeof(line), maps) != NULL) {
+        uint64_t from, to;
+
+        if ((strstr(line, "/dev/shm/") != NULL || strstr(line, "posix") != NULL) &&
+            sscanf(line, "%" SCNx64 "-%" SCNx64, &from, &to) == 2)
+            bytes += to - from;
+    }
+    fclose(maps);
+    return bytes;
+}
+
+/* A node has 1,000 clients, and each of them a port. */
+static void ports_take_little_shared_memory(void **state)
+{
+    const uint64_t before = shared_bytes();
+    struct end ends[8];
+
+    (void)state;
+    for (unsigned i = 0; i < 8; i++)
+        open_end(&ends[i]);
+    assert_in_range(shared_bytes() - before, 0, 8 << 20);
+    for (unsigned i = 0; i < 8; i++)
+        ends[i].port->ops->port_close(ends[i].port);
+}
+
 /* Closes and sends race with a receiver that is copying. */
 static void closes_while_received(void **state)
 {
@@ -1357,6 +1391,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(echoes_between_threads),
         cmocka_unit_test(sleeps_and_wakes),
         cmocka_unit_test(wake_before_arm),
+        cmocka_unit_test(ports_take_little_shared_memory),
         cmocka_unit_test(closes_while_received),
         cmocka_unit_test(talks_to_child),
         cmocka_unit_test(peer_is_killed),

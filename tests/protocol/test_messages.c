@@ -3292,15 +3292,16 @@ static void batches_of_anything(void **state)
     good_requests_work();
 }
 
-/* However many clients come, each of their credits has a work, and none has too few. */
-static void credits_are_as_many_as_works(void **state)
+/* However many clients come, each of their credits has a work, none has too few, and the first
+ * has as many as it may. */
+static void check_credits(uint32_t clients_max, uint32_t credits_max)
 {
     const struct kvs_node_config config = {
         .name = "crowded",
         .memory_bytes = MEMORY_BYTES,
         .n_threads = 1,
-        .clients_max = 64,
-        .credits = KV_CREDITS_MAX,
+        .clients_max = clients_max,
+        .credits = credits_max,
         .clock = &world.clock,
         .transport = world.transport,
         .disk = world.disk,
@@ -3309,19 +3310,28 @@ static void credits_are_as_many_as_works(void **state)
     struct kvs_node *node;
     char detail[256];
 
-    (void)state;
     if (kvs_node_create(&config, &node, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
     const uint32_t spare = node->control.credits_spare;
-    for (uint32_t i = 0; i < config.clients_max; i++) {
+    for (uint32_t i = 0; i < clients_max; i++) {
         const uint32_t credits = kvs_client_grant(&node->control);
 
-        assert_in_range(credits, KVS_CREDITS_SURE, KV_CREDITS_MAX);
+        assert_in_range(credits, i == 0 ? credits_max : KVS_CREDITS_SURE, credits_max);
         sum += credits;
     }
     assert_int_equal(sum, kv_pool_size(node->shard[0].requests));
+    assert_in_range(sum, 0, clients_max * KVS_CREDITS_SURE + KVS_REQUESTS_SPARE);
     node->control.credits_spare = spare; /* no client has them */
     kvs_node_destroy(node);
+}
+
+static void credits_are_as_many_as_works(void **state)
+{
+    (void)state;
+    check_credits(4, KV_CREDITS_MAX);
+    check_credits(64, KV_CREDITS_MAX);
+    check_credits(1000, 64);
+    check_credits(1000, KVS_CREDITS_SURE);
 }
 
 /* What a client was granted is another's when it has gone. */

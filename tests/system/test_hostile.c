@@ -18,7 +18,7 @@ enum {
     RANDOM_BYTES_MAX = 8192,
     N_SLOW = 80,
     N_CROWD = 1000,
-    N_PLACES = 2 * 256 + 256, /* of the control port, with --clients as it is by itself */
+    N_PLACES = 2 * 256 + 256, /* of the control port, with --clients 256 */
     N_DRIPS = 120,
     DRIPS_US = 6000000,
     DRIP_EVERY_US = 100000,
@@ -32,7 +32,7 @@ enum {
  * libraries. */
 #define RSS_GROWTH ((64 + 48 * PROCESS_MEMORY_FACTOR) << 20)
 
-static const char *const small[] = {"--memory", "64M", NULL};
+static const char *const small[] = {"--memory", "64M", "--clients", "256", NULL};
 
 struct scene {
     struct process_node node;

@@ -47,7 +47,11 @@ static const struct option link_options[KV_UCX_N_LINKS][10] = {
          {"KEEPCNT", "UCX_TCP_KEEPCNT", "3"}},
     /* cma: its part here is to ask the system that peers may read this process. */
     [KV_UCX_LINK_SHARED] = {{"TLS", "UCX_TLS", "posix,cma"},
-                            {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"}},
+                            {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"},
+                            /* How many buffers of 8 KiB a port gets at a time: one more than
+                             * its queue has places, and some to keep.  UCX's 512 are 4 MiB of
+                             * each client, most of them never used. */
+                            {"MM_RX_BUFS_GROW", "UCX_POSIX_RX_BUFS_GROW", "80"}},
 };
 
 /* Device names: UCX has no function for them, so they are parsed from what it prints. */

@@ -213,16 +213,43 @@ static void check_client(const struct kvs_control *control,
     assert(client->state != KVS_CLIENT_OPENING ||
            n_calls_of_client(control, client, KV_OP_HELLO) == 1);
     assert((client->n_asked > 0) == (n_calls_of_client(control, client, KV_OP_GOODBYE) > 0));
-    for (const struct kvs_client_record *other = control->clients;
-         other < client && client->state != KVS_CLIENT_CLOSING; other++)
-        assert((other->state != KVS_CLIENT_OPEN && other->state != KVS_CLIENT_OPENING) ||
-               !kv_token_equal(&other->id, &client->id));
+    if (client->state != KVS_CLIENT_CLOSING)
+        assert(kv_map_get(control->client_of_id, &client->id) == client);
+}
+
+static bool is_free(const struct kvs_client_record *client)
+{
+    return client->state == KVS_CLIENT_FREE;
+}
+
+static bool is_unwatched(const struct kvs_client_record *client)
+{
+    return client->state == KVS_CLIENT_OPEN && !client->attached;
+}
+
+static bool is_unclosed(const struct kvs_client_record *client)
+{
+    return client->state == KVS_CLIENT_CLOSING && client->n_asked == 0;
+}
+
+/* In the list are exactly the clients that belong there. */
+static void check_client_list(const struct kvs_control *control,
+                              struct kvs_client_record *const *list,
+                              bool (*belongs)(const struct kvs_client_record *client))
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < control->config.clients_max; i++)
+        n += belongs(&control->clients[i]);
+    for (; *list != NULL; list = &(*list)->next, n--)
+        assert(n > 0 && (*list)->link == list && belongs(*list));
+    assert(n == 0);
 }
 
 static void check_clients(const struct kvs_control *control)
 {
     const struct kvs_node_config *config = &control->config;
-    uint32_t n_granted = config->clients_max * control->credits_sure;
+    uint32_t n_granted = config->clients_max * control->credits_sure, n_known = 0;
 
     for (uint32_t i = 0; i < config->clients_max; i++) {
         const struct kvs_client_record *client = &control->clients[i];
@@ -233,8 +260,13 @@ static void check_clients(const struct kvs_control *control)
         }
         check_client(control, client);
         n_granted += client->credits - control->credits_sure;
+        n_known += client->state != KVS_CLIENT_CLOSING;
     }
     assert(n_granted + control->credits_spare == kvs_node_requests_max(config));
+    assert(n_known == kv_map_count(control->client_of_id));
+    check_client_list(control, &control->free_clients, is_free);
+    check_client_list(control, &control->unwatched_clients, is_unwatched);
+    check_client_list(control, &control->unclosed_clients, is_unclosed);
 }
 
 void kvs_control_check(const struct kvs_control *control)

@@ -8,9 +8,89 @@
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/control.h"
 
+#include <stdlib.h>
+
 enum {
     CLOSE_AGAIN_US = 20000,
 };
+
+/* ---- places and lists -------------------------------------------------------------------- */
+
+static void list_add(struct kvs_client_record **list, struct kvs_client_record *client)
+{
+    client->next = *list;
+    client->link = list;
+    if (client->next != NULL)
+        client->next->link = &client->next;
+    *list = client;
+}
+
+/* Takes the client out of its list, if it is in any. */
+static void list_remove(struct kvs_client_record *client)
+{
+    if (client->link == NULL)
+        return;
+    *client->link = client->next;
+    if (client->next != NULL)
+        client->next->link = client->link;
+    client->next = NULL;
+    client->link = NULL;
+}
+
+bool kvs_clients_init(struct kvs_control *control, uint64_t secret)
+{
+    const uint32_t n = control->config.clients_max;
+
+    control->clients = calloc(n, sizeof(*control->clients));
+    control->client_of_id = kv_map_create(secret);
+    if (control->clients == NULL || control->client_of_id == NULL)
+        return false;
+    for (uint32_t i = n; i-- > 0;)
+        list_add(&control->free_clients, &control->clients[i]);
+    return true;
+}
+
+void kvs_clients_fini(struct kvs_control *control)
+{
+    free(control->clients);
+    kv_map_destroy(control->client_of_id);
+}
+
+kv_status_t kvs_client_create(struct kvs_control *control,
+                              const struct kv_id128 *id,
+                              struct kvs_client_record **ret_client)
+{
+    struct kvs_client_record *client = control->free_clients;
+
+    if (client == NULL)
+        return KV_BUSY;
+    if (!kv_map_set(control->client_of_id, id, client))
+        return KV_NO_MEMORY;
+    list_remove(client);
+    *client = (struct kvs_client_record){
+        .state = KVS_CLIENT_OPENING,
+        .index = (uint32_t)(client - control->clients),
+        .id = *id,
+        .since_us = kv_clock_now(control->config.clock),
+    };
+    kv_random_fill(&control->random, &client->token, sizeof(client->token));
+    client->credits = kvs_client_grant(control);
+    *ret_client = client;
+    return KV_OK;
+}
+
+void kvs_client_opened(struct kvs_control *control, struct kvs_client_record *client)
+{
+    client->state = KVS_CLIENT_OPEN;
+    client->heard_us = kv_clock_now(control->config.clock);
+    list_add(&control->unwatched_clients, client);
+}
+
+struct kvs_client_record *kvs_client_by_id(struct kvs_control *control,
+                                           const struct kv_id128 *id)
+{
+    return kv_map_get(control->client_of_id, id);
+}
 
 struct kvs_client_record *
 kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128 *token)
@@ -22,6 +102,8 @@ kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128
         return NULL;
     return client;
 }
+
+/* ---- credits and removal ----------------------------------------------------------------- */
 
 uint32_t kvs_client_grant(struct kvs_control *control)
 {
@@ -41,6 +123,9 @@ static void client_closed(struct kvs_control_call *call)
     if (call->status == KV_OK) {
         client->state = KVS_CLIENT_FREE;
         call->control->credits_spare += client->credits - call->control->credits_sure;
+        list_add(&call->control->free_clients, client);
+    } else {
+        list_add(&call->control->unclosed_clients, client);
     }
     kvs_control_call_end(call);
 }
@@ -52,6 +137,7 @@ static void client_close(struct kvs_control *control, struct kvs_client_record *
     client->closing_us = kv_clock_now(control->config.clock);
     if (call == NULL)
         return;
+    list_remove(client);
     call->client = client;
     client->n_asked = control->n_threads;
     kvs_control_broadcast(
@@ -65,6 +151,9 @@ void kvs_client_remove(struct kvs_control *control, struct kvs_client_record *cl
         return;
     client->state = KVS_CLIENT_CLOSING;
     client->n_asked = 0;
+    kv_map_remove(control->client_of_id, &client->id);
+    list_remove(client);
+    list_add(&control->unclosed_clients, client);
     if (client->channel != NULL) {
         client->channel->ops->channel_close(client->channel);
         client->channel = NULL;
@@ -91,9 +180,11 @@ bool kvs_control_attach_client(struct kvs_control *control,
 {
     struct kvs_client_record *client = kvs_client_of(control, client_index, client_token);
 
-    if (client != NULL)
-        client->attached = true;
-    return client != NULL;
+    if (client == NULL)
+        return false;
+    client->attached = true;
+    list_remove(client);
+    return true;
 }
 
 static uint64_t client_requests(const struct kvs_control *control, uint32_t index)
@@ -105,26 +196,35 @@ static uint64_t client_requests(const struct kvs_control *control, uint32_t inde
     return requests;
 }
 
+/* Removes a client that has been silent for too long. */
+static void
+check_silence(struct kvs_control *control, struct kvs_client_record *client, uint64_t now_us)
+{
+    const uint64_t requests = client_requests(control, client->index);
+
+    if (requests != client->requests_seen)
+        client->heard_us = now_us;
+    client->requests_seen = requests;
+    /* A hello that this step answered can be later than now_us. */
+    if (now_us <= client->heard_us ||
+        now_us - client->heard_us <= control->config.client_lease_ms * UINT64_C(1000))
+        return;
+    kvs_count(&control->stats.clients_lost, 1);
+    kvs_client_remove(control, client);
+}
+
 void kvs_clients_check(struct kvs_control *control, uint64_t now_us)
 {
-    for (uint32_t i = 0; i < control->config.clients_max; i++) {
-        struct kvs_client_record *client = &control->clients[i];
+    struct kvs_client_record *client, *next;
 
-        if (client->state == KVS_CLIENT_CLOSING && client->n_asked == 0 &&
-            now_us - client->closing_us > CLOSE_AGAIN_US) {
+    for (client = control->unclosed_clients; client != NULL; client = next) {
+        next = client->next;
+        if (now_us - client->closing_us > CLOSE_AGAIN_US)
             client_close(control, client); /* its last requests may have ended since */
-        } else if (client->state == KVS_CLIENT_OPEN && !client->attached) {
-            uint64_t requests = client_requests(control, i);
-            if (requests != client->requests_seen)
-                client->heard_us = now_us;
-            client->requests_seen = requests;
-            /* A hello that this step answered can be later than now_us. */
-            if (now_us > client->heard_us &&
-                now_us - client->heard_us > control->config.client_lease_ms * UINT64_C(1000)) {
-                kvs_count(&control->stats.clients_lost, 1);
-                kvs_client_remove(control, client);
-            }
-        }
+    }
+    for (client = control->unwatched_clients; client != NULL; client = next) {
+        next = client->next;
+        check_silence(control, client, now_us);
     }
 }
 

@@ -22,7 +22,7 @@ struct kvs_node_config {
     uint32_t sessions_max;  /* 0: 4096 */
     uint32_t root_sessions; /* sessions here on one row of a root (placement.h) after which the
                                 * root has twice as many rows; 0: a sixteenth of sessions_max */
-    uint32_t clients_max;   /* 0: 256 */
+    uint32_t clients_max;   /* 0: 1000 */
     uint32_t credits;       /* maximum requests in flight per client and data thread, at most
                                * KV_CREDITS_MAX; hello grants fewer, not below 8, when many
                                * clients share the node; 0: 64 */

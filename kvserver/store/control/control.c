@@ -122,14 +122,16 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     kv_random_fill(&control->random, &control->id, sizeof(control->id));
     control->started_us = kv_clock_now(config->clock);
 
-    control->credits_sure =
-        config->credits < KVS_CREDITS_SURE ? config->credits : KVS_CREDITS_SURE;
+    control->credits_sure = kvs_node_credits_sure(config);
     control->credits_spare =
         kvs_node_requests_max(config) - config->clients_max * control->credits_sure;
 
-    control->clients = calloc(config->clients_max, sizeof(*control->clients));
     control->replies = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
-    return kvs_sessions_init(control) && control->clients != NULL && control->replies != NULL
+    const uint64_t secret = kv_random_next(&control->random);
+
+    return kvs_sessions_init(control, secret) &&
+                   kvs_clients_init(control, kv_mix64(kv_mix64(secret))) &&
+                   control->replies != NULL
                ? KV_OK
                : KV_NO_MEMORY;
 }
@@ -153,7 +155,7 @@ void kvs_control_fini(struct kvs_control *control)
             free(control->sessions[i].writers);
     free(control->sessions);
     free(control->due);
-    free(control->clients);
+    kvs_clients_fini(control);
     kv_ring_destroy(control->replies);
     for (uint32_t i = 0; i < control->n_models; i++)
         free(control->models[i]);

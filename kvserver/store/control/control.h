@@ -23,7 +23,9 @@
  *   (8) The sessions in use are in the heap of leases, each at its place and not due before the
  *       one above it; all others are in the list of free places.
  *   (9) A client that is being opened has a hello in progress; one that data threads are
- *       closing, a goodbye.  No two open clients are the same.
+ *       closing, a goodbye.  Those that are open or being opened are in the map, each under its
+ *       id.  Exactly the free places, the open clients that are not attached, and those that no
+ *       goodbye closes any more are in the list of these.
  *  (10) A root that sessions were opened with counts those that are here, and, row by row, those
  *       of them that came since it has as many rows as it has.  It has at least one session.
  *
@@ -118,6 +120,7 @@ enum kvs_client_state {
 
 struct kvs_client_record {
     enum kvs_client_state state;
+    struct kvs_client_record *next, **link; /* in one of the control's lists; NULL: in none */
     uint32_t index;
     uint32_t n_asked; /* data threads that have yet to close it */
     struct kv_id128 id, token;
@@ -182,8 +185,12 @@ struct kvs_control {
     uint64_t n_lease_looks;            /* how often a lease has been computed for its end */
     struct kvs_ended_list ended;       /* sessions that ended */
     struct kvs_client_record *clients; /* (clients_max) */
-    uint32_t credits_sure;             /* guaranteed to every client */
-    uint32_t credits_spare;            /* not yet granted, beyond those */
+    struct kv_map *client_of_id;       /* of those that are open or being opened */
+    struct kvs_client_record *free_clients;
+    struct kvs_client_record *unwatched_clients; /* open, and not attached */
+    struct kvs_client_record *unclosed_clients;  /* closing: to be tried again */
+    uint32_t credits_sure;                       /* guaranteed to every client */
+    uint32_t credits_spare;                      /* not yet granted, beyond those */
     struct kvs_control_call *calls;
     uint32_t n_calls;
     uint64_t due_us[KVS_PERIODIC_TASKS]; /* when each task is due */
@@ -195,16 +202,20 @@ struct kvs_control {
     bool port_closes;     /* it closes, with all of its channels */
 };
 
-/* Returns the number of requests per data thread: one for each credit that can be granted. */
+/* Returns how many credits every client is sure of. */
+static inline uint32_t kvs_node_credits_sure(const struct kvs_node_config *config)
+{
+    return config->credits < KVS_CREDITS_SURE ? config->credits : KVS_CREDITS_SURE;
+}
+
+/* Returns the number of requests per data thread: one for each credit that can be granted.
+ * However many clients there may be, some are granted more than what all are sure of. */
 static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *config)
 {
-    uint64_t all = (uint64_t)config->clients_max * config->credits;
-    uint64_t sure = (uint64_t)config->clients_max *
-                    (config->credits < KVS_CREDITS_SURE ? config->credits : KVS_CREDITS_SURE);
+    const uint32_t sure = config->clients_max * kvs_node_credits_sure(config);
+    const uint32_t rest = config->clients_max * config->credits - sure;
 
-    if (all <= KVS_REQUESTS_MAX)
-        return (uint32_t)all;
-    return sure > KVS_REQUESTS_MAX ? (uint32_t)sure : KVS_REQUESTS_MAX;
+    return sure + (rest < KVS_REQUESTS_SPARE ? rest : KVS_REQUESTS_SPARE);
 }
 
 /* Returns how many commands to one data thread can be in progress at once: one per session, two
@@ -294,7 +305,7 @@ void kvs_control_call_end(struct kvs_control_call *call);
 /* ---- sessions.c ---- */
 
 /* Allocates the places.  Returns false if out of memory. */
-bool kvs_sessions_init(struct kvs_control *control);
+bool kvs_sessions_init(struct kvs_control *control, uint64_t secret);
 /* Fails with KV_BUSY if all places are in use, and with KV_NO_MEMORY.  The session has no lease
  * yet. */
 kv_status_t kvs_session_create(struct kvs_control *control,
@@ -365,6 +376,21 @@ void kvs_control_client_gone(struct kvs_control *control,
 bool kvs_control_attach_client(struct kvs_control *control,
                                uint32_t client_index,
                                const struct kv_id128 *client_token);
+
+/* Allocates the places.  Returns false if out of memory. */
+bool kvs_clients_init(struct kvs_control *control, uint64_t secret);
+void kvs_clients_fini(struct kvs_control *control);
+
+/* Gives a client a place, a token and credits; its data threads are to be told.  Fails with
+ * KV_BUSY if all places are in use, and with KV_NO_MEMORY. */
+kv_status_t kvs_client_create(struct kvs_control *control,
+                              const struct kv_id128 *id,
+                              struct kvs_client_record **ret_client);
+/* Every data thread has opened it. */
+void kvs_client_opened(struct kvs_control *control, struct kvs_client_record *client);
+/* Returns the client that is open or being opened, or NULL. */
+struct kvs_client_record *kvs_client_by_id(struct kvs_control *control,
+                                           const struct kv_id128 *id);
 
 /* Returns the client, or NULL if the node has no such client or the token is wrong. */
 struct kvs_client_record *

@@ -57,30 +57,9 @@ static void hello_opened(struct kvs_control_call *call)
         return;
     }
     /* Silence counts from now on: opening may have taken long. */
-    client->state = KVS_CLIENT_OPEN;
-    client->heard_us = kv_clock_now(call->control->config.clock);
-    client->requests_seen = 0;
+    kvs_client_opened(call->control, client);
     kvs_count(&call->control->stats.clients_registered, 1);
     hello_reply(call);
-}
-
-static struct kvs_client_record *client_place(struct kvs_control *control)
-{
-    for (uint32_t i = 0; i < control->config.clients_max; i++)
-        if (control->clients[i].state == KVS_CLIENT_FREE)
-            return &control->clients[i];
-    return NULL;
-}
-
-static struct kvs_client_record *client_by_id(struct kvs_control *control,
-                                              const struct kv_id128 *id)
-{
-    for (uint32_t i = 0; i < control->config.clients_max; i++)
-        if ((control->clients[i].state == KVS_CLIENT_OPEN ||
-             control->clients[i].state == KVS_CLIENT_OPENING) &&
-            kv_token_equal(&control->clients[i].id, id))
-            return &control->clients[i];
-    return NULL;
 }
 
 /* Replies again to a registered client, whose first reply was lost. */
@@ -135,40 +114,32 @@ static void hello(struct kvs_control_call *call, const Kvpb__HelloRequest *reque
         kvs_control_refuse(call, KV_DRAINING, "hello: node is draining");
         return;
     }
-    struct kvs_client_record *client = client_by_id(control, &id);
+    struct kvs_client_record *client = kvs_client_by_id(control, &id);
     if (client != NULL) {
         hello_again(call, request, client);
         return;
     }
-    client = client_place(control);
-    if (client == NULL) {
+    kv_status_t status = KV_NO_MEMORY;
+    /* Data threads read the address after this function has returned, and the message with it
+     * has been freed. */
+    call->address = malloc(request->address.len);
+    if (call->address != NULL)
+        status = kvs_client_create(control, &id, &client);
+    if (status == KV_BUSY) {
         kvs_control_refuse(call, KV_BUSY, "hello: too many clients: limit %u",
                            control->config.clients_max);
         return;
     }
-    /* Data threads read the address after this function has returned, and the message with it
-     * has been freed. */
-    call->address = malloc(request->address.len);
-    if (call->address == NULL) {
-        kvs_control_refuse(call, KV_NO_MEMORY, "hello: out of memory");
+    if (status != KV_OK) {
+        kvs_control_refuse(call, status, "hello: out of memory");
         return;
     }
     memcpy(call->address, request->address.data, request->address.len);
-    uint32_t index = (uint32_t)(client - control->clients);
-    *client = (struct kvs_client_record){
-        .state = KVS_CLIENT_OPENING,
-        .index = index,
-        .id = id,
-        .mode = request->shared_memory ? KV_CHANNEL_SHARED : KV_CHANNEL_NETWORK,
-        .tenant = request->tenant,
-        .version = version,
-        .since_us = kv_clock_now(control->config.clock),
-    };
+    client->mode = request->shared_memory ? KV_CHANNEL_SHARED : KV_CHANNEL_NETWORK;
+    client->tenant = request->tenant;
+    client->version = version;
     kvs_pb_copy_text(client->name, sizeof(client->name), request->name);
-    kv_random_fill(&control->random, &client->token, sizeof(client->token));
-
-    client->credits = kvs_client_grant(control);
-    command.index = index;
+    command.index = client->index;
     command.token = client->token;
     command.tenant = client->tenant;
     command.credits = client->credits;

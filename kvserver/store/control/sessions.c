@@ -56,10 +56,9 @@ void kvs_session_set_lease(struct kvs_control *control,
 
 /* ---- places ------------------------------------------------------------------------------ */
 
-bool kvs_sessions_init(struct kvs_control *control)
+bool kvs_sessions_init(struct kvs_control *control, uint64_t secret)
 {
     const uint32_t n = control->config.sessions_max;
-    const uint64_t secret = kv_random_next(&control->random);
 
     control->sessions = calloc(n, sizeof(*control->sessions));
     control->due = calloc(n, sizeof(*control->due));

@@ -10,9 +10,10 @@
 #include "proto/kv_wire.h"
 
 enum {
-    KVS_REQUESTS_MAX =
-        4096,             /* of one data thread at any time; divided among clients at hello */
-    KVS_BODIES = 192,     /* buffers for bodies and replies above KVS_MIDDLE_BYTES */
+    KVS_REQUESTS_SPARE = 4096, /* of one data thread at any time, beyond the KVS_CREDITS_SURE of
+                                * each client; divided among clients at hello.  Each takes 7.4
+                                * KiB once it has been used */
+    KVS_BODIES = 192,          /* buffers for bodies and replies above KVS_MIDDLE_BYTES */
     KVS_BODIES_KEPT = 64, /* of these, for requests that wait neither for rows nor for data */
     KVS_BODIES_PUTS =
         64, /* further ones for requests whose data is still arriving: others wait for their

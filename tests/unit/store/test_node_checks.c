@@ -444,6 +444,53 @@ static void client_without_hello(void)
     control->clients[0].credits = kvs_client_grant(control);
 }
 
+static void place_not_free(void)
+{
+    control->free_clients = control->free_clients->next;
+    control->free_clients->link = &control->free_clients;
+}
+
+static void client_of_no_list(void)
+{
+    const struct kv_id128 id = {.bytes = {5}};
+    struct kvs_client_record *record;
+
+    if (kvs_client_create(control, &id, &record) != KV_OK)
+        _exit(3);
+    record->state = KVS_CLIENT_OPEN;
+}
+
+/* A client as hello leaves it: sound. */
+static void open_client(void)
+{
+    const struct kv_id128 id = {.bytes = {5}};
+    struct kvs_client_record *record;
+
+    if (kvs_client_create(control, &id, &record) != KV_OK)
+        _exit(3);
+    kvs_client_opened(control, record);
+}
+
+static void client_in_no_map(void)
+{
+    open_client();
+    kv_map_remove(control->client_of_id, &control->unwatched_clients->id);
+}
+
+static void attached_client_watched(void)
+{
+    open_client();
+    control->unwatched_clients->attached = true;
+}
+
+static void client_not_closed(void)
+{
+    open_client();
+    kv_map_remove(control->client_of_id, &control->unwatched_clients->id);
+    control->unwatched_clients->state = KVS_CLIENT_CLOSING;
+    control->unwatched_clients = NULL;
+}
+
 static struct kvs_model model;
 static struct kvs_session *session;
 
@@ -547,6 +594,12 @@ static void control_finds(void **state)
     expect_found(session_not_counted, check_control);
     expect_found(credits_lost, check_control);
     expect_found(client_without_hello, check_control);
+    expect_found(place_not_free, check_control);
+    expect_found(client_of_no_list, check_control);
+    assert_false(finds(check_control, open_client));
+    expect_found(client_in_no_map, check_control);
+    expect_found(attached_client_watched, check_control);
+    expect_found(client_not_closed, check_control);
     expect_found(session_busy_for_ever, check_control);
     expect_found(generation_without_operation, check_control);
     expect_found(operation_of_other_generation, check_control);
