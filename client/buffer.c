@@ -4,7 +4,6 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/state.h"
-#include "kvserver/base/memory.h"
 #include "kvserver/net/transport.h"
 
 #include <stdlib.h>
@@ -18,6 +17,7 @@ static size_t padded(size_t bytes)
     return (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
 }
 
+/* `base` NULL: the transport allocates the memory. */
 static kv_status_t
 make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_buffer)
 {
@@ -28,9 +28,16 @@ make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_
     if (buffer == NULL)
         return kvc_set_error(&client->loop, KV_NO_MEMORY, "buffer: out of memory");
     buffer->client = client;
-    buffer->base = base;
     buffer->bytes = bytes;
-    status = transport->ops->map(transport, base, bytes, KV_MEMORY_HOST, &buffer->mapping);
+    if (base == NULL)
+        status = transport->ops->alloc(transport, padded(bytes), &base, &buffer->mapping);
+    else
+        status = transport->ops->map(transport, base, bytes, KV_MEMORY_HOST, &buffer->mapping);
+    buffer->base = base;
+    if (status == KV_NO_MEMORY) {
+        free(buffer);
+        return kvc_set_error(&client->loop, status, "buffer: out of memory: %zu bytes", bytes);
+    }
     if (status != KV_OK) {
         free(buffer);
         return kvc_set_error(&client->loop, status,
@@ -45,22 +52,10 @@ make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_
 kv_status_t
 kv_buffer_alloc(struct kv_client *client, size_t bytes, struct kv_buffer **ret_buffer)
 {
-    kv_status_t status;
-    void *base;
-
     if (bytes == 0 || padded(bytes) < bytes)
         return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes: out of bounds",
                              bytes);
-    base = kv_memory_reserve(padded(bytes));
-    if (base == NULL)
-        return kvc_set_error(&client->loop, KV_NO_MEMORY, "buffer: out of memory: %zu bytes",
-                             bytes);
-    status = make(client, base, bytes, ret_buffer);
-    if (status == KV_OK)
-        (*ret_buffer)->is_owned = true;
-    else
-        kv_memory_release(base, padded(bytes));
-    return status;
+    return make(client, NULL, bytes, ret_buffer);
 }
 
 kv_status_t kv_buffer_map(struct kv_client *client,
@@ -102,8 +97,6 @@ void kvc_buffer_destroy(struct kv_buffer *buffer)
     if (buffer->mapping != NULL)
         transport->ops->unmap(transport, buffer->mapping);
     kvc_list_remove(&buffer->of_client);
-    if (buffer->is_owned)
-        kv_memory_release(buffer->base, padded(buffer->bytes));
     free(buffer);
 }
 

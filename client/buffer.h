@@ -24,7 +24,6 @@ struct kv_buffer {
     uint8_t *base;
     size_t bytes;
     struct kv_mapping *mapping;
-    bool is_owned;
     uint32_t n_holds;
 };
 

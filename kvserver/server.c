@@ -206,7 +206,8 @@ static kv_status_t open_transport(struct kvs_server *server,
                                   size_t detail_bytes)
 {
     struct kvs_server_info *info = &server->info;
-    struct kv_transport_config config = {options->transport, info->devices};
+    struct kv_transport_config config = {.transports = options->transport,
+                                         .devices = info->devices};
     kv_status_t status;
 
     status = kv_transport_ucx.open(&config, &server->transport, detail, detail_bytes);

@@ -137,9 +137,10 @@ enum kv_node_state {
 
 /* A node as this client sees it. */
 struct kv_node_info {
-    const char *address;    /* as in the list */
-    const char *name;       /* the node's own name */
-    const char *transport;  /* in use for data: "tcp/lo", "posix/memory cma/memory" */
+    const char *address; /* as in the list */
+    const char *name;    /* the node's own name */
+    const char
+        *transport; /* in use for data: "tcp/lo", "posix/memory memfd/memory cma/memory" */
     const char *transports; /* that the node offers */
     enum kv_node_state state;
     const char *detail;    /* how the last connection failed; "" if connected or none failed */
@@ -190,8 +191,9 @@ KV_API uint64_t kv_op_elapsed_us(const struct kv_op *op);
  * and received into them.
  *
  * kv_buffer_alloc() allocates page-aligned memory, with huge pages where the system grants
- * them.  kv_buffer_map() registers the caller's memory, which must stay allocated until the
- * buffer is freed.  Both transfer *ret_buffer (free with kv_buffer_free()).
+ * them, and its first 256 MiB at once; a node on the same host reads it directly, and a process that is forked shares it.
+ * kv_buffer_map() registers the caller's memory, which must stay allocated until the buffer is
+ * freed; for a node on the same host it is copied first.  Both transfer *ret_buffer (free with kv_buffer_free()).
  *
  * Fail with KV_INVALID if `bytes` is 0 or `base` is NULL, with KV_NO_MEMORY, with
  * KV_UNSUPPORTED for KV_MEMORY_CUDA (checksums are computed on the CPU), or with the

@@ -3,7 +3,7 @@
  * Where possible, a check does what a node or a client does: it reads another process's memory
  * instead of reading the setting that may forbid it.
  */
-#define _GNU_SOURCE /* process_vm_readv() */
+#define _GNU_SOURCE /* process_vm_readv(), memfd_create() */
 #include "client/kvctl/doctor_node.h"
 #include "kernels/checksum.h"
 #include "kernels/isa.h"
@@ -172,45 +172,94 @@ static void check_shared_memory(struct kvctl_doctor *doctor)
                           size, left);
 }
 
+static char secret[8] = "memory";
+
 /* A child reads its parent's memory, which a ptrace setting may forbid; the same rule applies
  * to unrelated processes of one user.  Returns 0 or the error. */
-static int try_foreign_memory(void)
+static int read_foreign_memory(int fd)
 {
-    static char secret[8] = "memory";
+    char copy[sizeof(secret)];
+    struct iovec local = {copy, sizeof(copy)}, remote = {secret, sizeof(secret)};
+
+    (void)fd;
+    errno = EIO;
+    return process_vm_readv(getppid(), &local, 1, &remote, 1, 0) == (ssize_t)sizeof(copy)
+               ? 0
+               : errno;
+}
+
+/* And a file in memory, which only its descriptor names. */
+static int read_foreign_file(int fd)
+{
+    char path[64], copy[sizeof(secret)];
+    int opened;
+
+    snprintf(path, sizeof(path), "/proc/%ld/fd/%d", (long)getppid(), fd);
+    opened = open(path, O_RDONLY | O_CLOEXEC);
+    if (opened < 0)
+        return errno;
+    errno = EIO;
+    return pread(opened, copy, sizeof(copy), 0) == (ssize_t)sizeof(copy) ? 0 : errno;
+}
+
+/* Returns what the function returns in a child: 0 or an error. */
+static int try_in_child(int (*try)(int fd), int fd)
+{
     int wait_status;
     pid_t child = fork();
 
     if (child < 0)
         return errno;
-    if (child == 0) {
-        char copy[sizeof(secret)];
-        struct iovec local = {copy, sizeof(copy)}, remote = {secret, sizeof(secret)};
-
-        errno = EIO;
-        _exit(process_vm_readv(getppid(), &local, 1, &remote, 1, 0) == (ssize_t)sizeof(copy)
-                  ? 0
-                  : errno);
-    }
+    if (child == 0)
+        _exit(try(fd));
     if (waitpid(child, &wait_status, 0) != child || !WIFEXITED(wait_status))
         return EIO;
     return WEXITSTATUS(wait_status);
 }
 
+static int try_foreign_file(void)
+{
+    int fd = memfd_create("kvctl-doctor", MFD_CLOEXEC);
+    int error;
+
+    if (fd < 0)
+        return errno;
+    error = write(fd, secret, sizeof(secret)) == (ssize_t)sizeof(secret)
+                ? try_in_child(read_foreign_file, fd)
+                : errno;
+    close(fd);
+    return error;
+}
+
 static void check_foreign_memory(struct kvctl_doctor *doctor)
 {
     char scope[TEXT_BYTES];
-    int error = try_foreign_memory();
+    int error = try_in_child(read_foreign_memory, -1);
 
     if (!read_line("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof(scope)))
         strcpy(scope, "none");
     if (error == 0)
-        kvctl_doctor_tell(doctor, KVCTL_OK, "direct copies (cma)", NULL,
+        kvctl_doctor_tell(doctor, KVCTL_OK, "direct reads (cma)", NULL,
                           "allowed between processes, ptrace_scope %s", scope);
     else
-        kvctl_doctor_tell(doctor, KVCTL_WARN, "direct copies (cma)",
-                          "large rows are copied twice over shared memory: set sysctl "
-                          "kernel.yama.ptrace_scope=0, or use --cap-add SYS_PTRACE",
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "direct reads (cma)",
+                          "large rows that are read over shared memory are copied twice: set "
+                          "sysctl kernel.yama.ptrace_scope=0, or use --cap-add SYS_PTRACE",
                           "%s, ptrace_scope %s", strerror(error), scope);
+}
+
+static void check_foreign_file(struct kvctl_doctor *doctor)
+{
+    int error = try_foreign_file();
+
+    if (error == 0)
+        kvctl_doctor_tell(doctor, KVCTL_OK, "direct writes (memfd)", NULL,
+                          "a process can open another one's files in memory");
+    else
+        kvctl_doctor_tell(doctor, KVCTL_WARN, "direct writes (memfd)",
+                          "large rows that are written over shared memory are copied twice: "
+                          "mount /proc, and run nodes and clients as one user",
+                          "%s", strerror(error));
 }
 
 /* UCX finds network devices there; without them it has shared memory only. */
@@ -248,6 +297,7 @@ int kvctl_doctor_run(const struct kvctl *ctl)
     check_huge_pages(&doctor);
     check_shared_memory(&doctor);
     check_foreign_memory(&doctor);
+    check_foreign_file(&doctor);
     check_network(&doctor);
     check_files(&doctor);
     for (unsigned i = 0; i < ctl->n_nodes; i++) {

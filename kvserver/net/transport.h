@@ -33,7 +33,10 @@
 #include <stdint.h>
 
 enum {
-    KV_TRANSPORT_HEADER_MAX = 256
+    KV_TRANSPORT_HEADER_MAX = 256,
+    /* Data that is read from the sender's memory is read in kv_incoming_receive(), if it is not
+     * larger.  Of larger data that may be some, and later calls of kv_port_progress() go on. */
+    KV_TRANSPORT_PROMPT_BYTES = 128 << 10,
 };
 
 enum kv_channel_mode {
@@ -44,6 +47,8 @@ enum kv_channel_mode {
 struct kv_transport_config {
     const char *transports; /* "auto" (tcp and shared memory), "tcp" or "shm" */
     const char *devices;    /* network devices, comma-separated: "lo"; NULL or "": "lo" */
+    bool trusts_peers;      /* may wait for as long as a peer on this host likes while it reads
+                             * the peer's memory; the peers need not do so: clients */
 };
 
 struct kv_port;
@@ -105,8 +110,15 @@ struct kv_transport_ops {
                        size_t bytes,
                        enum kv_memory_type type,
                        struct kv_mapping **ret_mapping);
+    /* As map, of memory that it allocates, in huge pages where the system grants them; `bytes`
+     * are whole pages.  Large data is best sent from there.  Fails with KV_NO_MEMORY, too. */
+    kv_status_t (*alloc)(struct kv_transport *transport,
+                         size_t bytes,
+                         void **ret_memory,
+                         struct kv_mapping **ret_mapping);
+    /* Ends a registration; frees memory of alloc. */
     void (*unmap)(struct kv_transport *transport, struct kv_mapping *mapping);
-    /* Describes what is in use: "tcp/lo posix/memory cma/memory". */
+    /* Describes what is in use: "tcp/lo posix/memory memfd/memory cma/memory". */
     void (*describe)(struct kv_transport *transport, char *text, size_t text_bytes);
 
     kv_status_t (*port_open)(struct kv_transport *transport,

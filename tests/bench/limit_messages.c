@@ -6,7 +6,6 @@
  */
 #include "tests/bench/bench.h"
 
-#include "kvserver/base/memory.h"
 #include "kvserver/net/transport.h"
 
 #include <assert.h>
@@ -210,8 +209,6 @@ static void end_close(struct end *end)
         end->transport->ops->unmap(end->transport, end->mapping);
     if (end->transport != NULL)
         end->transport->ops->close(end->transport);
-    if (end->memory != NULL)
-        kv_memory_release(end->memory, end->bytes);
 }
 
 static bool write_all(int fd, const void *data, size_t bytes)
@@ -248,26 +245,27 @@ static bool read_all(int fd, void *data, size_t bytes)
 static bool end_open(struct end *end, const char *transport, size_t bytes, int control)
 {
     static const struct kv_port_events events = {on_message, on_incoming, on_failed};
-    struct kv_transport_config config = {.transports = transport, .devices = "lo"};
+    const struct kv_transport_config config = {
+        .transports = transport, .devices = "lo", .trusts_peers = !end->is_peer};
     enum kv_channel_mode mode =
         strcmp(transport, "shm") == 0 ? KV_CHANNEL_SHARED : KV_CHANNEL_NETWORK;
     const void *address;
+    void *memory;
     char other[ADDRESS_MAX];
     size_t address_bytes, other_bytes;
     char detail[256] = "";
 
-    end->bytes = bytes;
-    end->memory = kv_memory_reserve(bytes);
-    if (end->memory == NULL) {
-        bench_complain("bare messages: memory: refused");
-        return false;
-    }
-    bench_fill(end->memory, bytes, (uint64_t)end->is_peer);
     if (kv_transport_ucx.open(&config, &end->transport, detail, sizeof(detail)) != KV_OK) {
         bench_complain("bare messages: transport %s: %s", transport, detail);
         return false;
     }
-    end->transport->ops->map(end->transport, end->memory, bytes, KV_MEMORY_HOST, &end->mapping);
+    if (end->transport->ops->alloc(end->transport, bytes, &memory, &end->mapping) != KV_OK) {
+        bench_complain("bare messages: memory: refused");
+        return false;
+    }
+    end->memory = memory;
+    end->bytes = bytes;
+    bench_fill(end->memory, bytes, (uint64_t)end->is_peer);
     if (end->transport->ops->port_open(end->transport, &events, end, &end->port) != KV_OK) {
         bench_complain("bare messages: port: cannot open");
         return false;

@@ -6,6 +6,7 @@
  */
 #include "kvserver/net/transport.h"
 
+#include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
@@ -17,6 +18,7 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <spawn.h>
@@ -33,6 +35,7 @@ enum {
     HELD_MAX = 64,
     CLOSE_STEPS = 8, /* and more than UCX takes to connect, or to close */
     ADDRESS_BYTES_MAX = 4096,
+    PAGE_BYTES = 4096,
     SKIPPED = 77,
 };
 
@@ -43,16 +46,18 @@ static struct subject {
     const char *transports;
     enum kv_channel_mode mode;
     bool has_processes; /* reaches other processes */
+    bool trusts_peers;
 } subject;
 
 static const struct subject subjects[] = {
-    {"loopback", &kv_transport_loopback, NULL, KV_CHANNEL_NETWORK, false},
-    {"loopback_shared", &kv_transport_loopback, NULL, KV_CHANNEL_SHARED, false},
+    {"loopback", &kv_transport_loopback, NULL, KV_CHANNEL_NETWORK, false, false},
+    {"loopback_shared", &kv_transport_loopback, NULL, KV_CHANNEL_SHARED, false, false},
 #ifdef KV_WITH_UCX
-    {"tcp", &kv_transport_ucx, "tcp", KV_CHANNEL_NETWORK, true},
-    {"shm", &kv_transport_ucx, "shm", KV_CHANNEL_SHARED, true},
-    {"auto", &kv_transport_ucx, "auto", KV_CHANNEL_NETWORK, true},
-    {"auto_shared", &kv_transport_ucx, "auto", KV_CHANNEL_SHARED, true},
+    {"tcp", &kv_transport_ucx, "tcp", KV_CHANNEL_NETWORK, true, false},
+    {"shm", &kv_transport_ucx, "shm", KV_CHANNEL_SHARED, true, true},
+    {"shm_moved", &kv_transport_ucx, "shm", KV_CHANNEL_SHARED, true, false},
+    {"auto", &kv_transport_ucx, "auto", KV_CHANNEL_NETWORK, true, false},
+    {"auto_shared", &kv_transport_ucx, "auto", KV_CHANNEL_SHARED, true, true},
 #endif
 };
 
@@ -105,6 +110,7 @@ struct end {
     unsigned n_wrong;
     unsigned n_failed;
     uint64_t bytes_received;
+    unsigned n_late; /* receives of prompt data that were not over at once */
     struct kv_incoming *held[HELD_MAX];
     struct test_header held_headers[HELD_MAX];
     unsigned n_held;
@@ -232,6 +238,8 @@ receive(struct end *end, const struct test_header *header, struct kv_incoming *i
         iov[i].bytes = i == n_pieces - 1 ? header->data_bytes - i * piece : piece;
     }
     status = kv_incoming_receive(incoming, iov, n_pieces, on_received, receipt);
+    if (status == KV_IN_PROGRESS && header->data_bytes <= KV_TRANSPORT_PROMPT_BYTES)
+        end->n_late++;
     if (status == KV_OK) {
         end_receipt(receipt);
     } else if (status < 0) {
@@ -379,7 +387,8 @@ static void drive_one(struct end *end, unsigned n_steps)
 struct sending {
     struct test_header header;
     unsigned char *data;
-    struct kv_iov pieces[2]; /* of those that go as a pair: every other */
+    struct kv_mapping *mapping; /* of the data, if the transport allocated it: every fourth */
+    struct kv_iov pieces[2];    /* of those that go as a pair: every other */
     _Atomic unsigned n_done;
     kv_status_t status;
 };
@@ -401,7 +410,18 @@ begin_send(struct end *end, struct sending *sending, uint64_t seed, size_t bytes
     memset(sending, 0, sizeof(*sending));
     sending->header.seed = seed;
     sending->header.data_bytes = bytes;
-    sending->data = malloc(bytes + offset + 8);
+    if (seed % 4 == 0) {
+        void *memory;
+
+        assert_int_equal(
+            transport->ops->alloc(transport,
+                                  (bytes + offset + PAGE_BYTES) & ~(size_t)(PAGE_BYTES - 1),
+                                  &memory, &sending->mapping),
+            KV_OK);
+        sending->data = memory;
+    } else {
+        sending->data = malloc(bytes + offset + 8);
+    }
     assert_non_null(sending->data);
     fill(sending->data + offset, bytes, seed);
     if (seed % 2 == 1 && bytes <= end->channel->pair_max) {
@@ -423,7 +443,10 @@ begin_send(struct end *end, struct sending *sending, uint64_t seed, size_t bytes
 static void end_send(struct sending *sending)
 {
     assert_int_equal(sending->n_done, 1);
-    free(sending->data);
+    if (sending->mapping != NULL)
+        transport->ops->unmap(transport, sending->mapping);
+    else
+        free(sending->data);
     sending->data = NULL;
 }
 
@@ -634,8 +657,8 @@ static void reads_little_at_a_time(void **state)
     uint64_t most = 0;
 
     (void)state;
-    if (!subject.has_processes || subject.mode != KV_CHANNEL_SHARED)
-        skip();
+    if (subject.has_processes && subject.mode != KV_CHANNEL_SHARED)
+        skip(); /* read from sockets */
     open_pair(&pair);
     for (unsigned round = 0; round < 4; round++) { /* UCX takes more at a time as it learns */
         for (unsigned i = 0; i < N; i++)
@@ -659,6 +682,42 @@ static void reads_little_at_a_time(void **state)
     print_message("%s: at most %llu KiB at a time\n", subject.name,
                   (unsigned long long)most >> 10);
     assert_true(most <= 2 * BYTES);
+    close_pair(&pair);
+}
+
+/* A request's body comes before the data that belongs to it, whatever else is on its way; and
+ * data of any size is read in pieces. */
+static void reads_prompt_data_at_once(void **state)
+{
+    enum {
+        N = 12,
+        LARGE = 8 << 20,
+    };
+    struct sending sendings[N];
+    struct pair pair;
+    unsigned n_steps = 0;
+
+    (void)state;
+    if (subject.has_processes && !subject.trusts_peers)
+        skip(); /* moved by UCX */
+    open_pair(&pair);
+    for (unsigned i = 0; i < N; i++)
+        assert_int_equal(begin_send(&pair.a, &sendings[i], 2 * i,
+                                    i % 2 == 0 ? LARGE : KV_TRANSPORT_PROMPT_BYTES, 0),
+                         KV_IN_PROGRESS);
+    drive_one(&pair.a, 1000);
+    for (uint64_t begun = now_us(); pair.b.n_received < N; n_steps++) {
+        assert_true(now_us() - begun < WAIT_US);
+        step(&pair);
+    }
+    assert_int_equal(pair.b.n_late, 0);
+    assert_true(n_steps >= N / 2 * (LARGE >> 20));
+    for (unsigned i = 0; i < N; i++) {
+        DRIVE_UNTIL(&pair, sendings[i].n_done == 1);
+        assert_int_equal(sendings[i].status, KV_OK);
+        end_send(&sendings[i]);
+    }
+    assert_int_equal(pair.b.n_wrong + pair.b.n_failed, 0);
     close_pair(&pair);
 }
 
@@ -1160,6 +1219,112 @@ static void closes_while_received(void **state)
     }
 }
 
+/* How many descriptors of this process are memory files, its own or a peer's. */
+static unsigned n_memory_files(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    unsigned n = 0;
+
+    assert_non_null(folder);
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        char name[64] = "";
+
+        if (readlinkat(dirfd(folder), entry->d_name, name, sizeof(name) - 1) > 0 &&
+            strstr(name, "memfd:topkv") != NULL)
+            n++;
+    }
+    closedir(folder);
+    return n;
+}
+
+/* Connects to a port whose address names another process, as a peer may make it. */
+static void connect_as_other_process(struct end *end, struct kv_port *peer)
+{
+    enum {
+        CRC_AT = 4, /* of all that follows it */
+        PROCESS_AT = 8,
+    };
+    unsigned char address[ADDRESS_BYTES_MAX];
+    const void *own;
+    size_t bytes;
+    uint32_t number = (uint32_t)getppid();
+
+    peer->ops->port_address(peer, &own, &bytes);
+    memcpy(address, own, bytes);
+    memcpy(address + PROCESS_AT, &number, sizeof(number));
+    number = kv_crc32c(0, address + PROCESS_AT, bytes - PROCESS_AT);
+    memcpy(address + CRC_AT, &number, sizeof(number));
+    assert_int_equal(end->port->ops->connect(end->port, address, bytes, subject.mode,
+                                             &end->channel, &end->channel),
+                     KV_OK);
+}
+
+static void send_one(struct pair *pair, uint64_t seed)
+{
+    const unsigned n = pair->b.n_received;
+    struct sending sending;
+
+    assert_true(begin_send(&pair->a, &sending, seed, 100000, 0) >= 0);
+    DRIVE_UNTIL(pair, sending.n_done == 1 && pair->b.n_received > n);
+    assert_int_equal(sending.status, KV_OK);
+    end_send(&sending);
+}
+
+/* Those that are no longer needed are closed by a thread of their own. */
+static void wait_until_closed(void)
+{
+    for (uint64_t begun = now_us(); n_memory_files() > 1;)
+        assert_true(now_us() - begun < WAIT_US);
+}
+
+/* Files are opened of processes that the port has a channel to, and of no others; none stays
+ * open after its channel.  Data that is offered in another one arrives nevertheless. */
+static void opens_files_of_peers_alone(void **state)
+{
+    struct pair pair;
+
+    (void)state;
+    if (subject.mode != KV_CHANNEL_SHARED || !subject.trusts_peers)
+        skip();
+    wait_until_closed();
+    open_end(&pair.a);
+    open_end(&pair.b);
+    assert_int_equal(connect_end(&pair.a, pair.b.port), KV_OK);
+    connect_as_other_process(&pair.b, pair.a.port);
+    for (unsigned i = 0; i < 8; i++)
+        send_one(&pair, i);
+    assert_in_range(n_memory_files(), 0, 1); /* this process's own */
+    close_pair(&pair);
+
+    open_pair(&pair);
+    send_one(&pair, 0);
+    assert_in_range(n_memory_files(), 0, 2);
+    close_channel(&pair.b);
+    wait_until_closed();
+    close_pair(&pair);
+}
+
+/* What is received when neither end has a channel any more ends at once: nobody moves it. */
+static void received_after_the_channels(void **state)
+{
+    struct sending sending;
+    struct pair pair;
+
+    (void)state;
+    if (subject.mode != KV_CHANNEL_SHARED || !subject.trusts_peers)
+        skip();
+    open_pair(&pair);
+    pair.b.answer = HOLD;
+    assert_int_equal(begin_send(&pair.a, &sending, 1, 100000, 0), KV_IN_PROGRESS);
+    DRIVE_UNTIL(&pair, pair.b.n_held == 1);
+    close_channel(&pair.a);
+    close_channel(&pair.b);
+    assert_int_equal(receive(&pair.b, &pair.b.held_headers[0], pair.b.held[0]), KV_UNREACHABLE);
+    DRIVE_UNTIL(&pair, sending.n_done == 1);
+    end_send(&sending);
+    close_pair(&pair);
+}
+
 /* Another process */
 
 static bool read_all(int fd, void *data, size_t bytes)
@@ -1338,11 +1503,13 @@ static void bad_configurations(void **state)
     (void)state;
     if (subject.transports == NULL)
         skip();
-    assert_int_equal(subject.row->open(&(struct kv_transport_config){"carrier pigeon", NULL},
-                                       &other, detail, sizeof(detail)),
-                     KV_INVALID);
+    assert_int_equal(
+        subject.row->open(&(struct kv_transport_config){.transports = "carrier pigeon"}, &other,
+                          detail, sizeof(detail)),
+        KV_INVALID);
     assert_non_null(strstr(detail, "carrier pigeon"));
-    assert_int_equal(subject.row->open(&(struct kv_transport_config){"tcp", "lo,nodev9"},
+    assert_int_equal(subject.row->open(&(struct kv_transport_config){.transports = "tcp",
+                                                                     .devices = "lo,nodev9"},
                                        &other, detail, sizeof(detail)),
                      KV_UNSUPPORTED);
     assert_non_null(strstr(detail, "nodev9"));
@@ -1351,7 +1518,8 @@ static void bad_configurations(void **state)
 
 static int open_transport(void **state)
 {
-    struct kv_transport_config config = {.transports = subject.transports};
+    struct kv_transport_config config = {.transports = subject.transports,
+                                         .trusts_peers = subject.trusts_peers};
     char detail[256] = "";
 
     (void)state;
@@ -1378,6 +1546,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(many_mixed_both_ways),
         cmocka_unit_test(flood),
         cmocka_unit_test(reads_little_at_a_time),
+        cmocka_unit_test(reads_prompt_data_at_once),
         cmocka_unit_test(answered_later),
         cmocka_unit_test(refused),
         cmocka_unit_test(peer_closes),
@@ -1393,6 +1562,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(wake_before_arm),
         cmocka_unit_test(ports_take_little_shared_memory),
         cmocka_unit_test(closes_while_received),
+        cmocka_unit_test(opens_files_of_peers_alone),
+        cmocka_unit_test(received_after_the_channels),
         cmocka_unit_test(talks_to_child),
         cmocka_unit_test(peer_is_killed),
         cmocka_unit_test(bad_configurations),

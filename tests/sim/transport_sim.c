@@ -1,6 +1,7 @@
 #include "tests/sim/transport_sim.h"
 
 #include "kvserver/base/hash.h"
+#include "kvserver/base/memory.h"
 #include "kvserver/base/random.h"
 #include "tests/support/failing_memory.h"
 
@@ -950,6 +951,13 @@ static void net_close(struct kv_transport *transport)
     (void)transport;
 }
 
+/* Of memory that was allocated; `brought` is for all other. */
+struct kv_mapping {
+    void *base;
+    size_t bytes;
+};
+static struct kv_mapping brought;
+
 static kv_status_t net_map(struct kv_transport *transport,
                            void *base,
                            size_t bytes,
@@ -957,17 +965,41 @@ static kv_status_t net_map(struct kv_transport *transport,
                            struct kv_mapping **ret_mapping)
 {
     (void)transport;
+    (void)base;
     (void)bytes;
     if (type != KV_MEMORY_HOST)
         return KV_UNSUPPORTED;
-    *ret_mapping = base;
+    *ret_mapping = &brought;
+    return KV_OK;
+}
+
+static kv_status_t net_alloc(struct kv_transport *transport,
+                             size_t bytes,
+                             void **ret_memory,
+                             struct kv_mapping **ret_mapping)
+{
+    struct kv_mapping *mapping = malloc(sizeof(*mapping));
+    void *memory = kv_memory_reserve(bytes);
+
+    (void)transport;
+    if (mapping == NULL || memory == NULL) {
+        free(mapping);
+        kv_memory_release(memory, bytes);
+        return KV_NO_MEMORY;
+    }
+    *mapping = (struct kv_mapping){memory, bytes};
+    *ret_memory = memory;
+    *ret_mapping = mapping;
     return KV_OK;
 }
 
 static void net_unmap(struct kv_transport *transport, struct kv_mapping *mapping)
 {
     (void)transport;
-    (void)mapping;
+    if (mapping == &brought)
+        return;
+    kv_memory_release(mapping->base, mapping->bytes);
+    free(mapping);
 }
 
 static void net_describe(struct kv_transport *transport, char *text, size_t text_bytes)
@@ -982,6 +1014,7 @@ static const struct kv_transport_ops net_row = {
     .open = net_open,
     .close = net_close,
     .map = net_map,
+    .alloc = net_alloc,
     .unmap = net_unmap,
     .describe = net_describe,
     .port_open = net_port_open,

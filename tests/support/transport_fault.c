@@ -586,6 +586,16 @@ static kv_status_t map(struct kv_transport *base,
     return inner->ops->map(inner, memory, bytes, type, ret_mapping);
 }
 
+static kv_status_t alloc(struct kv_transport *base,
+                         size_t bytes,
+                         void **ret_memory,
+                         struct kv_mapping **ret_mapping)
+{
+    struct kv_transport *inner = ((struct fault_transport *)base)->inner;
+
+    return inner->ops->alloc(inner, bytes, ret_memory, ret_mapping);
+}
+
 static void unmap(struct kv_transport *base, struct kv_mapping *mapping)
 {
     struct kv_transport *inner = ((struct fault_transport *)base)->inner;
@@ -604,6 +614,7 @@ static const struct kv_transport_ops fault_row = {
     .name = "fault",
     .close = close_transport,
     .map = map,
+    .alloc = alloc,
     .unmap = unmap,
     .describe = describe,
     .port_open = port_open,

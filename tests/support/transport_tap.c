@@ -82,6 +82,16 @@ static kv_status_t tap_map(struct kv_transport *base,
     return tap->below->ops->map(tap->below, memory, bytes, type, ret_mapping);
 }
 
+static kv_status_t tap_alloc(struct kv_transport *base,
+                             size_t bytes,
+                             void **ret_memory,
+                             struct kv_mapping **ret_mapping)
+{
+    struct tap *tap = (struct tap *)base;
+
+    return tap->below->ops->alloc(tap->below, bytes, ret_memory, ret_mapping);
+}
+
 static void tap_unmap(struct kv_transport *base, struct kv_mapping *mapping)
 {
     struct tap *tap = (struct tap *)base;
@@ -281,6 +291,7 @@ static const struct kv_transport_ops tap_row = {
     .name = "tap",
     .close = tap_close,
     .map = tap_map,
+    .alloc = tap_alloc,
     .unmap = tap_unmap,
     .describe = tap_describe,
     .port_open = port_open,

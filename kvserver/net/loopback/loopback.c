@@ -5,8 +5,8 @@
  * is offered: the receive queue gets a header and a struct kv_loopback_offer, and the receiver
  * copies from the sender's memory.
  *
- *             receive() begins               copied
- *   OFFERED --------------------> COPYING -----------> FINISHED    the sender frees the offer
+ *           copying some more                  all copied
+ *   OFFERED <-------------------> COPYING -----------> FINISHED    the sender frees the offer
  *      |            refuse(), or the receiver closes       ^
  *      +---------------------------------------------------+
  *      |   channel_close(), port_close() of the sender
@@ -20,6 +20,7 @@
  * Locks: registry before receive queue, never two receive queues at once.  No lock is held
  * during a callback or a copy of data.
  */
+#include "kvserver/base/memory.h"
 #include "kvserver/net/loopback/loopback_private.h"
 
 #include <stdio.h>
@@ -36,6 +37,7 @@ enum {
 struct kv_mapping {
     void *base;
     size_t bytes;
+    bool is_owned; /* base is to be freed with it */
 };
 
 /* Channels */
@@ -253,11 +255,13 @@ static void loopback_port_close(struct kv_port *base)
         kv_loopback_offer_decline(offer, KV_UNREACHABLE);
     }
 
+    kv_loopback_receive_none(port);
+
     while (port->channels != NULL)
         loopback_channel_close(&port->channels->base);
-    /* What is left is being copied by a receiver at this moment, or was. */
+    /* What is left was being copied by a receiver at that moment. */
     for (unsigned spins = 0; port->offers != NULL; spins++) {
-        if (kv_loopback_complete_one(port))
+        if (kv_loopback_complete_one(port) || kv_loopback_offer_withdraw(port, port->offers))
             continue;
         if (spins < SPINS_MAX)
             kv_relax();
@@ -292,6 +296,7 @@ static kv_status_t loopback_port_open(struct kv_transport *transport,
     port->base.ops = transport->ops;
     port->events = *events;
     port->owner = owner;
+    port->received_end = &port->received;
     port->closed_seen = atomic_load(&kv_loopback_registry.n_closed);
 
     kv_loopback_registry_take();
@@ -361,11 +366,13 @@ static unsigned loopback_port_progress(struct kv_port *base)
     struct kv_loopback_message *message = NULL;
     unsigned n = 0;
 
+    port->copied = 0;
     if (n_closed != port->closed_seen) {
         port->closed_seen = n_closed;
         while (report_one(port))
             n++;
     }
+    n += kv_loopback_receive_on(port);
     /* Relaxed is enough: a message that is missed here raises the signal or is seen next time,
      * and the lock orders its contents. */
     if (atomic_load_explicit(&receive_queue->n_waiting, memory_order_relaxed) == 0)
@@ -373,12 +380,15 @@ static unsigned loopback_port_progress(struct kv_port *base)
 
     while (kv_loopback_complete_one(port))
         n++;
-    for (unsigned i = 0; i <= PROGRESS_MESSAGES_MAX; i++) {
+    for (unsigned i = 0;; i++) {
+        const bool is_enough =
+            i >= PROGRESS_MESSAGES_MAX || port->copied >= KV_LOOPBACK_COPY_MAX;
+
         kv_lock_take(receive_queue->lock);
         receive_queue->sleeping = false;
         if (message != NULL)
             kv_loopback_receive_queue_recycle(receive_queue, message);
-        message = i < PROGRESS_MESSAGES_MAX ? receive_queue->first : NULL;
+        message = is_enough ? NULL : receive_queue->first;
         if (message != NULL) {
             receive_queue->first = message->next;
             if (receive_queue->first == NULL)
@@ -408,7 +418,8 @@ static kv_status_t loopback_port_arm(struct kv_port *base, int *ret_fd)
     receive_queue->sleeping = !busy;
     kv_lock_release(receive_queue->lock);
     /* After the clear: a port that closes from here on raises the signal again. */
-    if (busy || atomic_load(&kv_loopback_registry.n_closed) != port->closed_seen)
+    if (busy || port->received != NULL ||
+        atomic_load(&kv_loopback_registry.n_closed) != port->closed_seen)
         return KV_BUSY;
     *ret_fd = kv_signal_fd(receive_queue->signal);
     return KV_OK;
@@ -466,13 +477,35 @@ static kv_status_t loopback_map(struct kv_transport *transport,
         return KV_NO_MEMORY;
     mapping->base = base;
     mapping->bytes = bytes;
+    mapping->is_owned = false;
     *ret_mapping = mapping;
+    return KV_OK;
+}
+
+static kv_status_t loopback_alloc(struct kv_transport *transport,
+                                  size_t bytes,
+                                  void **ret_memory,
+                                  struct kv_mapping **ret_mapping)
+{
+    void *memory = kv_memory_reserve(bytes);
+    kv_status_t status = KV_NO_MEMORY;
+
+    if (memory != NULL)
+        status = loopback_map(transport, memory, bytes, KV_MEMORY_HOST, ret_mapping);
+    if (status != KV_OK) {
+        kv_memory_release(memory, bytes);
+        return status;
+    }
+    (*ret_mapping)->is_owned = true;
+    *ret_memory = memory;
     return KV_OK;
 }
 
 static void loopback_unmap(struct kv_transport *transport, struct kv_mapping *mapping)
 {
     (void)transport;
+    if (mapping->is_owned)
+        kv_memory_release(mapping->base, mapping->bytes);
     free(mapping);
 }
 
@@ -487,6 +520,7 @@ const struct kv_transport_ops kv_transport_loopback = {
     .open = loopback_open,
     .close = loopback_close,
     .map = loopback_map,
+    .alloc = loopback_alloc,
     .unmap = loopback_unmap,
     .describe = loopback_describe,
     .port_open = loopback_port_open,

@@ -166,6 +166,64 @@ void kv_loopback_held_unlink(struct kv_loopback_offer *offer)
         offer->next_held->previous_held = offer->previous_held;
 }
 
+/* Copies some of an offer that this side moved out of OFFERED.  Returns whether that was all. */
+static bool copy_some(struct kv_loopback_offer *offer, const struct kv_iov *pieces)
+{
+    size_t room = KV_LOOPBACK_COPY_MAX;
+
+    while (room > 0 && offer->n_copied < offer->data_bytes) {
+        const struct kv_iov *piece = &pieces[offer->at];
+        const size_t left = piece->bytes - offer->filled;
+        const size_t n = left < room ? left : room;
+
+        memcpy((uint8_t *)piece->base + offer->filled, offer->data + offer->n_copied, n);
+        offer->n_copied += n;
+        offer->filled += n;
+        offer->receiver->copied += n;
+        room -= n;
+        if (offer->filled == piece->bytes) {
+            offer->at++;
+            offer->filled = 0;
+        }
+    }
+    return offer->n_copied == offer->data_bytes;
+}
+
+/* Copies some.  KV_IN_PROGRESS: there is more, and the sender may withdraw it meanwhile.
+ * Otherwise the offer is no longer this side's. */
+static kv_status_t receive_some(struct kv_loopback_offer *offer, const struct kv_iov *pieces)
+{
+    if (!offer_leave(offer, KV_LOOPBACK_COPYING)) {
+        free(offer->pieces);
+        kv_loopback_offer_retire(offer);
+        return KV_UNREACHABLE;
+    }
+    if (!copy_some(offer, pieces)) {
+        atomic_store(&offer->state, KV_LOOPBACK_OFFERED);
+        return KV_IN_PROGRESS;
+    }
+    free(offer->pieces);
+    offer_finish(offer, KV_OK);
+    return KV_OK;
+}
+
+static void append_received(struct kv_loopback_port *port, struct kv_loopback_offer *offer)
+{
+    offer->next_received = NULL;
+    *port->received_end = offer;
+    port->received_end = &offer->next_received;
+}
+
+static struct kv_loopback_offer *take_received(struct kv_loopback_port *port)
+{
+    struct kv_loopback_offer *offer = port->received;
+
+    port->received = offer->next_received;
+    if (port->received == NULL)
+        port->received_end = &port->received;
+    return offer;
+}
+
 kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
                                 const struct kv_iov *iov,
                                 unsigned n_iov,
@@ -173,28 +231,59 @@ kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
                                 void *arg)
 {
     struct kv_loopback_offer *offer = (struct kv_loopback_offer *)incoming;
-    const unsigned char *from;
+    struct kv_loopback_port *port = offer->receiver;
     size_t bytes = 0;
 
-    (void)done; /* a copy is over at once */
-    (void)arg;
-    assert(n_iov <= KV_IOV_MAX);
+    assert(n_iov >= 1 && n_iov <= KV_IOV_MAX);
     for (unsigned i = 0; i < n_iov; i++)
         bytes += iov[i].bytes;
     assert(bytes == offer->data_bytes);
 
     kv_loopback_held_unlink(offer);
-    if (!offer_leave(offer, KV_LOOPBACK_COPYING)) {
-        kv_loopback_offer_retire(offer);
-        return KV_UNREACHABLE;
+    if (bytes <= KV_TRANSPORT_PROMPT_BYTES ||
+        (bytes <= KV_LOOPBACK_COPY_MAX && port->copied < KV_LOOPBACK_COPY_MAX))
+        return receive_some(offer, iov);
+    offer->pieces = malloc(n_iov * sizeof(*iov));
+    if (offer->pieces == NULL) {
+        kv_loopback_offer_decline(offer, KV_OK);
+        return KV_NO_MEMORY;
     }
-    from = offer->data;
-    for (unsigned i = 0; i < n_iov; i++) {
-        memcpy(iov[i].base, from, iov[i].bytes);
-        from += iov[i].bytes;
+    memcpy(offer->pieces, iov, n_iov * sizeof(*iov));
+    offer->received = done;
+    offer->received_arg = arg;
+    append_received(port, offer);
+    return KV_IN_PROGRESS;
+}
+
+unsigned kv_loopback_receive_on(struct kv_loopback_port *port)
+{
+    unsigned n = 0;
+
+    for (; port->received != NULL && port->copied < KV_LOOPBACK_COPY_MAX; n++) {
+        struct kv_loopback_offer *offer = take_received(port);
+        const kv_transport_done_fn done = offer->received;
+        void *arg = offer->received_arg;
+        const kv_status_t status = receive_some(offer, offer->pieces);
+
+        if (status == KV_IN_PROGRESS)
+            append_received(port, offer);
+        else
+            done(arg, status);
     }
-    offer_finish(offer, KV_OK);
-    return KV_OK;
+    return n;
+}
+
+void kv_loopback_receive_none(struct kv_loopback_port *port)
+{
+    while (port->received != NULL) {
+        struct kv_loopback_offer *offer = take_received(port);
+        const kv_transport_done_fn done = offer->received;
+        void *arg = offer->received_arg;
+
+        free(offer->pieces);
+        kv_loopback_offer_decline(offer, KV_UNREACHABLE);
+        done(arg, KV_UNREACHABLE);
+    }
 }
 
 void kv_loopback_refuse(struct kv_incoming *incoming)

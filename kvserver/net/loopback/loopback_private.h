@@ -11,6 +11,7 @@
 
 enum {
     KV_LOOPBACK_INLINE_MAX = 64 << 10, /* larger data is offered */
+    KV_LOOPBACK_COPY_MAX = 256 << 10,  /* of offers in a call of progress; the next goes on */
 };
 
 /* loopback.c shows the transitions. */
@@ -26,7 +27,7 @@ enum kv_loopback_offer_state {
 struct kv_loopback_offer {
     struct kv_incoming base; /* what the receiver is given */
     _Atomic int state;
-    const void *data; /* the sender's; read in COPYING only */
+    const uint8_t *data; /* the sender's; read in COPYING only */
     size_t data_bytes;
     struct kv_loopback_receive_queue *sender; /* holds a reference */
 
@@ -42,6 +43,15 @@ struct kv_loopback_offer {
     /* Receiver's thread only, while its owner holds the incoming. */
     struct kv_loopback_port *receiver;
     struct kv_loopback_offer *previous_held, *next_held;
+    /* While it is being received: more than one call copies. */
+    struct kv_loopback_offer *next_received;
+    size_t n_copied; /* bytes */
+    unsigned at;     /* the piece that is next, from `filled` on */
+    size_t filled;
+    struct kv_iov *pieces; /* (n_pieces); owned */
+    unsigned n_pieces;
+    kv_transport_done_fn received;
+    void *received_arg;
 };
 
 /* A message in a receive queue.  The queue owns it, also while a sender fills it. */
@@ -97,6 +107,9 @@ struct kv_loopback_port {
     struct kv_loopback_offer *spare;
     unsigned n_spare;
     unsigned closed_seen; /* registry.n_closed when the channels were last checked */
+    size_t copied;        /* bytes of offers, since the last call of progress began */
+    /* Offers that take more calls, the first of them next. */
+    struct kv_loopback_offer *received, **received_end;
 };
 
 struct kv_loopback_channel {
@@ -166,6 +179,12 @@ kv_status_t kv_loopback_receive(struct kv_incoming *incoming,
                                 kv_transport_done_fn done,
                                 void *arg);
 void kv_loopback_refuse(struct kv_incoming *incoming);
+
+/* Receiver: goes on with offers that take more than one call.  Returns how many it looked at. */
+unsigned kv_loopback_receive_on(struct kv_loopback_port *port);
+
+/* Receiver: ends them, without the rest of their data. */
+void kv_loopback_receive_none(struct kv_loopback_port *port);
 
 struct kv_loopback_offer *kv_loopback_offer_get(struct kv_loopback_port *port);
 void kv_loopback_offer_put(struct kv_loopback_port *port, struct kv_loopback_offer *offer);

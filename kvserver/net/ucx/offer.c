@@ -11,10 +11,106 @@
 
 static _Atomic uint64_t last_number;
 
-struct kv_offer *kv_offer_take(struct kv_offers *offers)
+enum {
+    SLAB_BYTES = 64 << 10
+};
+
+struct kv_offer_slab {
+    struct kv_offer_slab *next;
+    struct kv_offer offers[];
+};
+
+enum {
+    SLAB_OFFERS = (SLAB_BYTES - sizeof(struct kv_offer_slab)) / sizeof(struct kv_offer)
+};
+
+struct kv_offer_copy {
+    struct kv_offer_copy *next;
+};
+
+void kv_offers_init(struct kv_offers *offers, struct kv_memory_file *file)
+{
+    *offers = (struct kv_offers){.file = file};
+}
+
+static uint64_t new_number(const struct kv_offers *offers, const struct kv_offer *offer)
+{
+    if (offer->is_in_file)
+        return kv_memory_file_number(offers->file);
+    /* kv_mix64() is a bijection that maps 0 to 0, so numbers differ and none is 0. */
+    return kv_mix64(atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1);
+}
+
+static bool add_slab(struct kv_offers *offers)
+{
+    struct kv_offer_slab *slab = kv_memory_file_alloc(offers->file, SLAB_BYTES);
+
+    if (slab == NULL)
+        return false;
+    slab->next = offers->slabs;
+    offers->slabs = slab;
+    for (unsigned i = 0; i < SLAB_OFFERS; i++) {
+        struct kv_offer *offer = &slab->offers[i];
+
+        offer->is_in_file = true;
+        offer->next = offers->spare_in_file;
+        offers->spare_in_file = offer;
+    }
+    return true;
+}
+
+/* Copies the data to the file, if there is room. */
+static void *copy(struct kv_offers *offers, const void *data, size_t bytes)
+{
+    struct kv_offer_copy *copy = offers->spare_copies;
+
+    if (bytes > KV_OFFER_COPY_BYTES)
+        return NULL;
+    if (copy != NULL) {
+        offers->spare_copies = copy->next;
+    } else {
+        if (offers->n_copies == KV_OFFER_COPIES_MAX)
+            return NULL;
+        copy = kv_memory_file_alloc(offers->file, KV_OFFER_COPY_BYTES);
+        if (copy == NULL)
+            return NULL;
+        offers->n_copies++;
+    }
+    return memcpy(copy, data, bytes);
+}
+
+static void put_copy(struct kv_offers *offers, void *memory)
+{
+    struct kv_offer_copy *copy = memory;
+
+    copy->next = offers->spare_copies;
+    offers->spare_copies = copy;
+}
+
+/* Returns NULL if the data is to be offered by address. */
+static struct kv_offer *take_in_file(struct kv_offers *offers, const void *data, size_t bytes)
+{
+    struct kv_offer *offer;
+    void *copied = NULL;
+
+    if (offers->file == NULL || (offers->spare_in_file == NULL && !add_slab(offers)))
+        return NULL;
+    if (!kv_memory_file_has(offers->file, data, bytes)) {
+        copied = copy(offers, data, bytes);
+        if (copied == NULL)
+            return NULL;
+        data = copied;
+    }
+    offer = offers->spare_in_file;
+    offers->spare_in_file = offer->next;
+    offer->data = data;
+    offer->copy = copied;
+    return offer;
+}
+
+static struct kv_offer *take_by_address(struct kv_offers *offers, const void *data)
 {
     struct kv_offer *offer = offers->spare;
-    uint64_t number;
 
     if (offer != NULL)
         offers->spare = offer->next;
@@ -22,9 +118,20 @@ struct kv_offer *kv_offer_take(struct kv_offers *offers)
         offer = malloc(sizeof(*offer));
     if (offer == NULL)
         return NULL;
-    /* kv_mix64() is a bijection that maps 0 to 0, so numbers differ and none is 0. */
-    number = kv_mix64(atomic_fetch_add_explicit(&last_number, 1, memory_order_relaxed) + 1);
-    atomic_store_explicit(&offer->number, number, memory_order_relaxed);
+    offer->data = data;
+    offer->copy = NULL;
+    offer->is_in_file = false;
+    return offer;
+}
+
+struct kv_offer *kv_offer_take(struct kv_offers *offers, const void *data, size_t bytes)
+{
+    struct kv_offer *offer = take_in_file(offers, data, bytes);
+
+    if (offer == NULL)
+        offer = take_by_address(offers, data);
+    if (offer != NULL)
+        atomic_store_explicit(&offer->number, new_number(offers, offer), memory_order_relaxed);
     return offer;
 }
 
@@ -38,12 +145,16 @@ void kv_offer_end(struct kv_offer *offer)
 
 void kv_offer_put(struct kv_offers *offers, struct kv_offer *offer)
 {
+    struct kv_offer **list = offer->is_in_file ? &offers->spare_in_file : &offers->spare;
+
     kv_offer_end(offer);
-    offer->next = offers->spare;
-    offers->spare = offer;
+    if (offer->copy != NULL)
+        put_copy(offers, offer->copy);
+    offer->next = *list;
+    *list = offer;
 }
 
-void kv_offers_free(struct kv_offers *offers)
+void kv_offers_fini(struct kv_offers *offers)
 {
     while (offers->spare != NULL) {
         struct kv_offer *offer = offers->spare;
@@ -51,20 +162,35 @@ void kv_offers_free(struct kv_offers *offers)
         offers->spare = offer->next;
         free(offer);
     }
+    while (offers->spare_copies != NULL) {
+        struct kv_offer_copy *copy = offers->spare_copies;
+
+        offers->spare_copies = copy->next;
+        kv_memory_file_free(offers->file, copy);
+    }
+    while (offers->slabs != NULL) {
+        struct kv_offer_slab *slab = offers->slabs;
+
+        offers->slabs = slab->next;
+        kv_memory_file_free(offers->file, slab);
+    }
+    offers->spare_in_file = NULL;
+    offers->n_copies = 0;
 }
 
-size_t kv_offer_write(struct kv_offer *offer,
+size_t kv_offer_write(const struct kv_offers *offers,
+                      struct kv_offer *offer,
                       const void *header,
                       size_t header_bytes,
-                      const void *data,
                       uint32_t process)
 {
     assert(header_bytes <= KV_TRANSPORT_HEADER_MAX);
     const struct kv_offer_tail tail = {
-        .data = (uintptr_t)data,
+        .data = (uintptr_t)offer->data,
         .offer = (uintptr_t)&offer->number,
         .number = atomic_load_explicit(&offer->number, memory_order_relaxed),
         .process = process,
+        .file = offer->is_in_file ? (uint32_t)offers->file->fd + 1 : 0,
     };
 
     memcpy(offer->message, header, header_bytes);
@@ -86,6 +212,8 @@ enum kv_offer_outcome kv_offer_read(const struct kv_offer_tail *tail,
     ssize_t n;
 
     assert(n_iov <= KV_IOV_MAX);
+    if (tail->number == 0)
+        return KV_OFFER_REFUSED;
     for (unsigned i = 0; i < n_iov; i++)
         pieces[i] = (struct iovec){iov[i].base, iov[i].bytes};
     n = process_vm_readv(process, pieces, n_iov, &remote, 1, 0);

@@ -9,9 +9,14 @@
  *
  * All endpoints have error mode PEER.  Mode NONE would let UCX read large data through CMA, but
  * its endpoints cannot be closed while the peer does not answer, and the peer might read memory
- * of a send that was completed long ago.  Mode PEER leaves CMA out for that reason, so large
- * data goes as an offer (offer.h): its message is UCX's RTS, and the ATS that answers it ends
- * the send.  Where the system forbids the read, UCX moves the data itself, which is slower.
+ * of a send that was completed long ago.  So large data goes as an offer (offer.h): its message
+ * is UCX's RTS, and the ATS that answers it ends the send.  Where it cannot be read, UCX moves
+ * the data itself, which is slower.
+ *
+ * Who may keep whom waiting: a client trusts its node, and reads the node's memory by address
+ * (process_vm_readv).  A node trusts no client, whose memory may hang, and reads only files in
+ * memory; a client's data is in such a file (kv_ucx_alloc()) or copied to it.  What an older
+ * client offers by address, UCX moves.  UCX itself is given no means to read by address.
  *
  * UCX calls back in the middle of its own work.  What must not happen there waits for the end
  * of kv_port_progress(): endpoints are closed, and failures reported, from there.
@@ -26,6 +31,7 @@ const struct kv_transport_ops kv_transport_ucx = {
     .open = kv_ucx_open,
     .close = kv_ucx_close,
     .map = kv_ucx_map,
+    .alloc = kv_ucx_alloc,
     .unmap = kv_ucx_unmap,
     .describe = kv_ucx_describe,
     .port_open = kv_ucx_port_open,

@@ -16,7 +16,10 @@
 
 #include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
+#include "kvserver/base/hash.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,13 +58,61 @@ static void end_watch(struct kv_ucx_channel *channel)
     channel->process_fd = -1;
 }
 
+static struct kv_ucx_channel **peers_of(struct kv_ucx_port *port, uint32_t process)
+{
+    return &port->peers[kv_mix64(process) % KV_UCX_PEERS];
+}
+
+struct kv_ucx_channel *kv_ucx_find_peer(const struct kv_ucx_port *port, uint32_t process)
+{
+    struct kv_ucx_channel *channel = port->peers[kv_mix64(process) % KV_UCX_PEERS];
+
+    while (channel != NULL && channel->process != process)
+        channel = channel->next_peer;
+    return channel;
+}
+
+static void add_peer(struct kv_ucx_channel *channel, uint32_t process)
+{
+    struct kv_ucx_channel **list = peers_of(channel->port, process);
+
+    channel->process = process;
+    channel->next_peer = *list;
+    *list = channel;
+}
+
+static void remove_peer(struct kv_ucx_channel *channel)
+{
+    struct kv_ucx_channel **link = peers_of(channel->port, channel->process);
+
+    while (*link != channel)
+        link = &(*link)->next_peer;
+    *link = channel->next_peer;
+}
+
+bool kv_ucx_has_ended(const struct kv_ucx_channel *channel, uint32_t process)
+{
+    struct pollfd poll_fd = {.fd = channel != NULL ? channel->process_fd : -1,
+                             .events = POLLIN};
+    bool has_ended;
+
+    if (channel != NULL)
+        return channel->failed || (poll_fd.fd >= 0 && poll(&poll_fd, 1, 0) == 1);
+    poll_fd.fd = (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
+    if (poll_fd.fd < 0)
+        return errno == ESRCH;
+    has_ended = poll(&poll_fd, 1, 0) == 1;
+    close(poll_fd.fd);
+    return has_ended;
+}
+
 /* Watches the peer's process by a pidfd.  If that fails (a kernel before 5.3, no free
  * descriptor), the peer's death is not reported. */
-static void begin_watch(struct kv_ucx_channel *channel, uint32_t process)
+static void begin_watch(struct kv_ucx_channel *channel)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = channel};
 
-    channel->process_fd = (int)syscall(SYS_pidfd_open, (pid_t)process, 0);
+    channel->process_fd = (int)syscall(SYS_pidfd_open, (pid_t)channel->process, 0);
     if (channel->process_fd >= 0 &&
         epoll_ctl(channel->port->watch_fd, EPOLL_CTL_ADD, channel->process_fd, &event) != 0)
         end_watch(channel);
@@ -167,6 +218,11 @@ void kv_ucx_channel_close(struct kv_channel *base)
     if (channel->failed && !channel->reported)
         port->n_failures--;
     end_watch(channel);
+    if (channel->process != 0) {
+        remove_peer(channel); /* first: no file of its process is opened after this */
+        if (port->transport->peer_files != NULL)
+            kv_peer_files_forget(port->transport->peer_files, channel->process);
+    }
     /* Nothing may name it from now on, not even a failure that comes before it is closed. */
     channel->failed = true;
     if (!port->in_progress) {
@@ -277,8 +333,10 @@ kv_status_t kv_ucx_connect(struct kv_port *base,
             return KV_UNREACHABLE;
         }
     }
-    if (kind == KV_UCX_LINK_SHARED)
-        begin_watch(channel, prefix.process);
+    if (kind == KV_UCX_LINK_SHARED && prefix.process != 0) {
+        add_peer(channel, prefix.process);
+        begin_watch(channel);
+    }
     *ret_channel = &channel->base;
     return KV_OK;
 }
@@ -293,7 +351,7 @@ void kv_ucx_channel_describe(struct kv_channel *base, char *text, size_t text_by
     kv_ucx_describe_endpoint(channel->endpoint, text, text_bytes);
     /* Large data goes beside UCX (ucx.c). */
     if (channel->link->kind == KV_UCX_LINK_SHARED)
-        kv_ucx_add_word(text, text_bytes, "cma/memory", strlen("cma/memory"));
+        kv_ucx_add_direct(text, text_bytes);
 }
 
 void kv_ucx_close_endpoints(struct kv_ucx_port *port)

@@ -5,10 +5,13 @@
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
+#include "kvserver/base/memory.h"
+
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 /* A UCX option that is set regardless of UCX's own configuration, unless the user has set its
@@ -45,8 +48,8 @@ static const struct option link_options[KV_UCX_N_LINKS][10] = {
          {"KEEPIDLE", "UCX_TCP_KEEPIDLE", "1s"},
          {"KEEPINTVL", "UCX_TCP_KEEPINTVL", "1s"},
          {"KEEPCNT", "UCX_TCP_KEEPCNT", "3"}},
-    /* cma: its part here is to ask the system that peers may read this process. */
-    [KV_UCX_LINK_SHARED] = {{"TLS", "UCX_TLS", "posix,cma"},
+    /* Without cma, by which UCX would read a peer's memory and wait for it. */
+    [KV_UCX_LINK_SHARED] = {{"TLS", "UCX_TLS", "posix"},
                             {"MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "y"},
                             /* How many buffers of 8 KiB a port gets at a time: one more than
                              * its queue has places, and some to keep.  UCX's 512 are 4 MiB of
@@ -57,7 +60,7 @@ static const struct option link_options[KV_UCX_N_LINKS][10] = {
 /* Device names: UCX has no function for them, so they are parsed from what it prints. */
 
 /* Appends `word` to the words of `text` unless it is one of them. */
-void kv_ucx_add_word(char *text, size_t text_bytes, const char *word, size_t word_bytes)
+static void add_word(char *text, size_t text_bytes, const char *word, size_t word_bytes)
 {
     size_t used = strlen(text);
 
@@ -97,7 +100,7 @@ static void add_resources(char *text, size_t text_bytes, const char *printed, co
                 length -= 2;
         }
         if (memchr(at, '/', length) != NULL)
-            kv_ucx_add_word(text, text_bytes, at, length);
+            add_word(text, text_bytes, at, length);
     }
 }
 
@@ -235,6 +238,8 @@ void kv_ucx_close(struct kv_transport *base)
     for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         if (transport->contexts[kind] != NULL)
             ucp_cleanup(transport->contexts[kind]);
+    kv_peer_files_free(transport->peer_files);
+    kv_memory_file_fini(&transport->memory_file);
     free(transport);
 }
 
@@ -277,6 +282,15 @@ static kv_status_t open_network(struct kv_ucx_transport *transport,
     return KV_OK;
 }
 
+/* Large data over shared memory: what is read of peers, and what peers may read. */
+static void open_direct(struct kv_ucx_transport *transport)
+{
+    transport->peer_files = kv_peer_files_create();
+    /* Where a process may only read its children, they are told that they may read this one. */
+    if (!transport->trusts_peers)
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
 kv_status_t kv_ucx_open(const struct kv_transport_config *config,
                         struct kv_transport **ret_transport,
                         char *detail,
@@ -304,6 +318,8 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
     }
     transport->base.ops = &kv_transport_ucx;
     transport->is_users_choice = getenv("UCX_TLS") != NULL;
+    transport->trusts_peers = config->trusts_peers;
+    kv_memory_file_init(&transport->memory_file);
     if (network)
         status = open_network(transport, devices, detail, detail_bytes);
     /* UCX looks for devices in /sys; without it (a bare chroot) auto is shared memory alone. */
@@ -317,6 +333,8 @@ kv_status_t kv_ucx_open(const struct kv_transport_config *config,
         kv_ucx_close(&transport->base);
         return status;
     }
+    if (transport->contexts[KV_UCX_LINK_SHARED] != NULL)
+        open_direct(transport);
 
     transport->has_cuda = true;
     for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++) {
@@ -339,6 +357,10 @@ void kv_ucx_unmap(struct kv_transport *base, struct kv_mapping *mapping)
     for (unsigned kind = 0; kind < KV_UCX_N_LINKS; kind++)
         if (mapping->handles[kind] != NULL)
             ucp_mem_unmap(transport->contexts[kind], mapping->handles[kind]);
+    if (mapping->is_in_file)
+        kv_memory_file_free(&transport->memory_file, mapping->base);
+    else
+        kv_memory_release(mapping->base, mapping->bytes);
     free(mapping);
 }
 
@@ -379,6 +401,44 @@ kv_status_t kv_ucx_map(struct kv_transport *base,
     return KV_OK;
 }
 
+kv_status_t kv_ucx_alloc(struct kv_transport *base,
+                         size_t bytes,
+                         void **ret_memory,
+                         struct kv_mapping **ret_mapping)
+{
+    struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
+    const bool is_offered =
+        transport->contexts[KV_UCX_LINK_SHARED] != NULL && transport->trusts_peers;
+    void *memory = is_offered ? kv_memory_file_alloc(&transport->memory_file, bytes) : NULL;
+    const bool is_in_file = memory != NULL;
+    kv_status_t status = KV_NO_MEMORY;
+
+    if (is_in_file)
+        kv_memory_file_provide(memory, bytes);
+
+    if (memory == NULL)
+        memory = kv_memory_reserve(bytes);
+    if (memory != NULL)
+        status = kv_ucx_map(base, memory, bytes, KV_MEMORY_HOST, ret_mapping);
+    if (status == KV_OK) {
+        (*ret_mapping)->base = memory;
+        (*ret_mapping)->bytes = bytes;
+        (*ret_mapping)->is_in_file = is_in_file;
+        *ret_memory = memory;
+    } else if (is_in_file) {
+        kv_memory_file_free(&transport->memory_file, memory);
+    } else {
+        kv_memory_release(memory, bytes);
+    }
+    return status;
+}
+
+void kv_ucx_add_direct(char *text, size_t text_bytes)
+{
+    add_word(text, text_bytes, "memfd/memory", strlen("memfd/memory"));
+    add_word(text, text_bytes, "cma/memory", strlen("cma/memory"));
+}
+
 void kv_ucx_describe(struct kv_transport *base, char *text, size_t text_bytes)
 {
     struct kv_ucx_transport *transport = (struct kv_ucx_transport *)base;
@@ -389,4 +449,6 @@ void kv_ucx_describe(struct kv_transport *base, char *text, size_t text_bytes)
     for (unsigned kind = KV_UCX_N_LINKS; kind-- > 0;)
         if (transport->contexts[kind] != NULL)
             describe_context(transport->contexts[kind], text, text_bytes);
+    if (transport->contexts[KV_UCX_LINK_SHARED] != NULL)
+        kv_ucx_add_direct(text, text_bytes);
 }

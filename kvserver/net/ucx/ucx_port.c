@@ -248,7 +248,7 @@ void kv_ucx_port_close(struct kv_port *base)
         port->spare_incomings = incoming->next;
         free(incoming);
     }
-    kv_offers_free(&port->offers);
+    kv_offers_fini(&port->offers);
     if (port->watch_fd >= 0)
         close(port->watch_fd);
     if (port->epoll_fd >= 0)
@@ -301,6 +301,7 @@ kv_status_t kv_ucx_port_open(struct kv_transport *base,
     port->events = *events;
     port->owner = owner;
     port->due_end = &port->due;
+    kv_offers_init(&port->offers, transport->trusts_peers ? &transport->memory_file : NULL);
     port->process = (uint32_t)getpid();
     port->watch_fd = -1;
     port->epoll_fd = -1;

@@ -10,7 +10,9 @@
 #define KV_KVSERVER_NET_UCX_UCX_PRIVATE_H
 
 #include "kvserver/net/transport.h"
+#include "kvserver/net/ucx/memory_file.h"
 #include "kvserver/net/ucx/offer.h"
+#include "kvserver/net/ucx/peer_files.h"
 
 #include <stdatomic.h>
 #include <ucp/api/ucp.h>
@@ -27,6 +29,7 @@ enum {
     KV_UCX_ADDRESS_MAGIC = 0x7563766b,
     KV_UCX_ADDRESS_BYTES_MAX = 4096,
     KV_UCX_LANES_MAX = 16, /* of an endpoint, to describe */
+    KV_UCX_PEERS = 64,     /* lists of channels of this host */
     KV_UCX_DEVICES_BYTES_MAX = 256,
 
     /* Larger data goes by rendezvous: over shared memory as an offer.  Measured with fetches of
@@ -46,9 +49,9 @@ enum {
     KV_UCX_NETWORK_TURNS = 8,
     /* Progress calls between two checks for dead peers on this host. */
     KV_UCX_WATCH_ROUNDS = 4096,
-    /* Read from the memory of peers in one progress call, and at most one message more: about
-     * 100 us.  UCX hands over up to 16 messages in one call. */
-    KV_UCX_READ_BYTES = 1 << 20,
+    /* Read from the memory of peers in one progress call, or a little more: some 30 us.  UCX
+     * hands over up to 16 messages in one call, and data may be as large as a peer likes. */
+    KV_UCX_READ_BYTES = 256 << 10,
     KV_UCX_WATCH_EVENTS_MAX = 16,    /* dead peers handled per check */
     KV_UCX_PROBE_EVERY_US = 1000000, /* between two probes of the shared queue */
     KV_UCX_PROBE_LOST_US = 1000000,  /* a probe not received after this time is lost */
@@ -66,6 +69,9 @@ struct kv_ucx_address_prefix {
 
 struct kv_mapping {
     ucp_mem_h handles[KV_UCX_N_LINKS];
+    void *base; /* of memory that was allocated with it; NULL: the caller's */
+    size_t bytes;
+    bool is_in_file;
 };
 
 struct kv_ucx_transport {
@@ -73,6 +79,9 @@ struct kv_ucx_transport {
     ucp_context_h contexts[KV_UCX_N_LINKS]; /* NULL: not in use */
     bool has_cuda;
     bool is_users_choice; /* UCX_TLS is set: the network link may have shared memory */
+    bool trusts_peers;    /* kv_transport_config */
+    struct kv_memory_file memory_file;
+    struct kv_peer_files *peer_files; /* NULL: without shared memory, or the system has none */
 };
 
 /* An in-flight send.  It is in the space before each UCX request that UCX reserves for its user
@@ -116,16 +125,18 @@ struct kv_ucx_incoming {
     void *descriptor;
     size_t data_bytes;
     struct kv_offer_tail tail; /* KV_UCX_LINK_SHARED */
-    ucs_status_t *answer;      /* what the handler will return; NULL: it has returned */
-    bool receiving;            /* UCX has the descriptor */
-    bool in_call;              /* ucp_am_recv_data_nbx() has not returned */
-    bool over;                 /* completed while in_call */
-    bool is_dead;              /* given up, `done` was called */
+    bool is_of_peer;      /* the port had a channel to the tail's process when it arrived */
+    ucs_status_t *answer; /* what the handler will return; NULL: it has returned */
+    bool receiving;       /* UCX has the descriptor */
+    bool in_call;         /* ucp_am_recv_data_nbx() has not returned */
+    bool over;            /* completed while in_call */
+    bool is_dead;         /* given up, `done` was called */
     kv_status_t status;
     kv_transport_done_fn done;
     void *arg;
     struct kv_ucx_incoming *previous, *next; /* of the port; `next` also of its spares */
-    bool is_due;                             /* to be read by a later kv_port_progress() */
+    bool is_due;                             /* to be read on by a later kv_port_progress() */
+    size_t n_read;                           /* bytes so far */
     struct kv_ucx_incoming *due_next;
     unsigned n_pieces;
     ucp_dt_iov_t pieces[KV_IOV_MAX];
@@ -136,7 +147,10 @@ struct kv_ucx_channel {
     struct kv_ucx_port *port;
     struct kv_ucx_link *link;
     ucp_ep_h endpoint;
-    int process_fd; /* readable when the peer's process is dead; -1: not watched */
+    uint32_t process; /* the peer's, over shared memory; 0: unknown */
+    int process_fd;   /* readable when the peer's process is dead; -1: not watched */
+    bool has_file;    /* a memory file of the process was read */
+    struct kv_ucx_channel *next_peer; /* in its list of port->peers */
     void *channel_arg;
     bool failed;
     bool reported;
@@ -162,6 +176,7 @@ struct kv_ucx_port {
     _Atomic(struct kv_ucx_address *) address;
 
     struct kv_ucx_channel *channels;
+    struct kv_ucx_channel *peers[KV_UCX_PEERS]; /* those with a process, by its hash */
     struct kv_ucx_channel *to_close;
     struct kv_ucx_channel *lingering;
     struct kv_ucx_pending_send *pending_sends;
@@ -227,10 +242,14 @@ kv_status_t kv_ucx_map(struct kv_transport *base,
                        enum kv_memory_type type,
                        struct kv_mapping **ret_mapping);
 void kv_ucx_unmap(struct kv_transport *base, struct kv_mapping *mapping);
+kv_status_t kv_ucx_alloc(struct kv_transport *base,
+                         size_t bytes,
+                         void **ret_memory,
+                         struct kv_mapping **ret_mapping);
 void kv_ucx_describe(struct kv_transport *base, char *text, size_t text_bytes);
 
-/* Appends `word` to `text` unless it is there or there is no room for it. */
-void kv_ucx_add_word(char *text, size_t text_bytes, const char *word, size_t word_bytes);
+/* Adds the words for large data over shared memory, which goes beside UCX (ucx.c). */
+void kv_ucx_add_direct(char *text, size_t text_bytes);
 
 /* Appends the transports and devices of an endpoint, as "tcp/lo", to `text`. */
 void kv_ucx_describe_endpoint(ucp_ep_h endpoint, char *text, size_t text_bytes);
@@ -303,6 +322,12 @@ void kv_ucx_channel_describe(struct kv_channel *base, char *text, size_t text_by
 
 /* UCX's callback for endpoints that fail.  The failure is reported by kv_port_progress(). */
 void kv_ucx_on_failure(void *arg, ucp_ep_h endpoint, ucs_status_t ucs);
+
+/* Returns a channel to the process; NULL: the port has none. */
+struct kv_ucx_channel *kv_ucx_find_peer(const struct kv_ucx_port *port, uint32_t process);
+
+/* Whether the process is dead.  channel: to it; NULL: none */
+bool kv_ucx_has_ended(const struct kv_ucx_channel *channel, uint32_t process);
 
 /* Fails the channels whose peer's process is dead. */
 void kv_ucx_look_for_dead_peers(struct kv_ucx_port *port);

@@ -2,7 +2,8 @@
  *
  * Small data is handed over inside UCX's callback.  Large data is an incoming, which the owner
  * holds until it receives or refuses it.  Over shared memory it is read from the sender's
- * memory (offer.h); UCX moves it where the system forbids that, and over tcp.
+ * memory (offer.h); UCX moves it where the system forbids that or the sender could make it wait,
+ * and over tcp.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
@@ -86,15 +87,73 @@ static void on_received(void *request, ucs_status_t ucs, size_t bytes, void *use
     done(arg, kv_ucx_status_of(ucs));
 }
 
-/* Reads the data from the sender's memory. */
-static enum kv_offer_outcome read_offer(const struct kv_ucx_incoming *incoming)
+/* Reads an offer of a process that the port has a channel to: whoever sends one names the
+ * process, and may name no other.  Files stay open no longer than there are channels. */
+static enum kv_offer_outcome read_peer(const struct kv_ucx_incoming *incoming,
+                                       const struct kv_offer_tail *tail,
+                                       size_t bytes,
+                                       const struct kv_iov *iov,
+                                       unsigned n)
 {
-    struct kv_iov iov[KV_IOV_MAX];
+    const struct kv_ucx_port *port = incoming->link->port;
+    const struct kv_ucx_transport *transport = port->transport;
+    struct kv_ucx_channel *channel = kv_ucx_find_peer(port, tail->process);
+    enum kv_offer_outcome outcome = channel == NULL ? KV_OFFER_ABSENT : KV_OFFER_REFUSED;
 
-    for (unsigned i = 0; i < incoming->n_pieces; i++)
-        iov[i] = (struct kv_iov){incoming->pieces[i].buffer, incoming->pieces[i].length};
-    incoming->link->port->bytes_read += incoming->data_bytes;
-    return kv_offer_read(&incoming->tail, incoming->data_bytes, iov, incoming->n_pieces);
+    if (channel != NULL && tail->file != 0 && transport->peer_files != NULL) {
+        outcome = kv_peer_files_read(transport->peer_files, tail, bytes, iov, n);
+        channel->has_file |= outcome == KV_OFFER_WHOLE;
+    } else if (channel != NULL && transport->trusts_peers) {
+        outcome = kv_offer_read(tail, bytes, iov, n);
+    }
+    if (outcome != KV_OFFER_ABSENT)
+        return outcome;
+    /* UCX does not need to find a file, but does not notice that a process is gone, either; nor
+     * need it move what a peer sent before its channel was closed. */
+    if (channel != NULL ? channel->has_file : incoming->is_of_peer)
+        return KV_OFFER_GONE;
+    return kv_ucx_has_ended(channel, tail->process) ? KV_OFFER_GONE : KV_OFFER_REFUSED;
+}
+
+/* Reads from the sender's memory what is next of the data; n_read says how far that is. */
+static enum kv_offer_outcome read_offer(struct kv_ucx_incoming *incoming)
+{
+    struct kv_ucx_port *port = incoming->link->port;
+    struct kv_offer_tail tail = incoming->tail;
+    enum kv_offer_outcome outcome;
+    size_t skip = incoming->n_read, bytes = 0;
+    struct kv_iov iov[KV_IOV_MAX];
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < incoming->n_pieces && bytes < KV_UCX_READ_BYTES; i++) {
+        const ucp_dt_iov_t *piece = &incoming->pieces[i];
+        const size_t room = KV_UCX_READ_BYTES - bytes;
+
+        if (skip >= piece->length) {
+            skip -= piece->length;
+            continue;
+        }
+        iov[n].base = (uint8_t *)piece->buffer + skip;
+        iov[n].bytes = piece->length - skip < room ? piece->length - skip : room;
+        bytes += iov[n++].bytes;
+        skip = 0;
+    }
+    tail.data += incoming->n_read;
+    port->bytes_read += bytes;
+    outcome = read_peer(incoming, &tail, bytes, iov, n);
+    if (outcome == KV_OFFER_WHOLE)
+        incoming->n_read += bytes;
+    return outcome;
+}
+
+static void make_due(struct kv_ucx_incoming *incoming)
+{
+    struct kv_ucx_port *port = incoming->link->port;
+
+    incoming->is_due = true;
+    incoming->due_next = NULL;
+    *port->due_end = incoming;
+    port->due_end = &incoming->due_next;
 }
 
 /* Returns as kv_incoming_receive() does; the incoming has ended unless it is KV_IN_PROGRESS. */
@@ -114,6 +173,10 @@ static kv_status_t receive_now(struct kv_ucx_incoming *incoming)
     if (incoming->link->kind == KV_UCX_LINK_SHARED) {
         const enum kv_offer_outcome outcome = read_offer(incoming);
 
+        if (outcome == KV_OFFER_WHOLE && incoming->n_read < incoming->data_bytes) {
+            make_due(incoming);
+            return KV_IN_PROGRESS;
+        }
         if (outcome != KV_OFFER_REFUSED) {
             kv_ucx_incoming_release(incoming);
             return outcome == KV_OFFER_WHOLE ? KV_OK : KV_UNREACHABLE;
@@ -154,12 +217,10 @@ kv_status_t kv_ucx_receive(struct kv_incoming *base,
     incoming->n_pieces = n_iov;
     incoming->done = done;
     incoming->arg = arg;
-    if (incoming->link->kind != KV_UCX_LINK_SHARED || port->bytes_read < KV_UCX_READ_BYTES)
+    if (incoming->link->kind != KV_UCX_LINK_SHARED || bytes <= KV_TRANSPORT_PROMPT_BYTES ||
+        port->bytes_read < KV_UCX_READ_BYTES)
         return receive_now(incoming);
-    incoming->is_due = true;
-    incoming->due_next = NULL;
-    *port->due_end = incoming;
-    port->due_end = &incoming->due_next;
+    make_due(incoming);
     return KV_IN_PROGRESS;
 }
 
@@ -244,9 +305,11 @@ ucs_status_t kv_ucx_on_message(void *arg,
     incoming->link = link;
     incoming->descriptor = data;
     incoming->data_bytes = data_bytes;
-    if (link->kind == KV_UCX_LINK_SHARED)
+    if (link->kind == KV_UCX_LINK_SHARED) {
         memcpy(&incoming->tail, (const char *)header + header_bytes,
                sizeof(struct kv_offer_tail));
+        incoming->is_of_peer = kv_ucx_find_peer(port, incoming->tail.process) != NULL;
+    }
     incoming->answer = &answer;
     port->events.incoming(port->owner, header, header_bytes, data_bytes, &incoming->base);
     /* The owner may have ended the incoming, and its memory may have been reused.  None came

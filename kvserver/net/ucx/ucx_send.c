@@ -119,11 +119,13 @@ kv_status_t kv_ucx_send(struct kv_channel *base,
     if (channel->failed)
         return KV_UNREACHABLE;
     if (is_offer && is_shared) {
-        offer = kv_offer_take(&port->offers);
+        offer = kv_offer_take(&port->offers, data, data_bytes);
         if (offer == NULL)
             return KV_NO_MEMORY;
-        header_bytes = kv_offer_write(offer, header, header_bytes, data, port->process);
+        header_bytes =
+            kv_offer_write(&port->offers, offer, header, header_bytes, port->process);
         header = offer->message;
+        data = offer->data;
     }
 
     return sent(channel,
