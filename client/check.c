@@ -159,7 +159,8 @@ static void check_puts(const struct kvc_connection *connection, const struct liv
 
 static uint32_t check_subops(struct kv_client *client,
                              const struct kvc_connection *connection,
-                             enum kv_priority priority)
+                             enum kv_priority priority,
+                             uint32_t *n_requeued)
 {
     const struct kvc_list *head = &connection->subops[priority];
     const uint32_t n_subops = check_list(head);
@@ -170,14 +171,9 @@ static uint32_t check_subops(struct kv_client *client,
         assert(subop->connection == connection && !subop->finished);
         assert(subop->op->client == client && subop->op->stage != KVC_STAGE_ENDED);
         assert(kv_op_priority(subop->op->type->id) == priority);
+        *n_requeued += subop->due_us > 0;
     }
     return n_subops;
-}
-
-static void check_waiting(const struct kvc_connection *connection, uint32_t n_subops)
-{
-    assert(connection->n_subops == n_subops);
-    assert((n_subops > 0) == !kvc_list_empty(&connection->of_waiting));
 }
 
 static void check_connection(struct kv_client *client,
@@ -187,7 +183,7 @@ static void check_connection(struct kv_client *client,
                              uint32_t *n_subops)
 {
     uint32_t in_flight[KV_PRIORITY_COUNT] = {0};
-    uint32_t n_in_flight = 0, n_pings = 0, n_here = 0;
+    uint32_t n_in_flight = 0, n_pings = 0, n_here = 0, n_requeued = 0;
 
     assert(connection->link.node == node);
     for (uint32_t i = 0; i < live->n; i++) {
@@ -203,9 +199,10 @@ static void check_connection(struct kv_client *client,
     assert(n_in_flight - n_pings <= node->credits);
     for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++) {
         assert(in_flight[i] == connection->in_flight[i]);
-        n_here += check_subops(client, connection, i);
+        n_here += check_subops(client, connection, i, &n_requeued);
     }
-    check_waiting(connection, n_here);
+    assert(n_requeued == connection->n_requeued);
+    assert((n_here > 0) == !kvc_list_empty(&connection->of_waiting));
     *n_subops += n_here;
     check_puts(connection, live);
 }
@@ -274,7 +271,7 @@ static void check_nodes(struct kv_client *client, const struct live *live)
         const struct kvc_node *node = &client->nodes[i];
 
         for (uint32_t j = 0; j < node->n_connections; j++)
-            n_waiting += node->connections[j].n_subops > 0;
+            n_waiting += !kvc_list_empty(&node->connections[j].of_waiting);
         n_calling += node->n_calls > 0;
         n_attached += node->has_attached;
     }

@@ -80,3 +80,42 @@ void kvc_connection_unmark(struct kvc_connection *connection)
 {
     connection->mark = 0; /* that of no operation */
 }
+
+/* ---- credits ----------------------------------------------------------------------------- */
+
+/* How many of its credits a connection keeps for this priority.  Where they are too few for every
+ * priority, the writes come first: other operations may wait at the node for rows, and must not
+ * stop the writes that bring them. */
+static uint32_t sure_of(uint32_t credits, unsigned priority)
+{
+    if (credits >= KV_PRIORITY_COUNT)
+        return (credits + 15) / 16;
+    return credits > 2 && (priority == KV_PRIORITY_APPEND || priority == KV_PRIORITY_PUT);
+}
+
+static bool is_write(enum kv_priority priority)
+{
+    return priority == KV_PRIORITY_APPEND || priority == KV_PRIORITY_PUT;
+}
+
+bool kvc_connection_may_take(const struct kvc_connection *connection, enum kv_priority priority)
+{
+    const uint32_t credits = connection->link.node->credits;
+    uint32_t reserved = 0, for_writes = 0;
+
+    for (unsigned other = 0; other < KV_PRIORITY_COUNT; other++) {
+        const uint32_t sure = sure_of(credits, other);
+
+        if (other == priority || connection->in_flight[other] >= sure)
+            continue;
+        *(is_write(other) ? &for_writes : &reserved) += sure - connection->in_flight[other];
+    }
+    /* Puts and appends may wait for each other, and others for both. */
+    if (connection->n_requeued > 0 && is_write(priority))
+        for_writes = 0;
+    else if (connection->n_requeued > 0 && for_writes == 0)
+        for_writes = 1;
+    if (connection->in_flight[priority] < sure_of(credits, priority))
+        return connection->n_in_flight < credits;
+    return connection->n_in_flight + reserved + for_writes < credits;
+}

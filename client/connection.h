@@ -27,10 +27,10 @@ struct kvc_connection {
     /* By priority.  Each priority has some credits of its own, so that operations that wait in
      * the node for rows cannot block the puts that bring these rows. */
     struct kvc_list subops[KV_PRIORITY_COUNT];
-    uint32_t n_subops;
     struct kvc_list of_waiting; /* in client->waiting, if it has any */
     uint32_t in_flight[KV_PRIORITY_COUNT];
     uint32_t n_in_flight;
+    uint32_t n_requeued;           /* sub-operations that wait for rows without a credit */
     struct kvc_list collected;     /* requests to be sent together: batch.h */
     struct kvc_list of_collecting; /* in client->collecting, if it has any */
     uint32_t n_collected;
@@ -57,6 +57,10 @@ void kvc_connection_unmark(struct kvc_connection *connection);
 
 /* Prepares a connection of the node, without a channel. */
 void kvc_connection_init(struct kvc_connection *connection, struct kvc_node *node);
+
+/* Whether a credit is free for this priority without using those reserved for others. */
+bool kvc_connection_may_take(const struct kvc_connection *connection,
+                             enum kv_priority priority);
 
 /* Assigns the number by which a node recognizes an object_put that is resent (kv_wire.h).
  * Returns false if KV_WIRE_PUTS_MAX numbers are in use from the oldest outstanding put on. */

@@ -54,8 +54,11 @@ void kvc_op_expire(struct kv_op *op)
         request = KVC_LIST_ENTRY(op->owner.requests.next, struct kvc_request, of_owner);
         node = request->node;
     } else if (!kvc_list_empty(&op->subops)) {
-        node = KVC_LIST_ENTRY(op->subops.next, struct kvc_subop, of_op)->connection->link.node;
-        why = "waiting for credits";
+        const struct kvc_subop *subop =
+            KVC_LIST_ENTRY(op->subops.next, struct kvc_subop, of_op);
+
+        node = subop->connection->link.node;
+        why = subop->due_us > 0 ? "waiting for rows before its own" : "waiting for credits";
     } else {
         KVC_LIST_EACH(link, follow, &client->calls)
         {
@@ -66,6 +69,21 @@ void kvc_op_expire(struct kv_op *op)
         }
     }
     kvc_op_fail(op, node, request, KV_DEADLINE, "%s", why);
+}
+
+static void subops_timers(struct kv_client *client, const struct kv_op *op)
+{
+    struct kvc_list *link, *follow;
+
+    KVC_LIST_EACH(link, follow, &op->subops)
+    {
+        const struct kvc_subop *subop = KVC_LIST_ENTRY(link, struct kvc_subop, of_op);
+
+        if (subop->due_us > client->loop.now_us)
+            kvc_loop_set_timer(&client->loop, subop->due_us);
+        else
+            client->loop.must_dispatch = true;
+    }
 }
 
 void kvc_client_timers(struct kv_client *client)
@@ -83,7 +101,10 @@ void kvc_client_timers(struct kv_client *client)
             kvc_loop_set_timer(&client->loop, op->owner.deadline_us);
     }
     KVC_LIST_EACH(link, follow, &client->ops)
-    kvc_requests_timers(client, &KVC_LIST_ENTRY(link, struct kv_op, of_client)->owner);
+    {
+        kvc_requests_timers(client, &KVC_LIST_ENTRY(link, struct kv_op, of_client)->owner);
+        subops_timers(client, KVC_LIST_ENTRY(link, struct kv_op, of_client));
+    }
     kvc_calls_timers(client);
     kvc_sessions_timers(client);
     kvc_nodes_timers(client);

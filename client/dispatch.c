@@ -114,31 +114,45 @@ kv_status_t kvc_batch_takes(struct kv_client *client, const struct kv_session *s
 
 /* ---- connections send -------------------------------------------------------------------- */
 
-/* How many of its credits a connection keeps for this priority.  Where they are too few for every
- * priority, the writes come first: other operations may wait at the node for rows, and must not
- * stop the writes that bring them. */
-static uint32_t sure_of(uint32_t credits, unsigned priority)
+/* Whether another sub-operation on the connection comes first. */
+static bool follows_queued(const struct kvc_subop *subop)
 {
-    if (credits >= KV_PRIORITY_COUNT)
-        return (credits + 15) / 16;
-    return credits > 2 && (priority == KV_PRIORITY_APPEND || priority == KV_PRIORITY_PUT);
+    struct kvc_list *link, *follow, *subop_link, *subop_follow;
+
+    if (subop->op->type->rank == NULL)
+        return false;
+    KVC_LIST_EACH(link, follow, &subop->op->session->ops)
+    {
+        struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+
+        KVC_LIST_EACH(subop_link, subop_follow, &op->subops)
+        {
+            const struct kvc_subop *other = KVC_LIST_ENTRY(subop_link, struct kvc_subop, of_op);
+
+            if (other->connection == subop->connection && kvc_subop_is_before(other, subop))
+                return true;
+        }
+    }
+    return false;
 }
 
-/* Whether a credit is free for this priority without using those reserved for others. */
-static bool may_take(const struct kvc_connection *connection, enum kv_priority priority)
+/* Returns the first sub-operation of a queue that can be sent, or NULL. */
+static struct kvc_subop *first_ready(struct kv_client *client, struct kvc_list *subops)
 {
-    const uint32_t credits = connection->link.node->credits;
-    uint32_t reserved = 0;
+    const struct kvc_subop *held = NULL;
+    struct kvc_list *link, *follow;
 
-    for (unsigned other = 0; other < KV_PRIORITY_COUNT; other++) {
-        const uint32_t sure = sure_of(credits, other);
+    KVC_LIST_EACH(link, follow, subops)
+    {
+        struct kvc_subop *subop = KVC_LIST_ENTRY(link, struct kvc_subop, of_connection);
 
-        if (other != priority && connection->in_flight[other] < sure)
-            reserved += sure - connection->in_flight[other];
+        if (held != NULL && kvc_subop_is_before(held, subop))
+            continue;
+        if (subop->due_us <= client->loop.now_us && !follows_queued(subop))
+            return subop;
+        held = subop;
     }
-    if (connection->in_flight[priority] < sure_of(credits, priority))
-        return connection->n_in_flight < credits;
-    return connection->n_in_flight + reserved < credits;
+    return NULL;
 }
 
 /* Sends one message: the most urgent one that can be sent.  A sub-operation without a free
@@ -154,12 +168,15 @@ static bool connection_send(struct kvc_connection *connection)
         struct kvc_subop *subop;
         struct kvc_request *request;
 
-        if (kvc_list_empty(subops) || !may_take(connection, i))
+        if (kvc_list_empty(subops) || !kvc_connection_may_take(connection, i))
             continue;
-        subop = KVC_LIST_ENTRY(subops->next, struct kvc_subop, of_connection);
+        subop = first_ready(client, subops);
+        if (subop == NULL)
+            continue;
         request = kvc_op_take_request(subop->op, connection);
         if (request == NULL)
             return false;
+        request->backoff_us = subop->backoff_us;
         if (subop->op->type->build(subop, request) == KV_OK) {
             if (subop->finished)
                 kvc_subop_free(subop);

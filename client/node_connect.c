@@ -70,7 +70,8 @@ static void free_connections(struct kvc_node *node)
     for (uint32_t i = 0; i < node->n_connections; i++) {
         struct kv_channel *channel = node->connections[i].channel;
 
-        assert(node->connections[i].n_subops == 0); /* else client->waiting had it */
+        /* else client->waiting had it */
+        assert(kvc_list_empty(&node->connections[i].of_waiting));
         if (channel != NULL)
             channel->ops->channel_close(channel);
     }

@@ -62,6 +62,10 @@ static void end_op(struct kv_op *op, kv_status_t status)
         session->n_queued -= op->stage == KVC_STAGE_QUEUED;
         session->n_exclusive -= op->type->is_exclusive;
         kvc_list_remove(&op->of_session);
+        if (kvc_list_empty(&session->ops)) {
+            session->put_begin = 0;
+            session->has_unordered = false;
+        }
     }
     op->stage = KVC_STAGE_ENDED;
     op->status = status;
@@ -185,7 +189,7 @@ static void address(const struct kvc_request *request, struct kv_wire_header *he
         header->token = session->ticket.token;
     }
     if (op->type->requests.awaits != NULL)
-        header->snapshot = op->type->requests.awaits(request) ? header->token_begin : 0;
+        header->snapshot = op->type->requests.follows_sent(request) ? header->token_begin : 0;
 }
 
 static void failed(struct kvc_request *request, kv_status_t status, const char *detail)
@@ -388,8 +392,40 @@ void kvc_op_require_no_more(struct kv_op *op, uint32_t node_index)
 
 /* ---- sub-operations ----------------------------------------------------------------------- */
 
-struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection)
+bool kvc_subop_is_before(const struct kvc_subop *subop, const struct kvc_subop *other)
 {
+    const struct kv_op *op = subop->op;
+
+    if (op->type->rank == NULL || other->op->type->rank == NULL ||
+        op->session != other->op->session)
+        return false;
+    if (op == other->op)
+        return subop->alone && (!other->alone || subop->position < other->position);
+    return op->type->rank(op) < other->op->type->rank(other->op);
+}
+
+/* Returns before which link of its queue the sub-operation comes. */
+static struct kvc_list *place_of(const struct kvc_subop *subop)
+{
+    const struct kv_op *op = subop->op;
+    struct kvc_list *queue = &subop->connection->subops[kv_op_priority(op->type->id)];
+    struct kvc_list *link, *follow;
+
+    if (op->session == NULL || !op->session->has_unordered)
+        return queue;
+    KVC_LIST_EACH(link, follow, queue)
+    {
+        if (kvc_subop_is_before(subop, KVC_LIST_ENTRY(link, struct kvc_subop, of_connection)))
+            return link;
+    }
+    return queue;
+}
+
+/* Adds a sub-operation like this one.  Returns NULL if out of memory. */
+static struct kvc_subop *add(const struct kvc_subop *from)
+{
+    struct kvc_connection *connection = from->connection;
+    struct kv_op *op = from->op;
     struct kv_client *client = op->client;
     struct kvc_subop *subop = client->free_subops;
 
@@ -400,10 +436,10 @@ struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connect
         if (subop == NULL)
             return NULL;
     }
-    *subop = (struct kvc_subop){.op = op, .connection = connection};
-    kvc_list_append(&connection->subops[kv_op_priority(op->type->id)], &subop->of_connection);
+    *subop = *from;
+    kvc_list_append(place_of(subop), &subop->of_connection);
     kvc_list_append(&op->subops, &subop->of_op);
-    if (connection->n_subops++ == 0) {
+    if (kvc_list_empty(&connection->of_waiting)) {
         kvc_list_append(&client->waiting, &connection->of_waiting);
         client->n_waiting++;
     }
@@ -411,14 +447,55 @@ struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connect
     return subop;
 }
 
+struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection)
+{
+    return add(&(struct kvc_subop){.op = op, .connection = connection});
+}
+
+bool kvc_subop_requeue(struct kvc_request *request,
+                       uint32_t layer,
+                       uint32_t head,
+                       uint64_t position,
+                       uint64_t due_us)
+{
+    const struct kvc_subop again = {
+        .op = kvc_request_op(request),
+        .connection = request->connection,
+        .layer = layer,
+        .head = head,
+        .position = position,
+        .alone = true,
+        .due_us = due_us,
+        .backoff_us = request->backoff_us,
+    };
+
+    /* Later messages of the operation may be in the queue. */
+    again.op->session->has_unordered = true;
+    if (add(&again) == NULL)
+        return false;
+    again.connection->n_requeued++;
+    kvc_loop_set_timer(&request->client->loop, due_us);
+    kvc_request_end(request);
+    return true;
+}
+
+static bool has_subops(const struct kvc_connection *connection)
+{
+    for (unsigned i = 0; i < KV_PRIORITY_COUNT; i++)
+        if (!kvc_list_empty(&connection->subops[i]))
+            return true;
+    return false;
+}
+
 void kvc_subop_free(struct kvc_subop *subop)
 {
     struct kvc_connection *connection = subop->connection;
     struct kv_client *client = subop->op->client;
 
+    connection->n_requeued -= subop->due_us > 0;
     kvc_list_remove(&subop->of_connection);
     kvc_list_remove(&subop->of_op);
-    if (--connection->n_subops == 0) {
+    if (!has_subops(connection)) {
         kvc_list_remove(&connection->of_waiting);
         client->n_waiting--;
     }

@@ -70,6 +70,9 @@ struct kvc_op_type {
     /* A node is at a later generation than the operation waits for: starts again, from
      * PREPARING.  NULL: the operation fails. */
     void (*stale)(struct kv_op *op);
+    /* Its sub-operations are sent before those of greater rank of the same session, in whatever
+     * order both were begun, since these wait for what they bring.  NULL: at any time. */
+    uint32_t (*rank)(const struct kv_op *op);
     /* The operation ends with any result: releases what it has. */
     void (*ended)(struct kv_op *op);
     /* Frees the results that `ended` kept for the caller. */
@@ -175,13 +178,27 @@ struct kvc_subop {
     uint32_t layer;
     uint32_t head;
     uint64_t position;
-    bool alone;    /* object: only the remaining requests of the object at `head` */
-    bool finished; /* everything has been requested */
+    bool alone; /* object: only the remaining requests of the object at `head`; put: only the
+                      message at the cursor, which its node refused since rows before it were
+                      missing */
+    uint64_t due_us;     /* it is sent from then on */
+    uint64_t backoff_us; /* of the request that was refused */
+    bool finished;       /* everything has been requested */
 };
 
 /* Returns NULL if out of memory. */
 struct kvc_subop *kvc_subop_add(struct kv_op *op, struct kvc_connection *connection);
+/* Ends a request and adds a sub-operation for its message, at this cursor, to be sent from
+ * due_us on.  Returns false, and changes nothing, if out of memory. */
+bool kvc_subop_requeue(struct kvc_request *request,
+                       uint32_t layer,
+                       uint32_t head,
+                       uint64_t position,
+                       uint64_t due_us);
 void kvc_subop_free(struct kvc_subop *subop);
+
+/* Whether the one must be sent first. */
+bool kvc_subop_is_before(const struct kvc_subop *subop, const struct kvc_subop *other);
 
 /* Adds a sub-operation, starting at this unit, for the connection that owns it; none if the
  * operation has added one for that connection since kvc_connections_unmark().  Returns false if

@@ -99,9 +99,15 @@ struct kvc_request {
 /* What is particular to the requests of an operation type.  The owner of a request has not ended
  * when they are called. */
 struct kvc_request_ops {
-    /* Whether outstanding puts of this client bring the rows before the request's.  If so, the
-     * node is told to wait for them.  NULL: no. */
+    /* Whether outstanding puts of this client bring the rows before the request's, so that
+     * KV_NOT_READY passes.  NULL: no. */
     bool (*awaits)(const struct kvc_request *request);
+    /* Whether some of these puts have requests on its connection.  If so, the node is told to
+     * wait for them.  Where there is `awaits`. */
+    bool (*follows_sent)(const struct kvc_request *request);
+    /* Ends the request, and queues its message again, to be sent from due_us on.  Returns false,
+     * and changes nothing, if out of memory.  Where there is `awaits`. */
+    bool (*requeue)(struct kvc_request *request, uint64_t due_us);
     /* Returns where `bytes` of the reply's data are written; 0: their size is wrong.  NULL: the
      * reply has no data. */
     unsigned (*land)(struct kvc_request *request, uint64_t bytes, struct kv_iov *ret_iov);

@@ -194,14 +194,19 @@ static bool is_passing(const struct kvc_request *request, kv_status_t status)
     return left_us > share_us;
 }
 
+static void lengthen_backoff(struct kvc_request *request)
+{
+    request->backoff_us = request->backoff_us == 0 ? BACKOFF_MIN_US : request->backoff_us * 2;
+    if (request->backoff_us > KVC_BACKOFF_MAX_US)
+        request->backoff_us = KVC_BACKOFF_MAX_US;
+}
+
 /* Sends the request again a little later. */
 static void back_off(struct kvc_request *request)
 {
     struct kv_client *client = request->client;
 
-    request->backoff_us = request->backoff_us == 0 ? BACKOFF_MIN_US : request->backoff_us * 2;
-    if (request->backoff_us > KVC_BACKOFF_MAX_US)
-        request->backoff_us = KVC_BACKOFF_MAX_US;
+    lengthen_backoff(request);
     request->is_waiting = false;
     request->retry_after_us = client->retry_us;
     request->resend_us = client->loop.now_us + request->backoff_us;
@@ -220,13 +225,24 @@ static void on_busy_batch(struct kv_client *client, uint64_t batch_id)
     }
 }
 
+/* Rows before a put's are missing: it waits without its credit and its memory, which the put
+ * that brings them may need. */
+static bool requeue(struct kvc_request *request)
+{
+    const struct kvc_loop *loop = &request->client->loop;
+
+    lengthen_backoff(request);
+    return request->owner->request_ops->requeue(request, loop->now_us + request->backoff_us);
+}
+
 static void
 on_failure(struct kvc_request *request, const struct kv_wire_header *header, const char *body)
 {
     char text[TEXT_BYTES];
 
     if (is_passing(request, header->status)) {
-        back_off(request);
+        if (header->status != KV_NOT_READY || !requeue(request))
+            back_off(request);
         return;
     }
     kvc_peer_text(text, sizeof(text), body, header->body_bytes);

@@ -57,6 +57,8 @@ struct kv_session {
     struct kvc_list ops; /* begun and not ended, in order */
     uint32_t n_queued;
     uint32_t n_exclusive; /* of `ops` */
+    uint32_t put_begin;   /* token of the last put that was begun, while `ops` has any */
+    bool has_unordered;   /* one was begun after one of later rows */
 
     struct kvc_log_entry
         log[KVC_LOG_ENTRIES]; /* entries that a node may have missed, oldest first */

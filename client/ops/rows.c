@@ -465,7 +465,7 @@ static kv_status_t build_rows(struct kvc_subop *subop, struct kvc_request *reque
     subop->layer = layer;
     subop->head = head;
     subop->position = token;
-    subop->finished = !more;
+    subop->finished = !more || subop->alone;
     return KV_OK;
 }
 
@@ -542,6 +542,46 @@ static bool awaits_rows(const struct kvc_request *request)
     return false;
 }
 
+static bool follows_sent(const struct kvc_request *request)
+{
+    const struct kv_op *op = kvc_request_op(request);
+    struct kvc_list *link, *follow, *request_link, *request_follow;
+
+    KVC_LIST_EACH(link, follow, &op->session->ops)
+    {
+        struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+
+        if (!is_put(other) || (other != op && !leads_to(&kvc_rows_of(other)->row_range,
+                                                        &kvc_rows_of(op)->row_range)))
+            continue;
+        KVC_LIST_EACH(request_link, request_follow, &other->owner.requests)
+        {
+            const struct kvc_request *earlier =
+                KVC_LIST_ENTRY(request_link, struct kvc_request, of_owner);
+
+            if (earlier->connection == request->connection &&
+                earlier->header.token_begin < request->header.token_begin)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The nearer a put's rows are to what is committed, the earlier it is sent: so none waits at a
+ * node, with a credit, for one that waits for a credit. */
+static uint32_t rank(const struct kv_op *op)
+{
+    return kvc_rows_of(op)->row_range.token_begin;
+}
+
+static bool requeue(struct kvc_request *request, uint64_t due_us)
+{
+    const struct kv_wire_unit *unit = (const struct kv_wire_unit *)request->message->body;
+
+    return kvc_subop_requeue(request, unit->layer, unit->kv_head, request->header.token_begin,
+                             due_us);
+}
+
 /* Handles requests whose node waits for rows of the put that has ended.  Those with no other
  * put to wait for are resent, so that their node replies at once. */
 static void ended_put(struct kv_op *op)
@@ -562,7 +602,7 @@ static void ended_put(struct kv_op *op)
             struct kvc_request *request =
                 KVC_LIST_ENTRY(request_link, struct kvc_request, of_owner);
 
-            if (request->header.snapshot == 0 || (!is_met && awaits_rows(request)))
+            if (request->header.snapshot == 0 || (!is_met && follows_sent(request)))
                 continue;
             request->header.snapshot = 0; /* nothing is left to look at */
             if (is_met)
@@ -616,15 +656,23 @@ static kv_status_t begin_rows(const struct kvc_op_type *type,
     }
     kvc_op_require_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
                          rows->kv_head_begin, rows->n_kv_heads);
+    if (is_write(op)) {
+        session->has_unordered =
+            session->has_unordered || rows->token_begin < session->put_begin;
+        session->put_begin = rows->token_begin;
+    }
     return kvc_op_submit(op, ret_op);
 }
 
 /* The client does the same for a put and an append. */
-#define WRITE_TYPE(NAME, ID)                                                          \
-    {                                                                                 \
-        .name = NAME, .id = ID, .needs_current = true, .start = start_rows,           \
-        .build = build_rows, .requests = {.awaits = awaits_rows, .reply = reply_put}, \
-        .ended = ended_put, .describe = kvc_rows_describe,                            \
+#define WRITE_TYPE(NAME, ID)                                                                  \
+    {                                                                                         \
+        .name = NAME, .id = ID, .needs_current = true, .start = start_rows,                   \
+        .build = build_rows, .ended = ended_put, .describe = kvc_rows_describe, .rank = rank, \
+        .requests = {.awaits = awaits_rows,                                                   \
+                     .follows_sent = follows_sent,                                            \
+                     .requeue = requeue,                                                      \
+                     .reply = reply_put},                                                     \
     }
 
 static const struct kvc_op_type put_type = WRITE_TYPE("put", KV_OP_PUT);

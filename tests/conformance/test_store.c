@@ -1208,6 +1208,213 @@ static bool open_own(struct cluster *own, uint64_t memory_per_thread, uint32_t l
     return cluster_open(own, &setup);
 }
 
+/* Puts that are begun together may be begun in any order, also if there are more of them than
+ * credits: those that wait for earlier rows leave credits to the puts that bring them. */
+static void puts_in_any_order(void **state)
+{
+    enum {
+        N_PUTS = 40,
+        TOKENS_EACH = 10,
+        CREDITS = 8,
+        DEADLINE_MS = 20000,
+    };
+    const struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = 1,
+        .n_threads = 1,
+        .memory_bytes = 32 << 20,
+        .credits = CREDITS,
+    };
+    struct kv_random random;
+    struct cluster own;
+    struct side side;
+
+    (void)state;
+    kv_random_init(&random, 4711);
+    assert_true(cluster_open(&own, &setup));
+    open_side_as(&side, &own, NULL);
+    for (unsigned round = 0; round < 4; round++) {
+        struct kv_session *session = open_session(&side, &models[EVEN]);
+        struct kv_op *ops[N_PUTS];
+        unsigned order[N_PUTS];
+
+        for (unsigned i = 0; i < N_PUTS; i++)
+            order[i] = N_PUTS - 1 - i;
+        for (unsigned i = N_PUTS; round > 0 && i-- > 1;) {
+            const unsigned other = (unsigned)kv_random_below(&random, i + 1);
+            const unsigned swap = order[i];
+
+            order[i] = order[other];
+            order[other] = swap;
+        }
+        for (unsigned i = 0; i < N_PUTS; i++) {
+            struct kv_rows box = all_rows(session, order[i] * TOKENS_EACH, TOKENS_EACH);
+            const size_t bytes = kv_rows_bytes(kv_session_schema(session), &box);
+
+            assert_int_equal(
+                begin_put(&side, session, &box, i * bytes, 1, DEADLINE_MS, &ops[i]), KV_OK);
+        }
+        for (unsigned i = 0; i < N_PUTS; i++)
+            expect(ops[i], KV_OK, KV_OK, "put");
+        assert_int_equal(length(session), N_PUTS * TOKENS_EACH);
+        read_back(&side, session, 0, N_PUTS * TOKENS_EACH, 1);
+        close_session(session);
+    }
+    close_side(&side);
+    cluster_close(&own);
+}
+
+/* A put of a sequence, of the layers' first heads (0: all heads). */
+struct part {
+    uint32_t layer_begin, n_layers, n_heads, token_begin, n_tokens;
+};
+
+/* Begins puts at once, in this order, with this many credits; all of them end well in time. */
+static void puts_end(uint32_t credits, const struct part *parts, size_t n_parts)
+{
+    enum {
+        PARTS_MAX = 8,
+        DEADLINE_MS = 20000,
+    };
+    const struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = 1,
+        .n_threads = 1,
+        .memory_bytes = 64 << 20,
+        .credits = credits,
+    };
+    struct kv_op *ops[PARTS_MAX];
+    struct kv_session *session;
+    struct cluster own;
+    struct side side;
+    size_t offset = 0;
+
+    assert_true(cluster_open(&own, &setup));
+    open_side_as(&side, &own, NULL);
+    session = open_session(&side, &models[EVEN]);
+    for (size_t i = 0; i < n_parts; i++) {
+        const struct kv_rows box = {
+            .layer_begin = parts[i].layer_begin,
+            .n_layers = parts[i].n_layers,
+            .n_kv_heads = parts[i].n_heads,
+            .token_begin = parts[i].token_begin,
+            .n_tokens = parts[i].n_tokens,
+        };
+
+        assert_int_equal(begin_put(&side, session, &box, offset, 1, DEADLINE_MS, &ops[i]),
+                         KV_OK);
+        offset += kv_rows_bytes(kv_session_schema(session), &box);
+    }
+    for (size_t i = 0; i < n_parts; i++)
+        expect(ops[i], KV_OK, KV_OK, "put");
+    close_session(session);
+    close_side(&side);
+    cluster_close(&own);
+}
+
+/* The last but one brings what the first waits for, and is begun after one that waits for the
+ * first. */
+static void puts_of_other_layers_pass(void **state)
+{
+    static const struct part parts[] = {
+        {0, 2, 0, 32, 32}, {0, 1, 0, 64, 32}, {0, 2, 0, 96, 32}, {0, 2, 0, 128, 32},
+        {1, 1, 0, 64, 32}, {0, 1, 0, 0, 32},  {1, 1, 0, 0, 32},
+    };
+
+    (void)state;
+    puts_end(8, parts, sizeof(parts) / sizeof(parts[0]));
+}
+
+/* Puts of any layers, with any polls between them: one that was begun too early, with nothing
+ * before it under way, is refused and begun again. */
+static void puts_between_polls(void **state)
+{
+    enum {
+        N_STEPS = 12,
+        N_PUTS = N_STEPS * 4,
+        TOKENS_EACH = 10,
+        DEADLINE_MS = 30000,
+        SOON_US = 15000000,
+    };
+    const struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = 1,
+        .n_threads = 1,
+        .memory_bytes = 32 << 20,
+        .credits = 8,
+    };
+    struct cluster own;
+    struct side side;
+
+    (void)state;
+    assert_true(cluster_open(&own, &setup));
+    open_side_as(&side, &own, NULL);
+    for (unsigned seed = 0; seed < 6; seed++) {
+        struct kv_session *session = open_session(&side, &models[EVEN]);
+        struct kv_op *ops[N_PUTS] = {NULL};
+        struct kv_rows boxes[N_PUTS];
+        size_t offsets[N_PUTS];
+        size_t offset = 0;
+        unsigned n_puts = 0, n_left;
+        struct kv_random random;
+
+        kv_random_init(&random, seed);
+        for (uint32_t i = 0; i < N_STEPS; i++)
+            for (uint32_t layer = 0, n; layer < 4; layer += n) {
+                n = 1 + (uint32_t)kv_random_below(&random, 4 - layer);
+                boxes[n_puts++] = (struct kv_rows){.layer_begin = layer,
+                                                   .n_layers = n,
+                                                   .token_begin = i * TOKENS_EACH,
+                                                   .n_tokens = TOKENS_EACH};
+            }
+        for (unsigned i = n_puts; i-- > 1;) {
+            const unsigned other = (unsigned)kv_random_below(&random, i + 1);
+            const struct kv_rows swap = boxes[i];
+
+            boxes[i] = boxes[other];
+            boxes[other] = swap;
+        }
+        for (unsigned i = 0; i < n_puts; i++) {
+            offsets[i] = offset;
+            offset += kv_rows_bytes(kv_session_schema(session), &boxes[i]);
+        }
+        n_left = n_puts;
+        for (unsigned i = 0; n_left > 0; i = (i + 1) % n_puts) {
+            if (ops[i] != NULL && kv_op_status(ops[i]) == KV_NOT_READY) {
+                assert_true(kv_op_elapsed_us(ops[i]) < SOON_US);
+                kv_op_free(ops[i]);
+                ops[i] = NULL;
+            }
+            if (ops[i] == NULL) {
+                assert_int_equal(
+                    begin_put(&side, session, &boxes[i], offsets[i], 1, DEADLINE_MS, &ops[i]),
+                    KV_OK);
+                n_left = n_puts;
+            } else if (kv_op_status(ops[i]) == KV_OK) {
+                n_left--;
+                if (n_left > 0)
+                    continue;
+            } else {
+                if (kv_op_status(ops[i]) != KV_IN_PROGRESS)
+                    fail_msg("put: %s", kv_op_detail(ops[i]));
+                n_left = n_puts;
+            }
+            for (uint64_t polls = kv_random_below(&random, 4); polls-- > 0;)
+                kv_poll(side.client);
+        }
+        for (unsigned i = 0; i < n_puts; i++)
+            expect(ops[i], KV_OK, KV_OK, "put");
+        assert_int_equal(length(session), N_STEPS * TOKENS_EACH);
+        read_back(&side, session, 0, N_STEPS * TOKENS_EACH, 1);
+        close_session(session);
+    }
+    close_side(&side);
+    cluster_close(&own);
+}
+
 /* The failure is KV_NOT_FOUND, for a reason whose words begin so. */
 static void expect_ended(struct kv_op *op, kv_status_t begun, const char *why)
 {
@@ -2280,6 +2487,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_clients_take_up_sessions),
         cmocka_unit_test(impossible_lifecycles),
         cmocka_unit_test(closed_sessions_give_memory_back),
+        cmocka_unit_test(puts_in_any_order),
+        cmocka_unit_test(puts_of_other_layers_pass),
+        cmocka_unit_test(puts_between_polls),
         cmocka_unit_test(full_memory),
         cmocka_unit_test(threads_share_memory),
         cmocka_unit_test(models_that_nobody_uses_make_room),

@@ -3585,7 +3585,7 @@ static bool break_it(unsigned number)
         f.client->n_waiting--;
         return true;
     case 40:
-        connection->n_subops++;
+        connection->n_requeued++;
         return true;
     default:
         return false;
