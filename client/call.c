@@ -176,6 +176,15 @@ static const char *reply_fault(const struct kvc_call *call, const ProtobufCMessa
     }
 }
 
+static void drop(struct kvc_call *call)
+{
+    kvc_due_set(&call->client->resends, &call->resend, KVC_NEVER);
+    kvc_list_remove(&call->of_client);
+    kvc_list_remove(&call->of_owner);
+    kvc_list_remove(&call->of_session);
+    free(call);
+}
+
 static void deliver(struct kvc_call *call,
                     kv_status_t status,
                     const ProtobufCMessage *reply,
@@ -190,8 +199,7 @@ static void deliver(struct kvc_call *call,
     call->done(call, status, reply, detail != NULL ? detail : "");
     if (call->owner != NULL)
         call->owner->ops->done(call->owner);
-    kvc_list_remove(&call->of_client);
-    free(call);
+    drop(call);
 }
 
 static void carried(void *arg,
@@ -210,8 +218,7 @@ static void carried(void *arg,
         kvc_list_remove(&call->node->of_calling);
     client->loop.must_dispatch = true;
     if (client->loop.is_closing) {
-        kvc_list_remove(&call->of_client);
-        free(call);
+        drop(call);
         return;
     }
     if (status == KV_OK) {
@@ -236,11 +243,13 @@ static void carried(void *arg,
                 kvc_reply_refuse(text, sizeof(text), "%s: does not match the request", fault);
     }
     if (status == KV_BUSY && client->loop.now_us + call->retry_after_us < call->deadline_us) {
-        call->resend_us = client->loop.now_us + call->retry_after_us;
+        const uint64_t at_us = client->loop.now_us + call->retry_after_us;
+
+        kvc_due_set(&client->resends, &call->resend, at_us);
         call->retry_after_us *= 2;
         if (call->retry_after_us > BACKOFF_MAX_US)
             call->retry_after_us = BACKOFF_MAX_US;
-        kvc_loop_set_timer(&client->loop, call->resend_us);
+        kvc_loop_set_timer(&client->loop, at_us);
     } else {
         deliver(call, status, reply, text);
     }
@@ -293,6 +302,9 @@ kv_status_t kvc_call_begin(struct kvc_node *node,
     call->session = session;
     call->done = done;
     call->id = id;
+    kvc_list_init(&call->of_owner);
+    kvc_list_init(&call->of_session);
+    kvc_due_init(&call->resend);
     call->deadline_us =
         owner != NULL ? owner->deadline_us : client->loop.now_us + client->deadline_us;
     call->retry_after_us = BACKOFF_MIN_US;
@@ -303,29 +315,26 @@ kv_status_t kvc_call_begin(struct kvc_node *node,
         return status;
     }
     kvc_list_append(&client->calls, &call->of_client);
-    if (owner != NULL)
+    if (owner != NULL) {
+        kvc_list_append(&owner->calls, &call->of_owner);
         owner->n_calls++;
+    }
+    if (session != NULL)
+        kvc_list_append(&session->calls, &call->of_session);
     return KV_OK;
 }
 
 void kvc_calls_timers(struct kv_client *client)
 {
-    struct kvc_list *link, *follow;
+    while (kvc_dues_first_us(&client->resends) <= client->loop.now_us) {
+        struct kvc_call *call = KVC_DUE_ENTRY(client->resends.first, struct kvc_call, resend);
 
-    KVC_LIST_EACH(link, follow, &client->calls)
-    {
-        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
-
-        if (call->is_out)
-            continue;
-        if (call->resend_us > client->loop.now_us) {
-            kvc_loop_set_timer(&client->loop, call->resend_us);
-            continue;
-        }
+        kvc_due_set(&client->resends, &call->resend, KVC_NEVER);
         kv_status_t status = send(call);
         if (status != KV_OK)
             deliver(call, status, NULL, "cannot be resent");
     }
+    kvc_loop_set_timer(&client->loop, kvc_dues_first_us(&client->resends));
 }
 
 void kvc_calls_lose(struct kvc_node *node)
@@ -341,28 +350,24 @@ void kvc_calls_lose(struct kvc_node *node)
     }
 }
 
-void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner)
+void kvc_calls_disown(struct kvc_owner *owner)
 {
     struct kvc_list *link, *follow;
 
-    KVC_LIST_EACH(link, follow, &client->calls)
+    KVC_LIST_EACH(link, follow, &owner->calls)
     {
-        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
-
-        if (call->owner == owner)
-            call->owner = NULL;
+        KVC_LIST_ENTRY(link, struct kvc_call, of_owner)->owner = NULL;
+        kvc_list_remove(link);
     }
 }
 
-void kvc_calls_forget_session(struct kv_client *client, const struct kv_session *session)
+void kvc_calls_forget_session(struct kv_session *session)
 {
     struct kvc_list *link, *follow;
 
-    KVC_LIST_EACH(link, follow, &client->calls)
+    KVC_LIST_EACH(link, follow, &session->calls)
     {
-        struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
-
-        if (call->session == session)
-            call->session = NULL;
+        KVC_LIST_ENTRY(link, struct kvc_call, of_session)->session = NULL;
+        kvc_list_remove(link);
     }
 }

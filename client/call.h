@@ -8,6 +8,7 @@
 #ifndef KV_CLIENT_CALL_H
 #define KV_CLIENT_CALL_H
 
+#include "client/due.h"
 #include "client/list.h"
 #include "proto/kv_wire.h"
 
@@ -36,10 +37,11 @@ struct kvc_call {
     struct kvc_node *node;
     struct kvc_owner *owner;    /* NULL: the library, or an operation that has ended */
     struct kv_session *session; /* for the handler; NULL once the handle is freed */
+    struct kvc_list of_owner, of_session;
     kvc_call_done_fn done;
     enum kv_op_id id;
     uint64_t deadline_us;
-    uint64_t resend_us; /* after KV_BUSY */
+    struct kvc_due resend; /* after KV_BUSY: in client->resends */
     uint64_t retry_after_us;
     bool is_out;   /* the control transport has it */
     bool has_left; /* sent at least once */
@@ -61,9 +63,9 @@ void kvc_calls_timers(struct kv_client *client);
 void kvc_calls_lose(struct kvc_node *node);
 
 /* Detaches the calls of an owner that has ended: their replies are ignored. */
-void kvc_calls_disown(struct kv_client *client, const struct kvc_owner *owner);
+void kvc_calls_disown(struct kvc_owner *owner);
 
 /* Detaches the calls of a session whose handle is freed. */
-void kvc_calls_forget_session(struct kv_client *client, const struct kv_session *session);
+void kvc_calls_forget_session(struct kv_session *session);
 
 #endif

@@ -295,13 +295,13 @@ static void check_under_way(const struct kv_client *client, const struct kv_op *
 {
     const uint32_t n_requests = check_list(&op->owner.requests);
     const uint32_t n_subops = check_list(&op->subops);
-    uint32_t n_calls = 0;
+    const uint32_t n_calls = check_list(&op->owner.calls);
     struct kvc_list *link, *follow;
 
     assert(op->is_in_use && op->client == client && op->status == KV_IN_PROGRESS);
     assert(client->loop.next_due_us <= op->owner.deadline_us);
-    KVC_LIST_EACH(link, follow, &client->calls)
-    n_calls += KVC_LIST_ENTRY(link, struct kvc_call, of_client)->owner == &op->owner;
+    KVC_LIST_EACH(link, follow, &op->owner.calls)
+    assert(KVC_LIST_ENTRY(link, struct kvc_call, of_owner)->owner == &op->owner);
     assert(n_calls == op->owner.n_calls);
     KVC_LIST_EACH(link, follow, &op->owner.requests)
     assert(KVC_LIST_ENTRY(link, struct kvc_request, of_owner)->owner == &op->owner);
@@ -375,12 +375,12 @@ static void check_session(const struct kv_client *client, const struct kv_sessio
         assert(session->log[i].generation == session->log[0].generation + i);
     if (session->n_log > 0)
         assert(session->log[session->n_log - 1].generation + 1 - session->generation <= 1);
-    KVC_LIST_EACH(link, follow, &client->calls)
+    check_list(&session->calls);
+    KVC_LIST_EACH(link, follow, &session->calls)
     {
-        const struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
+        const struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_session);
 
-        if (call->session != session)
-            continue;
+        assert(call->session == session);
         n_renewing += kvc_call_renews(call);
         if (kvc_call_catches_up(call)) {
             n_catch_ups++;
@@ -397,8 +397,11 @@ static void check_call(const struct kv_client *client, const struct kvc_call *ca
     assert(call->client == client && call->node == &client->nodes[call->node->index]);
     if (call->owner != NULL)
         assert(kvc_call_op(call)->is_in_use && kvc_call_op(call)->stage != KVC_STAGE_ENDED);
+    assert((call->owner != NULL) == !kvc_list_empty(&call->of_owner));
     if (call->session != NULL)
         assert(has_link(&client->sessions, &call->session->of_client));
+    assert((call->session != NULL) == !kvc_list_empty(&call->of_session));
+    assert(call->is_out == (call->resend.at_us == KVC_NEVER));
     if (!call->is_out)
         assert(call->has_left && call->node->control != NULL);
 }
@@ -419,6 +422,21 @@ check_buffer(struct kv_client *client, const struct kv_buffer *buffer, const str
                                         : buffer->n_holds >= n_holds);
 }
 
+static void check_dues(const struct kv_client *client)
+{
+    size_t n_waiting = 0, n_leased = 0;
+    struct kvc_list *link, *follow;
+
+    KVC_LIST_EACH(link, follow, &client->calls)
+    n_waiting += !KVC_LIST_ENTRY(link, struct kvc_call, of_client)->is_out;
+    KVC_LIST_EACH(link, follow, &client->sessions)
+    n_leased += KVC_LIST_ENTRY(link, struct kv_session, of_client)->renewal.at_us != KVC_NEVER;
+    assert(kvc_dues_check(&client->resends) == n_waiting);
+    assert(kvc_dues_check(&client->renewals) == n_leased);
+    assert(client->loop.next_due_us <= kvc_dues_first_us(&client->resends));
+    assert(client->loop.next_due_us <= kvc_dues_first_us(&client->renewals));
+}
+
 void kvc_client_check(struct kv_client *client)
 {
     struct kvc_list *link, *follow;
@@ -437,6 +455,7 @@ void kvc_client_check(struct kv_client *client)
     check_messages(client, &live);
     check_ops(client);
     check_nodes(client, &live);
+    check_dues(client);
     KVC_LIST_EACH(link, follow, &client->calls)
     check_call(client, KVC_LIST_ENTRY(link, struct kvc_call, of_client));
     KVC_LIST_EACH(link, follow, &client->sessions)

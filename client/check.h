@@ -7,7 +7,8 @@
  *   (1) Each link's neighbors point back at it, and what it lies in is this client's.
  *
  * Loop
- *   (2) No operation's deadline and no request's next attempt lies before next_due_us.
+ *   (2) No operation's deadline, no attempt of a request or a call, and no renewal of a lease
+ *       lies before next_due_us.
  *   (3) If a node has a failure noted, n_failed says that there are some.
  *
  * Nodes and connections
@@ -43,7 +44,9 @@
  *       or being one behind any other.
  *  (17) A session's log is without gaps and ends at its generation, or, while a fork or
  *       truncate is under way, one behind it.
- *  (18) A session counts its renewals; a node catches up exactly while one call of that is
+ *  (18) A call is in the lists of its operation and its session, if it has them, and in the
+ *       heap of those that wait exactly while its control transport does not have it.
+ *  (19) A session counts its renewals; a node catches up exactly while one call of that is
  *       there.
  *
  * Threads: the client's.  Memory: none.

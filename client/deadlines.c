@@ -36,7 +36,6 @@ void kvc_op_expire(struct kv_op *op)
     const struct kvc_node *node = NULL;
     const struct kvc_request *request = NULL;
     const char *why = "";
-    struct kvc_list *link, *follow;
 
     if (op->type->lost != NULL) {
         expire_shares(op);
@@ -59,14 +58,8 @@ void kvc_op_expire(struct kv_op *op)
 
         node = subop->connection->link.node;
         why = subop->due_us > 0 ? "waiting for rows before its own" : "waiting for credits";
-    } else {
-        KVC_LIST_EACH(link, follow, &client->calls)
-        {
-            struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_client);
-
-            if (call->owner == &op->owner && node == NULL)
-                node = call->node;
-        }
+    } else if (!kvc_list_empty(&op->owner.calls)) {
+        node = KVC_LIST_ENTRY(op->owner.calls.next, struct kvc_call, of_owner)->node;
     }
     kvc_op_fail(op, node, request, KV_DEADLINE, "%s", why);
 }

@@ -75,7 +75,7 @@ static void end_op(struct kv_op *op, kv_status_t status)
     kvc_subop_free(KVC_LIST_ENTRY(link, struct kvc_subop, of_op));
     KVC_LIST_EACH(link, follow, &op->owner.requests)
     kvc_request_abandon(KVC_LIST_ENTRY(link, struct kvc_request, of_owner));
-    kvc_calls_disown(client, &op->owner);
+    kvc_calls_disown(&op->owner);
     if (op->type->ended != NULL)
         op->type->ended(op);
     op->session = NULL;
@@ -264,6 +264,7 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     kvc_list_init(&op->of_client);
     kvc_list_init(&op->of_session);
     kvc_list_init(&op->owner.requests);
+    kvc_list_init(&op->owner.calls);
     op->owner.ops = &owner_ops;
     op->owner.request_ops = &type->requests;
     kvc_list_init(&op->subops);
@@ -564,7 +565,7 @@ bool kvc_op_ask_unit(struct kv_op *op, uint32_t layer, uint32_t head, uint64_t p
 
 void kvc_op_forget_calls(struct kv_op *op)
 {
-    kvc_calls_disown(op->client, &op->owner);
+    kvc_calls_disown(&op->owner);
     op->owner.n_calls = 0;
 }
 
@@ -663,7 +664,7 @@ void kv_session_free(struct kv_session *session)
     kvc_loop_update_time(&session->client->loop);
     while (!kvc_list_empty(&session->ops))
         kv_cancel(KVC_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
-    kvc_calls_forget_session(session->client, session);
+    kvc_calls_forget_session(session);
     kvc_session_destroy(session);
 }
 

@@ -37,7 +37,8 @@ struct kvc_owner {
                                      reply arrived; 0: not yet */
     struct kv_buffer *buffer;     /* held until it ends; may be NULL */
     struct kvc_list requests;     /* not ended */
-    uint32_t n_calls;             /* not ended */
+    struct kvc_list calls;        /* that report to it */
+    uint32_t n_calls;             /* of those, not ended */
     /* Limits that replies are checked against; 0: none. */
     uint32_t lease_wanted_ms;
     uint32_t tokens_max_wanted;

@@ -93,11 +93,12 @@ struct kv_session *kvc_session_make(struct kv_client *client,
         return NULL;
     kvc_list_init(&session->of_client);
     kvc_list_init(&session->ops);
+    kvc_list_init(&session->calls);
     session->client = client;
     session->schema = *schema;
     kvc_session_place(session, ticket);
     session->tokens_max = KV_TOKENS_MAX;
-    session->renew_us = UINT64_MAX;
+    kvc_due_init(&session->renewal);
     for (uint32_t i = 0; i < schema->n_layers; i++) {
         const struct kv_layer_schema *layer = &schema->layers[i];
 
@@ -111,6 +112,7 @@ struct kv_session *kvc_session_make(struct kv_client *client,
 
 void kvc_session_destroy(struct kv_session *session)
 {
+    kvc_due_set(&session->client->renewals, &session->renewal, KVC_NEVER);
     kvc_list_remove(&session->of_client);
     free(session->writers);
     free(session);

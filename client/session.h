@@ -11,6 +11,7 @@
 #ifndef KV_CLIENT_SESSION_H
 #define KV_CLIENT_SESSION_H
 
+#include "client/due.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "kvserver/cluster/placement.h"
@@ -54,7 +55,8 @@ struct kv_session {
     uint32_t shared_tokens;     /* most tokens of its own writer that a fork has inherited */
     bool is_closed;
 
-    struct kvc_list ops; /* begun and not ended, in order */
+    struct kvc_list calls; /* that have it for their handlers */
+    struct kvc_list ops;   /* begun and not ended, in order */
     uint32_t n_queued;
     uint32_t n_exclusive; /* of `ops` */
     uint32_t put_begin;   /* token of the last put that was begun, while `ops` has any */
@@ -64,7 +66,7 @@ struct kv_session {
         log[KVC_LOG_ENTRIES]; /* entries that a node may have missed, oldest first */
     uint32_t n_log;
 
-    uint64_t renew_us;
+    struct kvc_due renewal; /* in client->renewals */
     uint32_t n_renewing;
 
     uint64_t bytes_before[KV_LAYERS_MAX + 1];     /* of one token, in the layers before */

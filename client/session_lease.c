@@ -13,6 +13,22 @@
 
 #include <string.h>
 
+enum {
+    RENEW_PART = 3,  /* of the lease: leaves time for two renewals to be lost */
+    AGAIN_PART = 12, /* after one that has failed */
+};
+
+static uint64_t after_part(const struct kv_session *session, unsigned part)
+{
+    return session->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / part;
+}
+
+static void renew_at(struct kv_session *session, uint64_t at_us)
+{
+    kvc_due_set(&session->client->renewals, &session->renewal, at_us);
+    kvc_loop_set_timer(&session->client->loop, at_us);
+}
+
 static void background_done(struct kvc_call *call,
                             kv_status_t status,
                             const ProtobufCMessage *message,
@@ -27,19 +43,21 @@ static void background_done(struct kvc_call *call,
     session->n_renewing--;
     /* A session that a node does not have is reported by the operations that need it. */
     if (status != KV_OK && !session->is_closed) {
-        uint64_t soon = session->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 12;
+        const uint64_t soon_us = after_part(session, AGAIN_PART);
 
-        if (soon < session->renew_us)
-            session->renew_us = soon;
-        kvc_loop_set_timer(&session->client->loop, session->renew_us);
+        if (soon_us < session->renewal.at_us)
+            renew_at(session, soon_us);
     }
 }
 
 void kvc_session_leased(struct kv_session *session)
 {
-    /* A third of the lease leaves time for two renewals to be lost. */
-    session->renew_us = session->client->loop.now_us + (uint64_t)session->lease_ms * 1000 / 3;
-    kvc_loop_set_timer(&session->client->loop, session->renew_us);
+    renew_at(session, after_part(session, RENEW_PART));
+}
+
+void kvc_session_unleased(struct kv_session *session)
+{
+    kvc_due_set(&session->client->renewals, &session->renewal, KVC_NEVER);
 }
 
 bool kvc_call_renews(const struct kvc_call *call)
@@ -49,11 +67,9 @@ bool kvc_call_renews(const struct kvc_call *call)
 
 static void renew(struct kv_session *session)
 {
-    struct kv_client *client = session->client;
     Kvpb__RenewRequest request = KVPB__RENEW_REQUEST__INIT;
-    uint64_t lease_us = (uint64_t)session->lease_ms * 1000;
 
-    session->renew_us = client->loop.now_us + lease_us / 3;
+    renew_at(session, after_part(session, RENEW_PART));
     if (session->n_renewing > 0)
         return;
     for (uint32_t i = 0; i < session->row.n_nodes; i++) {
@@ -61,7 +77,7 @@ static void renew(struct kv_session *session)
 
         if (node->state != KVC_NODE_CONNECTED) {
             kvc_node_connect(node);
-            session->renew_us = client->loop.now_us + lease_us / 12;
+            renew_at(session, after_part(session, AGAIN_PART));
             continue;
         }
         if (session->nodes[i].incarnation != node->incarnation)
@@ -73,22 +89,15 @@ static void renew(struct kv_session *session)
             KV_OK)
             session->n_renewing++;
         else
-            session->renew_us = client->loop.now_us + lease_us / 12;
+            renew_at(session, after_part(session, AGAIN_PART));
     }
 }
 
 void kvc_sessions_timers(struct kv_client *client)
 {
-    struct kvc_list *link, *follow;
-
-    KVC_LIST_EACH(link, follow, &client->sessions)
-    {
-        struct kv_session *session = KVC_LIST_ENTRY(link, struct kv_session, of_client);
-
-        if (session->renew_us <= client->loop.now_us)
-            renew(session);
-        kvc_loop_set_timer(&client->loop, session->renew_us);
-    }
+    while (kvc_dues_first_us(&client->renewals) <= client->loop.now_us)
+        renew(KVC_DUE_ENTRY(client->renewals.first, struct kv_session, renewal));
+    kvc_loop_set_timer(&client->loop, kvc_dues_first_us(&client->renewals));
 }
 
 static void ignore_reply(struct kvc_call *call,

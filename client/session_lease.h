@@ -19,6 +19,8 @@ void kvc_sessions_timers(struct kv_client *client);
 
 /* Sets when the lease of a session is renewed next, which has just been granted. */
 void kvc_session_leased(struct kv_session *session);
+/* The session has ended: nothing is renewed. */
+void kvc_session_unleased(struct kv_session *session);
 
 /* Whether a call is one that renews a lease in the background. */
 bool kvc_call_renews(const struct kvc_call *call);

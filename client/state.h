@@ -8,6 +8,7 @@
 #ifndef KV_CLIENT_STATE_H
 #define KV_CLIENT_STATE_H
 
+#include "client/due.h"
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/roots.h"
@@ -76,6 +77,8 @@ struct kv_client {
     struct kvc_list sessions;
     struct kvc_list buffers;
     struct kvc_list calls;
+    struct kvc_dues resends;  /* calls that wait to be sent again */
+    struct kvc_dues renewals; /* sessions whose leases are to be renewed */
 
     struct kv_pool *requests;
     uint64_t attempts; /* counter for request ids; its random start makes them unpredictable */

@@ -64,7 +64,7 @@ static void ended_close(struct kv_op *op)
 {
     if (op->status == KV_OK) {
         op->session->is_closed = true;
-        op->session->renew_us = UINT64_MAX;
+        kvc_session_unleased(op->session);
         /* What was begun behind it has nothing to work on. */
         while (!kvc_list_empty(&op->session->ops)) {
             struct kv_op *late =

@@ -3565,7 +3565,7 @@ static bool break_it(unsigned number)
         f.session->n_log = 1;
         f.session->log[0].generation = f.session->generation + 1;
         return true;
-    case 34: /* (18) */
+    case 34: /* (19) */
         f.session->n_renewing++;
         return true;
     case 35:
@@ -3584,8 +3584,11 @@ static bool break_it(unsigned number)
         kvc_list_remove(&connection->of_waiting);
         f.client->n_waiting--;
         return true;
-    case 40:
-        connection->n_requeued++;
+    case 40: /* (2) */
+        f.session->renewal.at_us = 1;
+        return true;
+    case 41:
+        kvc_due_init(&f.session->renewal);
         return true;
     default:
         return false;
