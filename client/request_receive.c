@@ -306,13 +306,60 @@ static void on_small_bulk(struct kvc_request *request, const uint8_t *data, size
     check_complete(request);
 }
 
+/* A reply, or data that belongs to one, from its node. */
+static void on_answer(struct kv_client *client,
+                      const struct kv_wire_header *header,
+                      const uint8_t *data,
+                      size_t data_bytes)
+{
+    struct kvc_request *request;
+
+    if (header->kind == KV_WIRE_REPLY && header->status == KV_BUSY && header->n_units > 0) {
+        on_busy_batch(client, header->request_id);
+        return;
+    }
+    request = find(client, header);
+    if (request == NULL) {
+        client->n_dropped++;
+    } else if (header->kind == KV_WIRE_BULK_REPLY) {
+        on_small_bulk(request, data, data_bytes);
+    } else if (header->kind == KV_WIRE_REPLY) {
+        on_reply(request, header, data);
+        if (data_bytes > header->body_bytes && (request = find(client, header)) != NULL)
+            on_small_bulk(request, data + header->body_bytes, data_bytes - header->body_bytes);
+    }
+}
+
+/* Replies in one message.  Each must be the node's: one of them may end its connection. */
+static void
+on_batch(struct kvc_node *node, const struct kv_wire_header *batch, const uint8_t *replies)
+{
+    struct kv_client *client = node->client;
+    struct kv_wire_header header;
+    const uint8_t *body;
+    const char *why;
+    uint32_t n_left = batch->n_units;
+
+    for (size_t at = 0; at < batch->body_bytes; n_left--) {
+        if (n_left == 0 ||
+            kv_message_entry(KV_WIRE_REPLY, replies, batch->body_bytes, &at, &header, &body,
+                             &why) != KV_OK ||
+            (header.request_id & KVC_CONTROL_ID_BIT) != 0 ||
+            node_of(client, header.request_id) != node || !is_from(node, &header)) {
+            client->n_dropped++;
+            return;
+        }
+        on_answer(client, &header, body, header.body_bytes);
+    }
+    client->n_dropped += n_left > 0;
+}
+
 static void on_message(
     void *owner, const void *message, size_t message_bytes, const void *data, size_t data_bytes)
 {
     struct kv_client *client = owner;
     struct kv_wire_header header;
     struct kvc_node *node;
-    struct kvc_request *request;
     const char *why;
 
     if (kv_message_check(message, message_bytes, data, data_bytes, &header, &why) != KV_OK ||
@@ -334,22 +381,10 @@ static void on_message(
         return;
     }
     kvc_node_mark_alive(node);
-    if (header.kind == KV_WIRE_REPLY && header.status == KV_BUSY && header.n_units > 0) {
-        on_busy_batch(client, header.request_id);
-        return;
-    }
-    request = find(client, &header);
-    if (request == NULL) {
-        client->n_dropped++;
-    } else if (header.kind == KV_WIRE_BULK_REPLY) {
-        on_small_bulk(request, data, data_bytes);
-    } else if (header.kind == KV_WIRE_REPLY) {
-        size_t bulk_bytes = data_bytes - header.body_bytes;
-
-        on_reply(request, &header, data);
-        if (bulk_bytes > 0 && (request = find(client, &header)) != NULL)
-            on_small_bulk(request, (const uint8_t *)data + header.body_bytes, bulk_bytes);
-    }
+    if (header.kind == KV_WIRE_BATCH && header.version >= KV_WIRE_VERSION_REPLIES)
+        on_batch(node, &header, data);
+    else
+        on_answer(client, &header, data, data_bytes);
 }
 
 static void pending_receive_done(void *arg, kv_status_t status)

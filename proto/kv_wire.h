@@ -22,6 +22,12 @@
  * again like any that is lost.  A batch for which the node has no buffer is answered once for
  * all: by KV_BUSY to its request_id, the first request's, with its n_units.
  *
+ * From version 8 on, replies that a node makes at one time for one client may travel together in
+ * the same way: a BATCH with n_units replies without bulk, each with its own request_id, status
+ * and checksums, and meant as if it had come alone.  They need not be those of one batch of
+ * requests.  A reply that fails its checks is dropped with those behind it.  Such a batch
+ * arrives with its body (net/transport.h: a small message).
+ *
  * Bodies, in order, without padding between the arrays:
  *
  *   put, append    units[n_units], crcs[n_units][token_count], rows if bulk_bytes is 0
@@ -90,13 +96,15 @@ extern "C" {
  *
  *   6  the first with which later builds are compatible
  *   7  a reply's header says how long the node had the request
+ *   8  replies may travel together
  *
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
  */
 #define KV_WIRE_VERSION_LEAST     6
 #define KV_WIRE_VERSION_NODE_TIME 7
-#define KV_WIRE_VERSION           7
+#define KV_WIRE_VERSION_REPLIES   8
+#define KV_WIRE_VERSION           8
 
 /* The version that two peers use, given the least and the greatest that each speaks; 0: there
  * is none. */
@@ -116,8 +124,8 @@ enum {
     KV_WIRE_BULK_MAX = 1 << 20,    /* rows in one bulk message */
     KV_WIRE_UNITS_MAX = 4096,      /* units in one message */
     KV_WIRE_ROWS_MAX = 16384,      /* rows in one message */
-    KV_WIRE_ENTRIES_MAX = 64,      /* requests in one batch */
-    KV_WIRE_BATCH_ALIGN = 16,      /* of the requests in it */
+    KV_WIRE_ENTRIES_MAX = 64,      /* requests, or replies, in one batch */
+    KV_WIRE_BATCH_ALIGN = 16,      /* of the entries in it */
     KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
@@ -134,7 +142,7 @@ enum kv_wire_kind {
     KV_WIRE_REPLY = 2,
     KV_WIRE_BULK_REQUEST = 3, /* data that belongs to a request */
     KV_WIRE_BULK_REPLY = 4,   /* data that belongs to a reply */
-    KV_WIRE_BATCH = 5,        /* requests, one behind the other */
+    KV_WIRE_BATCH = 5,        /* requests, or replies, one behind the other */
 };
 
 /* Operations of both planes, one number each; never renumbered. */
@@ -191,7 +199,7 @@ enum kv_op_id {
  *   76  u32  body_bytes     that follow the header in this message
  *   80  u64  bulk_bytes     that follow the body or are in a bulk message; there: its own data
  *   88  u32  body_crc       CRC32C of the body
- *   92  u32  n_units        in a batch: requests; in the KV_BUSY that answers a batch: its
+ *   92  u32  n_units        in a batch: its entries; in the KV_BUSY that answers a batch: its
  *                         requests; in any other reply 0
  *   96  u32  token_begin
  *  100  u32  token_count
@@ -252,7 +260,7 @@ static_assert(offsetof(struct kv_wire_header, bulk_bytes) == 80, "as in the byte
 static_assert(offsetof(struct kv_wire_header, offset) == 112, "as in the byte table");
 static_assert(offsetof(struct kv_wire_header, header_crc) == 156, "as in the byte table");
 
-/* Returns the bytes that a request with a body takes in a batch. */
+/* Returns the bytes that a request or a reply with a body takes in a batch. */
 static inline size_t kv_wire_entry_bytes(size_t body_bytes)
 {
     return sizeof(struct kv_wire_header) +

@@ -14,7 +14,7 @@ void kv_message_seal(struct kv_wire_header *header, const void *body, size_t bod
     if (header->version == 0)
         header->version = KV_WIRE_VERSION;
     header->body_bytes = (uint32_t)body_bytes;
-    /* The requests of a batch have their own. */
+    /* The entries of a batch have their own. */
     header->body_crc = header->kind == KV_WIRE_BATCH ? 0 : kv_crc32c(0, body, body_bytes);
     header->header_crc = kv_crc32c(0, header, SEALED_BYTES);
 }
@@ -133,7 +133,8 @@ kv_status_t kv_message_check(const void *message,
     return KV_OK;
 }
 
-kv_status_t kv_message_entry(const uint8_t *batch,
+kv_status_t kv_message_entry(enum kv_wire_kind kind,
+                             const uint8_t *batch,
                              size_t batch_bytes,
                              size_t *at,
                              struct kv_wire_header *ret_header,
@@ -159,8 +160,8 @@ kv_status_t kv_message_entry(const uint8_t *batch,
                               &header, ret_why);
     if (status != KV_OK)
         return status;
-    if (header.kind != KV_WIRE_REQUEST || header.bulk_bytes != 0) {
-        *ret_why = "batch: not a request without bulk";
+    if (header.kind != kind || header.bulk_bytes != 0) {
+        *ret_why = "batch: an entry of another kind, or with bulk";
         return KV_INVALID;
     }
     *ret_header = header;

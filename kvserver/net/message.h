@@ -23,11 +23,13 @@ kv_status_t kv_message_check(const void *message,
                              struct kv_wire_header *ret_header,
                              const char **ret_why);
 
-/* Checks the request of a batch (KV_WIRE_BATCH) that begins at `*at` bytes of its body, as
+/* Checks the entry of a batch (KV_WIRE_BATCH) that begins at `*at` bytes of its body, as
  * kv_message_check() does, and advances `*at` to the next.  Begin with 0, and stop at
- * body_bytes.  On KV_OK `*ret_body` is the request's body, in the batch's.  Fails as
- * kv_message_check(), and with KV_INVALID if it is no request without bulk. */
-kv_status_t kv_message_entry(const uint8_t *batch,
+ * body_bytes.  On KV_OK `*ret_body` is the entry's body, in the batch's.  Fails as
+ * kv_message_check(), and with KV_INVALID if it has bulk or is not of that kind:
+ * KV_WIRE_REQUEST or KV_WIRE_REPLY. */
+kv_status_t kv_message_entry(enum kv_wire_kind kind,
+                             const uint8_t *batch,
                              size_t batch_bytes,
                              size_t *at,
                              struct kv_wire_header *ret_header,

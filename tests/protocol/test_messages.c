@@ -75,12 +75,40 @@ static struct {
     uint8_t body[KV_WIRE_CONTROL_MAX];
     const char *detail; /* of a control operation */
     uint64_t n_replies, n_statuses[64];
+    uint64_t n_reply_batches;
     uint64_t next_id;
     uint64_t n_sent;
     uint32_t stopped; /* 1 + the data thread that stands still; 0: none */
 } world;
 
 /* ---- the port ---------------------------------------------------------------------------- */
+
+static void take_reply(const struct kv_wire_header *header, const void *body, size_t body_bytes)
+{
+    world.n_replies++;
+    assert_in_range(-header->status, 0, 63);
+    world.n_statuses[-header->status]++;
+    world.reply = *header;
+    memcpy(world.body, body, body_bytes < sizeof(world.body) ? body_bytes : sizeof(world.body));
+}
+
+static void take_replies(const struct kv_wire_header *batch, const uint8_t *replies)
+{
+    struct kv_wire_header header;
+    const uint8_t *body;
+    uint32_t n = 0;
+    const char *why;
+
+    for (size_t at = 0; at < batch->body_bytes; n++) {
+        assert_int_equal(kv_message_entry(KV_WIRE_REPLY, replies, batch->body_bytes, &at,
+                                          &header, &body, &why),
+                         KV_OK);
+        take_reply(&header, body, header.body_bytes);
+    }
+    assert_true(n > 1); /* one that is alone is no batch */
+    assert_int_equal(n, batch->n_units);
+    world.n_reply_batches++;
+}
 
 static void on_message(
     void *owner, const void *message, size_t message_bytes, const void *body, size_t body_bytes)
@@ -92,13 +120,10 @@ static void on_message(
     /* Whatever comes from a node is in order. */
     assert_int_equal(kv_message_check(message, message_bytes, body, body_bytes, &header, &why),
                      KV_OK);
-    if (header.kind != KV_WIRE_REPLY)
-        return;
-    world.n_replies++;
-    assert_in_range(-header.status, 0, 63);
-    world.n_statuses[-header.status]++;
-    world.reply = header;
-    memcpy(world.body, body, body_bytes < sizeof(world.body) ? body_bytes : sizeof(world.body));
+    if (header.kind == KV_WIRE_BATCH)
+        take_replies(&header, body);
+    else if (header.kind == KV_WIRE_REPLY)
+        take_reply(&header, body, body_bytes);
 }
 
 static void on_incoming(void *owner,
@@ -3229,8 +3254,10 @@ static void batches(void **state)
 
     (void)state;
     settle();
+    world.n_reply_batches = 0;
     assert_int_equal(send_batch(BATCH_PINGS, all), BATCH_PINGS);
     assert_int_equal(world.reply.status, KV_OK);
+    assert_int_equal(world.n_reply_batches, 1); /* replies that are made together leave so */
     n_bad = COUNTED(bad_messages);
 
     /* Other numbers of requests than its header says. */

@@ -1090,8 +1090,8 @@ static void note_entries(const struct recorded_message *message, size_t bytes, b
     const char *why = "";
 
     for (size_t at = 0; at < bytes; is_asked[header.op] = true)
-        if (kv_message_entry(message->data + message->header_bytes, bytes, &at, &header, &body,
-                             &why) != KV_OK)
+        if (kv_message_entry(KV_WIRE_REQUEST, message->data + message->header_bytes, bytes, &at,
+                             &header, &body, &why) != KV_OK)
             fail_msg("%s", why);
 }
 

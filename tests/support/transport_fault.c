@@ -79,20 +79,24 @@ static struct fault_port *port_of(struct kv_port *port)
 
 /* ---- rules ------------------------------------------------------------------------------- */
 
-/* NULL: the message passes. */
+/* NULL: the message passes.
+ *   data  of a message that has arrived or is sent whole, or NULL */
 static const struct fault_rule *rule_for(struct fault_transport *transport,
                                          enum fault_way way,
                                          const void *message,
-                                         size_t message_bytes)
+                                         size_t message_bytes,
+                                         const void *data)
 {
-    struct kv_wire_header header;
+    struct kv_wire_header header, first = {.kind = KV_WIRE_REQUEST};
     unsigned kind;
 
     if (message_bytes != sizeof(header))
         return NULL;
     memcpy(&header, message, sizeof(header));
-    /* What happens to a request happens to the batch whose first it is. */
-    kind = header.kind == KV_WIRE_BATCH ? KV_WIRE_REQUEST : header.kind;
+    /* What happens to a request or a reply happens to the batch whose first it is. */
+    if (header.kind == KV_WIRE_BATCH && data != NULL && header.body_bytes >= sizeof(first))
+        memcpy(&first, data, sizeof(first));
+    kind = header.kind == KV_WIRE_BATCH ? first.kind : header.kind;
     for (unsigned i = 0; i < transport->n_rules; i++) {
         const struct fault_rule *rule = &transport->rules[i];
 
@@ -168,7 +172,8 @@ static void on_message(
     void *owner, const void *header, size_t header_bytes, const void *data, size_t data_bytes)
 {
     struct fault_port *port = owner;
-    const struct fault_rule *rule = rule_for(port->transport, FAULT_IN, header, header_bytes);
+    const struct fault_rule *rule =
+        rule_for(port->transport, FAULT_IN, header, header_bytes, data);
 
     if (rule == NULL || rule->action == FAULT_HOLD_LANDING || rule->action == FAULT_TWICE) {
         port->events.message(port->owner, header, header_bytes, data, data_bytes);
@@ -200,7 +205,8 @@ static void on_incoming(void *owner,
                         struct kv_incoming *inner)
 {
     struct fault_port *port = owner;
-    const struct fault_rule *rule = rule_for(port->transport, FAULT_IN, header, header_bytes);
+    const struct fault_rule *rule =
+        rule_for(port->transport, FAULT_IN, header, header_bytes, NULL);
     struct fault_incoming *incoming;
 
     if (rule != NULL && rule->action == FAULT_DROP) {
@@ -329,7 +335,7 @@ static kv_status_t send(struct kv_channel *base,
 {
     struct fault_channel *channel = (struct fault_channel *)base;
     const struct fault_rule *rule =
-        rule_for(channel->port->transport, FAULT_OUT, header, header_bytes);
+        rule_for(channel->port->transport, FAULT_OUT, header, header_bytes, data);
     struct parcel *parcel;
 
     if (rule != NULL) {

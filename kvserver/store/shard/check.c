@@ -10,7 +10,7 @@
 
 /* What the requests of all clients hold. */
 struct held {
-    uint32_t n_requests, n_bodies, n_stagings, n_receives;
+    uint32_t n_requests, n_bodies, n_stagings, n_receives, n_reply_batches;
     uint64_t credits;
     uint32_t n_linked, n_met; /* requests that say they are in a list; found in one */
 };
@@ -150,6 +150,7 @@ static void check_client(const struct kvs_shard *shard,
     assert(client->n_bodies == n_bodies && client->n_stagings == n_stagings);
     assert(n_bodies <= KVS_BODIES_CLIENT && n_stagings <= KVS_STAGINGS_CLIENT);
     assert(client->n_pending_receives <= KVS_PENDING_RECEIVES_CLIENT);
+    assert(client->n_reply_batches <= KVS_REPLY_BATCHES_CLIENT);
     assert(atomic_load_explicit(&client->in_flight, memory_order_relaxed) == n_requests);
     assert((client->channel != NULL) == (client->state == KVS_SHARD_CLIENT_OPEN));
     for (size_t i = 0; i < sizeof(client->early_bulk) / sizeof(client->early_bulk[0]); i++)
@@ -157,6 +158,7 @@ static void check_client(const struct kvs_shard *shard,
     held->n_requests += n_requests;
     held->n_bodies += n_bodies;
     held->n_stagings += n_stagings;
+    held->n_reply_batches += client->n_reply_batches;
     if (client->state == KVS_SHARD_CLIENT_FREE) {
         assert(n_requests == 0 && n_notes == 0 && client->n_pending_receives == 0);
         return;
@@ -245,6 +247,7 @@ void kvs_shard_check(const struct kvs_shard *shard)
     (void)check_queue(shard, &shard->staging_waiters);
 
     assert(held.n_requests == kv_pool_used(shard->requests));
+    assert(held.n_reply_batches == kv_pool_used(shard->reply_batches));
     assert(held.n_bodies + held.n_receives == kv_pool_used(shard->bodies));
     assert(held.n_stagings == kv_pool_used(shard->stagings));
     assert(held.n_receives == kv_pool_used(shard->pending_receives));
@@ -463,8 +466,9 @@ static void check_owners(const struct kvs_shard *shard)
 
 void kvs_shard_check_memory(const struct kvs_shard *shard)
 {
-    struct kv_pool *const pools[] = {shard->requests, shard->middles, shard->bodies,
-                                     shard->stagings, shard->pending_receives};
+    struct kv_pool *const pools[] = {shard->requests,         shard->middles,
+                                     shard->bodies,           shard->stagings,
+                                     shard->pending_receives, shard->reply_batches};
 
     for (size_t i = 0; i < sizeof(pools) / sizeof(pools[0]); i++)
         kv_pool_check(pools[i]);

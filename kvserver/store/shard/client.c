@@ -15,6 +15,7 @@ void kvs_shard_client_close(struct kvs_shard *shard, struct kvs_shard_client *cl
 {
     if (client->state != KVS_SHARD_CLIENT_OPEN)
         return;
+    kvs_replies_flush(shard);
     client->state = KVS_SHARD_CLIENT_CLOSING;
     kvs_early_bulk_clear(client, UINT64_MAX);
     for (struct kvs_request *request = client->requests, *next; request != NULL;
@@ -31,7 +32,6 @@ void kvs_shard_client_close(struct kvs_shard *shard, struct kvs_shard_client *cl
     client->channel = NULL;
     channel->ops->channel_close(channel); /* ends the requests that are sending */
     kvs_shard_client_settle(client);
-    (void)shard;
 }
 
 void kvs_shard_client_lost(struct kvs_shard *shard, struct kvs_shard_client *client)

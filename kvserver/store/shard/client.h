@@ -44,9 +44,10 @@ struct kvs_shard_client {
     struct kvs_request *requests;              /* all requests of the client */
     struct kvs_client_queue queues[KV_PRIORITY_COUNT];
     uint32_t n_requests, n_bodies, n_stagings, n_pending_receives, n_notes;
-    uint64_t heard_us; /* when a message or its data last arrived */
-    uint64_t due_us;   /* nothing of this client needs checking before */
-    uint32_t due_at;   /* its place in shard->due */
+    uint32_t n_reply_batches; /* with the transport */
+    uint64_t heard_us;        /* when a message or its data last arrived */
+    uint64_t due_us;          /* nothing of this client needs checking before */
+    uint32_t due_at;          /* its place in shard->due */
     struct kvs_note notes[KVS_NOTES];
     bool is_told; /* the control thread knows that the channel is lost */
     struct kvs_command notice;

@@ -233,8 +233,8 @@ static void begin_batch(struct kvs_shard *shard,
     uint32_t n_left = batch->n_units;
 
     for (size_t at = 0; at < batch->body_bytes; n_left--) {
-        if (n_left == 0 ||
-            kv_message_entry(entries, batch->body_bytes, &at, &header, &body, &why) != KV_OK) {
+        if (n_left == 0 || kv_message_entry(KV_WIRE_REQUEST, entries, batch->body_bytes, &at,
+                                            &header, &body, &why) != KV_OK) {
             bad_message(shard, why);
             return;
         }

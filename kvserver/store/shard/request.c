@@ -295,7 +295,7 @@ bool kvs_request_acquire_staging(struct kvs_request *request)
 
 /* ---- replies ----------------------------------------------------------------------------- */
 
-static void send_done(void *arg, kv_status_t status)
+void kvs_request_reply_sent(void *arg, kv_status_t status)
 {
     struct kvs_request *request = arg;
 
@@ -357,17 +357,19 @@ void kvs_request_reply(struct kvs_request *request,
 
     /* Begins at 1, so that no send can end the request before both have been started. */
     request->n_sends = 1;
+    if (bulk_bytes == 0 && kvs_replies_collect(request, body, body_bytes))
+        return;
     struct kv_channel *channel = request->client->channel;
     bool is_pair = bulk_bytes > 0 && body_bytes + bulk_bytes <= channel->pair_max;
     kv_status_t status;
     if (is_pair) {
         request->pair[0] = (struct kv_iov){(void *)body, body_bytes};
         request->pair[1] = (struct kv_iov){(void *)bulk, bulk_bytes};
-        status = kv_channel_send_pair(channel, reply, sizeof(*reply), request->pair, send_done,
-                                      request);
+        status = kv_channel_send_pair(channel, reply, sizeof(*reply), request->pair,
+                                      kvs_request_reply_sent, request);
     } else {
-        status = kv_channel_send(channel, reply, sizeof(*reply), body, body_bytes, send_done,
-                                 request);
+        status = kv_channel_send(channel, reply, sizeof(*reply), body, body_bytes,
+                                 kvs_request_reply_sent, request);
     }
     if (status == KV_IN_PROGRESS)
         request->n_sends++;
@@ -378,13 +380,13 @@ void kvs_request_reply(struct kvs_request *request,
         request->reply_bulk.kind = KV_WIRE_BULK_REPLY;
         kv_message_seal(&request->reply_bulk, NULL, 0);
         status = kv_channel_send(channel, &request->reply_bulk, sizeof(request->reply_bulk),
-                                 bulk, bulk_bytes, send_done, request);
+                                 bulk, bulk_bytes, kvs_request_reply_sent, request);
         if (status == KV_IN_PROGRESS)
             request->n_sends++;
         else if (status != KV_OK)
             request->send_status = status;
     }
-    send_done(request, KV_OK);
+    kvs_request_reply_sent(request, KV_OK);
 }
 
 static void note_done(void *arg, kv_status_t status)

@@ -27,8 +27,13 @@ enum {
     KVS_PENDING_RECEIVES = 32,       /* further requests, whose body is still arriving */
     KVS_PENDING_RECEIVES_CLIENT = 8, /* of these, for one client */
     KVS_SMALL_BYTES = 512,
-    KVS_MIDDLE_BYTES = 4096, /* of a body for which every request has room */
-    KVS_PINS_MAX = 144,      /* blocks that one transfer may pin */
+    KVS_MIDDLE_BYTES = 4096,      /* of a body for which every request has room */
+    KVS_PINS_MAX = 144,           /* blocks that one transfer may pin */
+    KVS_REPLY_BATCHES = 16,       /* with the transport, each with several replies */
+    KVS_REPLY_BATCHES_CLIENT = 4, /* of these, to one client, which may not receive */
+    KVS_REPLY_BATCH_BYTES = 64 << 10,
+    KVS_REPLY_JOINS_BYTES =
+        8 << 10, /* of a body: a larger reply is sent alone, without a copy */
 };
 
 enum kvs_request_state {
@@ -95,7 +100,8 @@ struct kvs_request {
 
     /* The reply. */
     struct kv_wire_header reply, reply_bulk;
-    struct kv_iov pair[2]; /* body and bulk, if they are sent in one message */
+    struct kv_iov pair[2]; /* body and bulk, if they are sent in one message; the body of a
+                            * reply that was collected */
     uint8_t *reply_body, *reply_slot;
     unsigned n_sends;
     kv_status_t send_status;

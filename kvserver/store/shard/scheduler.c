@@ -259,6 +259,7 @@ bool kvs_shard_take_messages(struct kvs_shard *shard)
     struct kv_slice slice = kv_slice_begin(shard->clock, 1);
     while (kv_port_progress(shard->port) > 0) {
         busy = true;
+        kvs_replies_flush(shard);
         if (kv_slice_over(&slice))
             break;
     }

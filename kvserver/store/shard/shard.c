@@ -22,18 +22,21 @@ bool kvs_shard_step(struct kvs_shard *shard)
     busy = kvs_shard_take_messages(shard);
     busy = kvs_shard_command_step(shard) || busy;
     bool sliced = kvs_shard_run_slice(shard);
+    kvs_replies_flush(shard);
     /* Background jobs run when no request does, and in every BACKGROUND_EVERY-th step
      * regardless, so that a busy node still makes codes and verifies its memory. */
     if (!sliced || ++shard->turns >= BACKGROUND_EVERY)
         sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
     busy = kvs_shard_look_again(shard) || busy;
+    kvs_replies_flush(shard);
     if (busy)
         shard->moved_us = shard->now_us;
     if (shard->now_us >= shard->timers_us) {
         shard->timers_us = shard->now_us + TIMERS_EVERY_US;
         atomic_store_explicit(&shard->seen_us, shard->now_us, memory_order_relaxed);
         kvs_shard_timers(shard);
+        kvs_replies_flush(shard);
         kvs_shard_tell_stats(shard);
         busy = busy || kv_pool_used(shard->requests) > 0;
     }
@@ -128,11 +131,13 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->stagings = kv_pool_create(KVS_STAGINGS, KV_WIRE_BULK_MAX);
     shard->pending_receives =
         kv_pool_create(KVS_PENDING_RECEIVES, sizeof(struct kvs_pending_receive));
+    shard->reply_batches = kv_pool_create(KVS_REPLY_BATCHES, sizeof(struct kvs_reply_batch));
     shard->commands = kv_ring_create(setup->n_commands);
     if (shard->arena == NULL || shard->sessions == NULL || shard->clients == NULL ||
         shard->due == NULL || shard->requests == NULL || shard->middles == NULL ||
         shard->bodies == NULL || shard->stagings == NULL || shard->pending_receives == NULL ||
-        shard->commands == NULL || !kvs_segment_store_init(&shard->store, shard->arena) ||
+        shard->reply_batches == NULL || shard->commands == NULL ||
+        !kvs_segment_store_init(&shard->store, shard->arena) ||
         !kvs_codebooks_init(&shard->codebooks, &shard->store) ||
         !kvs_objects_init(&shard->objects, shard->arena, &shard->store.health, setup->secret,
                           setup->object_version))
@@ -167,6 +172,7 @@ void kvs_shard_fini(struct kvs_shard *shard)
     kvs_indexer_destroy(shard->indexer);
     kvs_codebooks_fini(&shard->codebooks);
     kvs_objects_fini(&shard->objects);
+    kv_pool_destroy(shard->reply_batches);
     kv_pool_destroy(shard->pending_receives);
     kv_pool_destroy(shard->stagings);
     kv_pool_destroy(shard->bodies);

@@ -71,6 +71,15 @@
 struct kvs_indexer;
 struct kvs_op_type;
 
+/* Replies to one client that were made in one piece of a step: replies.c.  Empty between
+ * steps. */
+struct kvs_outbox {
+    struct kvs_shard_client *client;
+    struct kvs_request *requests[KV_WIRE_ENTRIES_MAX];
+    uint32_t n;
+    size_t bytes; /* that they take in a batch */
+};
+
 struct kvs_shard {
     const struct kvs_op_type *ops; /* (KV_OP_COUNT) by number: op.h */
     void *op_state[KV_OP_COUNT];   /* each operation's state on this thread */
@@ -103,6 +112,8 @@ struct kvs_shard {
     uint32_t n_clients;
     struct kv_pool *requests, *bodies, *stagings, *pending_receives;
     struct kv_pool *middles; /* one per request, with the same index */
+    struct kv_pool *reply_batches;
+    struct kvs_outbox outbox;
     struct kvs_request_class classes[KV_PRIORITY_COUNT];
     uint64_t class_used; /* that of the class that was served last, before that */
     struct kvs_request_queue

@@ -2,6 +2,7 @@
  *
  *   dispatch.c     messages: client, session, checks, and the request that begins
  *   request.c      a request: its life, buffers, bulk data and reply
+ *   replies.c      replies that leave together
  *   early_bulk.c   bulk that arrived before its request
  *   scheduler.c    what a step does next
  *   deadlines.c    late requests, and clients without progress
@@ -86,6 +87,29 @@ void kvs_request_received(void *arg, kv_status_t status);
 
 /* The bulk has arrived and was discarded. */
 void kvs_request_bulk_discarded(struct kvs_request *request);
+
+/* A message of the request's reply has left, or failed: the last of them ends the request. */
+void kvs_request_reply_sent(void *arg, kv_status_t status);
+
+/* ---- replies.c ---- */
+
+/* Replies of one client in one message that the transport has. */
+struct kvs_reply_batch {
+    struct kvs_shard *shard;
+    struct kvs_request *requests[KV_WIRE_ENTRIES_MAX];
+    uint32_t n;
+    struct kv_wire_header header;
+    uint8_t body[KVS_REPLY_BATCH_BYTES] __attribute__((aligned(KV_WIRE_BATCH_ALIGN)));
+};
+
+/* Keeps a sealed reply without bulk, and its body, until kvs_replies_flush(), to send it with
+ * others of the same client.  Returns false if it must be sent alone: it is large, or the
+ * client's version does not have batches of replies. */
+bool kvs_replies_collect(struct kvs_request *request, const void *body, size_t body_bytes);
+
+/* Sends what has been collected.  A step does this after each piece of work, and so no reply
+ * waits for more than its own piece to end. */
+void kvs_replies_flush(struct kvs_shard *shard);
 
 /* ---- early_bulk.c ---- */
 

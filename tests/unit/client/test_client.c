@@ -1102,7 +1102,8 @@ static void on_batch(const struct kv_wire_header *batch, const uint8_t *body)
     size_t at = 0;
 
     for (; at < batch->body_bytes; n_entries++) {
-        if (kv_message_entry(body, batch->body_bytes, &at, &header, &entry, &why) != KV_OK)
+        if (kv_message_entry(KV_WIRE_REQUEST, body, batch->body_bytes, &at, &header, &entry,
+                             &why) != KV_OK)
             fail_msg("%s", why);
         on_data(NULL, &header, sizeof(header), entry, header.body_bytes);
     }
@@ -2515,6 +2516,165 @@ static void test_large_requests_leave_alone(void **state)
     }
 }
 
+/* ---- replies that come together ---------------------------------------------------------- */
+
+enum {
+    N_TOGETHER = 3,
+    TOGETHER_BYTES = 1024,
+};
+
+/* Pings that were sent, and the batch of their replies: the second has failed. */
+struct together {
+    struct kv_op *ops[N_TOGETHER];
+    struct kv_wire_header header, replies[N_TOGETHER];
+    uint8_t body[TOGETHER_BYTES] __attribute__((aligned(KV_WIRE_BATCH_ALIGN)));
+    size_t ends[N_TOGETHER]; /* of each reply, in the body */
+};
+
+static void fill_together(struct together *together)
+{
+    static const char text[] = "no";
+    size_t at = 0;
+
+    for (uint32_t i = 0; i < N_TOGETHER; i++) {
+        const size_t bytes = i == 1 ? sizeof(text) - 1 : i;
+
+        kv_message_seal(&together->replies[i], i == 1 ? text : (const char *)f.memory, bytes);
+        memcpy(together->body + at, &together->replies[i], sizeof(together->header));
+        memcpy(together->body + at + sizeof(together->header),
+               i == 1 ? text : (const char *)f.memory, bytes);
+        at += kv_wire_entry_bytes(bytes);
+        together->ends[i] = at;
+    }
+    together->header = together->replies[0];
+    together->header.kind = KV_WIRE_BATCH;
+    together->header.n_units = N_TOGETHER;
+}
+
+static void begin_together(struct together *together)
+{
+    memset(together, 0, sizeof(*together));
+    forget();
+    f.node.is_manual = true;
+    for (uint32_t i = 0; i < N_TOGETHER; i++)
+        assert_int_equal(kv_ping_begin(f.client, 0, 0, 0, i, 0, &together->ops[i]), KV_OK);
+    turn(10);
+    assert_int_equal(f.node.n_seen, N_TOGETHER);
+    for (uint32_t i = 0; i < N_TOGETHER; i++) {
+        together->replies[i] = (struct kv_wire_header){.kind = KV_WIRE_REPLY,
+                                                       .status = i == 1 ? KV_INVALID : KV_OK};
+        address(&together->replies[i], &f.node.seen[i].header);
+    }
+    fill_together(together);
+}
+
+static void send_together(struct together *together, size_t bytes)
+{
+    kv_message_seal(&together->header, together->body, bytes);
+    kv_channel_send(f.node.to_client, &together->header, sizeof(together->header),
+                    together->body, bytes, send_done, &f.node);
+    turn(10);
+}
+
+/* So many have their reply; the others get it by a message of their own. */
+static void end_together(struct together *together, uint32_t n_ended)
+{
+    for (uint32_t i = 0; i < N_TOGETHER; i++) {
+        const kv_status_t status = i == 1 ? KV_INVALID : KV_OK;
+        const struct kv_wire_header fields = {0};
+
+        assert_int_equal(kv_op_status(together->ops[i]), i < n_ended ? status : KV_IN_PROGRESS);
+        if (i >= n_ended)
+            answer(&f.node.seen[i].header, status, &fields, i == 1 ? "no" : (char *)f.memory,
+                   i == 1 ? 2 : i);
+    }
+    turn(10);
+    for (uint32_t i = 0; i < N_TOGETHER; i++) {
+        assert_int_equal(kv_op_status(together->ops[i]), i == 1 ? KV_INVALID : KV_OK);
+        kv_op_free(together->ops[i]);
+    }
+}
+
+/* Each has its own status, and one that comes again is dropped. */
+static void test_replies_together(void **state)
+{
+    struct together together;
+    uint64_t n_dropped;
+
+    (void)state;
+    begin_together(&together);
+    n_dropped = f.client->n_dropped;
+    send_together(&together, together.ends[N_TOGETHER - 1]);
+    assert_int_equal(f.client->n_dropped, n_dropped);
+    assert_non_null(strstr(kv_op_detail(together.ops[1]), "no"));
+    send_together(&together, together.ends[N_TOGETHER - 1]);
+    assert_int_equal(f.client->n_dropped, n_dropped + N_TOGETHER);
+    end_together(&together, N_TOGETHER);
+}
+
+/* Those before the cut are taken. */
+static void test_replies_cut_short(void **state)
+{
+    struct together together;
+    uint64_t n_dropped;
+
+    (void)state;
+    for (size_t bytes = 0;; bytes++) {
+        uint32_t n_whole = 0;
+
+        begin_together(&together);
+        if (bytes == together.ends[N_TOGETHER - 1]) {
+            end_together(&together, 0);
+            return;
+        }
+        while (together.ends[n_whole] <= bytes)
+            n_whole++;
+        n_dropped = f.client->n_dropped;
+        send_together(&together, bytes);
+        assert_int_equal(f.client->n_dropped, n_dropped + 1);
+        end_together(&together, n_whole);
+    }
+}
+
+/* A second entry that is no reply of this node, a count that is wrong, and a batch of a version
+ * that has none. */
+static void test_replies_of_strangers(void **state)
+{
+    struct together together;
+
+    (void)state;
+    for (unsigned fault = 0; fault < 9; fault++) {
+        struct kv_wire_header *second = &together.replies[1];
+        uint32_t n_taken = 1;
+        uint64_t n_dropped;
+
+        begin_together(&together);
+        n_dropped = f.client->n_dropped;
+        if (fault == 0)
+            second->kind = KV_WIRE_BATCH, second->n_units = 1;
+        else if (fault == 1)
+            second->kind = KV_WIRE_REQUEST, second->deadline_us = 1;
+        else if (fault == 2)
+            second->kind = KV_WIRE_BULK_REPLY;
+        else if (fault == 3)
+            second->bulk_bytes = 64;
+        else if (fault == 4)
+            second->client_token.bytes[3] ^= 1;
+        else if (fault == 5)
+            second->version = KV_WIRE_VERSION_LEAST;
+        else if (fault == 6)
+            second->request_id |= UINT64_C(1) << KVC_ID_SLOT_BITS; /* another node's */
+        fill_together(&together);
+        if (fault == 7)
+            together.header.n_units = 1;
+        if (fault == 8)
+            together.header.version = KV_WIRE_VERSION_REPLIES - 1, n_taken = 0;
+        send_together(&together, together.ends[N_TOGETHER - 1]);
+        assert_int_equal(f.client->n_dropped, n_dropped + 1);
+        end_together(&together, n_taken);
+    }
+}
+
 /* As many messages as the largest answers need, each with its own place for its rows. */
 static void test_query_split(void **state)
 {
@@ -3654,6 +3814,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_append_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_large_requests_leave_alone, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_replies_together, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_replies_cut_short, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_replies_of_strangers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_arguments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_attend_lies, set_up, tear_down),
