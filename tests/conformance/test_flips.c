@@ -26,6 +26,7 @@
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query.h"
 #include "kvserver/store/ops/scrub.h"
+#include "tests/support/memory_tier.h"
 #include "tests/support/node_data.h"
 #include "tests/support/rows.h"
 
@@ -1432,6 +1433,86 @@ static void chapters_are_replaced_whole(void **state)
     scrub_bytes = SCRUB_BYTES;
 }
 
+/* The last segment of a chapter is absent while its codebook breaks: a fork that has only its
+ * first ones does not get one for these. */
+static void absent_segments_count_in_their_chapters(void **state)
+{
+    enum {
+        CHAPTER_BLOCKS = 16,
+        FORKED_BLOCKS = 11
+    };
+    const struct kvs_unit *unit;
+    const struct kvs_codebook *book;
+    struct kvs_codebook before;
+    struct memory_tier tier;
+    struct kvs_block *block;
+
+    (void)state;
+    kv_random_init(&it.random, 8);
+    open_node();
+    fork_chapter(CHAPTER_BLOCKS, FORKED_BLOCKS * KV_BLOCK_TOKENS);
+    unit = unit_at(BY_CHAPTER, 0, 0);
+    before = *book_at(unit, 0);
+    memory_tier_init(&tier, &data()->store);
+    block = kvs_unit_block(unit, CHAPTER_BLOCKS - 1);
+    assert_int_equal(kvs_block_leave(&data()->store, block), KV_OK);
+    while (block->residency != KVS_ABSENT)
+        step(STEP_US);
+    scrub();
+    flip_centroid(unit_at(BY_CHAPTER, 0, 0));
+    scrub();
+    assert_true(book_at(unit, 0)->is_broken);
+    assert_false(kvs_block_need(&data()->store, block));
+    assert_true(memory_tier_bring_back(&tier, block));
+    scrub();
+    book = book_at(unit, 0);
+    for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
+        assert_int_equal(kvs_unit_codes(unit, i)->n_coded, KV_BLOCK_TOKENS);
+        assert_ptr_equal(book_at(unit, i), book);
+    }
+    assert_false(book->is_broken);
+    assert_int_equal(book->learnt.crc, before.learnt.crc);
+    close_node();
+}
+
+/* Where only the first segments of a chapter have a new codebook all get one. */
+static void chapters_of_two_codebooks_are_made_again(void **state)
+{
+    enum {
+        CHAPTER_BLOCKS = 16,
+        FORKED_BLOCKS = 11
+    };
+    const struct kvs_unit *unit, *fork;
+    const struct kvs_codebook *book;
+    struct kvs_codebook before;
+
+    (void)state;
+    kv_random_init(&it.random, 9);
+    open_node();
+    fork_chapter(CHAPTER_BLOCKS, FORKED_BLOCKS * KV_BLOCK_TOKENS);
+    unit = unit_at(BY_CHAPTER, 0, 0);
+    fork = unit_at(FORK, 0, 0);
+    before = *book_at(unit, 0);
+    scrub();
+    book_at(unit, 0)->is_broken = true;
+    assert_int_equal(kvs_index_replace(data()->indexer, fork, 0, fork->committed, &before.plan),
+                     KV_OK);
+    while (kvs_indexer_step(data()->indexer))
+        ;
+    assert_ptr_not_equal(book_at(unit, 0), book_at(unit, CHAPTER_BLOCKS - 1));
+    assert_false(book_at(unit, 0)->is_broken);
+    scrub();
+    scrub();
+    book = book_at(unit, 0);
+    for (uint32_t i = 0; i < CHAPTER_BLOCKS; i++) {
+        assert_int_equal(kvs_unit_codes(unit, i)->n_coded, KV_BLOCK_TOKENS);
+        assert_ptr_equal(book_at(unit, i), book);
+    }
+    assert_false(book->is_broken);
+    assert_int_equal(book->learnt.crc, before.learnt.crc);
+    close_node();
+}
+
 static unsigned long n_wanted = FLIPS, seed = 1;
 
 static void flips_enter_no_answer(void **state)
@@ -1472,6 +1553,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(chapters_are_made_again_whole),
         cmocka_unit_test(older_versions_are_made_again),
         cmocka_unit_test(chapters_are_replaced_whole),
+        cmocka_unit_test(absent_segments_count_in_their_chapters),
+        cmocka_unit_test(chapters_of_two_codebooks_are_made_again),
         cmocka_unit_test(queries_do_not_stop_the_scrub),
     };
 

@@ -4,6 +4,7 @@
 #include "kvserver/store/index/scorer_pq.h"
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/query.h"
+#include "kvserver/store/rows/residency.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,6 +107,9 @@ static const char *unit_fault(const struct kvs_shard *data,
         if (codes->column.bytes == NULL)
             continue;
         book = kvs_codebook_at(&data->codebooks, codes->codebook);
+        if (!kvs_block_is_here(kvs_unit_block(unit, i)) || codes->n_lost > 0 ||
+            kvs_segment_has_bad(kvs_unit_block(unit, i), unit->at))
+            continue;
         if (codes->n_coded == 0 || codes->n_coded > segment->n_written)
             why = "its codes are too few or too many";
         else if (book->refs == 0 || book->shape.d != layer->d_k)

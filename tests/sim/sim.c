@@ -80,7 +80,7 @@ struct run {
     bool twice, json;
 
     uint64_t first, n_done, n_ops, n_good, n_deaths, n_outside, n_moved, n_swaps,
-        n_rows_swapped;
+        n_rows_swapped, n_evictions, n_segments_lost;
     double virtual_s;
 };
 
@@ -134,6 +134,8 @@ static bool run_seed(struct run *run, struct world_result *ret_result)
     run->n_moved += ret_result->n_moved;
     run->n_swaps += ret_result->n_swaps;
     run->n_rows_swapped += ret_result->n_rows_swapped;
+    run->n_evictions += ret_result->n_evictions;
+    run->n_segments_lost += ret_result->n_segments_lost;
     run->virtual_s += (double)ret_result->virtual_us / 1e6;
     if (ret_result->failed) {
         report_failure(&run->options, ret_result, run->faults);
@@ -156,20 +158,23 @@ static void print_result(const struct run *run, bool is_good, double took, uint6
         printf("{\"first_seed\": %" PRIu64 ", \"seeds\": %" PRIu64 ", \"operations\": %" PRIu64
                ", \"ok\": %" PRIu64 ", \"deaths\": %" PRIu64 ", \"beside_deaths\": %" PRIu64
                ", \"moved\": %" PRIu64 ", \"segments_swapped\": %" PRIu64
-               ", \"rows_swapped\": %" PRIu64
+               ", \"rows_swapped\": %" PRIu64 ", \"evictions\": %" PRIu64
+               ", \"segments_lost\": %" PRIu64
                ", \"virtual_s\": %.3f, \"seconds\": %.3f, \"failed\": %s}\n",
                run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->n_outside,
-               run->n_moved, run->n_swaps, run->n_rows_swapped, run->virtual_s, took,
-               is_good ? "false" : "true");
+               run->n_moved, run->n_swaps, run->n_rows_swapped, run->n_evictions,
+               run->n_segments_lost, run->virtual_s, took, is_good ? "false" : "true");
     else
         printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64 " ended well, %" PRIu64
                " beside a dead node), %" PRIu64 " deaths, %" PRIu64 " sessions moved, %" PRIu64
-               " segments swapped and all %" PRIu64
-               " rows found, %.1f s of virtual time in %.1f s, %.0f "
+               " segments swapped and all %" PRIu64 " rows found, %" PRIu64
+               " blocks evicted, %" PRIu64
+               " segments lost, %.1f s of virtual time in %.1f s, %.0f "
                "operations/s, last hash %016" PRIx64 "\n",
                is_good ? "good" : "FAILED", run->n_done, run->n_ops, run->n_good,
                run->n_outside, run->n_deaths, run->n_moved, run->n_swaps, run->n_rows_swapped,
-               run->virtual_s, took, (double)run->n_ops / took, hash);
+               run->n_evictions, run->n_segments_lost, run->virtual_s, took,
+               (double)run->n_ops / took, hash);
 }
 
 int main(int argc, char **argv)

@@ -17,6 +17,7 @@
 #include "tests/sim/own_clock.h"
 #include "tests/sim/question.h"
 #include "tests/sim/swaps.h"
+#include "tests/sim/tier_sim.h"
 #include "tests/sim/transport_sim.h"
 #include "tests/sim/truth.h"
 #include "tests/support/failing_memory.h"
@@ -179,6 +180,7 @@ struct client {
 struct node {
     struct own_clock clock;
     struct kvs_node *node; /* NULL: dead */
+    struct tier_sim *tier; /* NULL: all is in memory */
     struct kv_transport *transport;
     struct kv_disk *disk;
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
@@ -344,11 +346,49 @@ static void node_begin(struct world *world, unsigned place)
         fprintf(stderr, "kv_sim: %s\n", detail);
         abort();
     }
+    if (has(world, WORLD_EVICTIONS))
+        node->tier = tier_sim_create(node->node, kv_random_next(&world->random),
+                                     has(world, WORLD_LOST_BLOCKS));
     snprintf(node->address, sizeof(node->address), "%s", kvs_node_address(node->node));
     if (node->drained_us != 0)
         world->drain_heard_us = world->clock.virtual_us + DRAIN_HEARD_US;
     node->drained_us = 0;
     say(world, "node %u begins", place);
+}
+
+/* The node, and what it had, is gone. */
+static void count_evictions(struct world *world, const struct node *node)
+{
+    struct tier_sim_counts counts;
+
+    if (node->tier == NULL)
+        return;
+    tier_sim_get_counts(node->tier, &counts);
+    world->result->n_evictions += counts.n_left;
+    world->result->n_segments_lost += counts.n_lost;
+}
+
+/* Whether any node that is alive has lost rows, or one that has died. */
+static bool has_lost_blocks(const struct world *world)
+{
+    bool has_lost = world->result->n_segments_lost > 0;
+
+    for (unsigned i = 0; i < world->n_nodes && !has_lost; i++) {
+        struct tier_sim_counts counts = {0};
+
+        if (world->nodes[i].tier != NULL)
+            tier_sim_get_counts(world->nodes[i].tier, &counts);
+        has_lost = counts.n_lost > 0;
+    }
+    return has_lost;
+}
+
+/* For a look inside the nodes. */
+static void bring_back_blocks(struct world *world)
+{
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        if (world->nodes[i].tier != NULL)
+            tier_sim_bring_back(world->nodes[i].tier);
 }
 
 static void node_end(struct world *world, unsigned place)
@@ -357,11 +397,13 @@ static void node_end(struct world *world, unsigned place)
 
     kvs_node_destroy(node->node);
     node->node = NULL;
+    count_evictions(world, node);
+    tier_sim_destroy(node->tier);
+    node->tier = NULL;
     /* What is under way to the disk names the node. */
     if (node->disk != NULL)
         node->disk->ops->close(node->disk);
     node->disk = NULL;
-    (void)world;
 }
 
 /* What it had is gone: with a kill at once, else when it has stopped as it likes. */
@@ -1517,6 +1559,7 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
 {
     const struct truth *truth = task->truth;
     const unsigned faults = world->options.faults;
+    const unsigned outside = faults & ~(unsigned)(WORLD_EVICTIONS | WORLD_LOST_BLOCKS);
 
     switch (status) {
     case KV_CANCELLED:
@@ -1525,11 +1568,11 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
         return faults != 0 || task->deadline_ms < SHORT_DEADLINE_MS || !task->is_sure ||
                task->was_contended || lacked_credits(task);
     case KV_UNREACHABLE:
-        return faults != 0;
+        return outside != 0;
     case KV_CORRUPT:
-        return has(world, WORLD_CORRUPTION);
+        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world);
     case KV_BUSY:
-        return faults != 0;
+        return outside != 0;
     case KV_DRAINING:
         return may_be_draining(world, task);
     case KV_NO_MEMORY:
@@ -1554,7 +1597,8 @@ static void end_put(struct world *world, struct task *task, kv_status_t status)
     if (status == KV_OK) {
         each_row(world, task, row_acknowledge);
     } else if (status == KV_CONFLICT) {
-        if (each_row(world, task, row_undisputed))
+        /* A put that would mend lost rows cannot know that they were the same. */
+        if (each_row(world, task, row_undisputed) && !has_lost_blocks(world))
             complain(world, task, "no other rows can be there");
     } else if (status == KV_NOT_READY) {
         if (!task->has_gap && !task->was_contended && task->truth->n_losses == task->n_losses &&
@@ -1598,7 +1642,7 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         /* Codes may also fail to come, where memory is short, and go with the rows. */
         bool is_first = task->is_first && truth->n_indexes == 1 &&
                         truth->n_losses == task->n_losses && !has(world, WORLD_LITTLE_MEMORY) &&
-                        !has_died(world, task);
+                        !has_died(world, task) && !has_lost_blocks(world);
         struct kv_index_result indexed;
 
         kv_op_index_result(task->op, &indexed);
@@ -1606,10 +1650,13 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
     } else if (status == KV_OK) {
         struct kvs_node *nodes[WORLD_NODES_MAX];
 
+        bring_back_blocks(world);
         for (unsigned i = 0; i < world->n_nodes; i++)
             nodes[i] = world->nodes[i].node;
-        why = question_fault(task->question, truth,
-                             truth->n_losses == task->n_losses ? nodes : NULL,
+        const bool has_same_codes =
+            truth->n_losses == task->n_losses && !has_lost_blocks(world);
+        task->question->may_lack_crcs = has_lost_blocks(world);
+        why = question_fault(task->question, truth, has_same_codes ? nodes : NULL,
                              task->handle->session, task->since, task->op);
     } else if (status == KV_NOT_READY) {
         /* Codes may take longer than there is time. */
@@ -1938,6 +1985,8 @@ static bool step_node(struct world *world, unsigned place, unsigned part)
         is_busy = kvs_node_control_step(node->node);
     else if (part <= node->n_threads)
         is_busy = kvs_node_data_step(node->node, part - 1);
+    if (node->tier != NULL && part > 0 && part <= node->n_threads)
+        tier_sim_step(node->tier, part - 1, world->clock.virtual_us, world->is_calm);
     leave();
     return is_busy;
 }
@@ -2130,6 +2179,8 @@ static const struct {
     {"drains", strike_drain},
     {"failing_allocations", strike_allocations},
     {"swaps", NULL},
+    {"evictions", NULL},
+    {"lost_blocks", NULL},
 };
 
 static void mischief(struct world *world)
@@ -2206,6 +2257,7 @@ static unsigned n_tasks(const struct world *world)
 
 static void check_codes(struct world *world)
 {
+    bring_back_blocks(world);
     for (unsigned i = 0; i < world->n_nodes; i++) {
         const char *why =
             world->nodes[i].node != NULL ? node_codes_fault(world->nodes[i].node) : NULL;
@@ -2305,6 +2357,7 @@ static void check_swaps(struct world *world)
     const char *why;
 
     outlast_lost_transfers(world);
+    bring_back_blocks(world);
     for (unsigned i = 0; i < world->n_nodes; i++)
         nodes[i] = world->nodes[place_of(client->client, i)].node;
     why = swaps_fault(&swaps);

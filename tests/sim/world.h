@@ -31,8 +31,10 @@ enum world_fault {
     WORLD_LARGE_DELAYS = 1 << 16,
     WORLD_DRAINS = 1 << 17, /* a node takes nothing new, and stops */
     WORLD_FAILING_ALLOCATIONS = 1 << 18,
-    WORLD_SWAPS = 1 << 19, /* two sessions' segments change places, at the end */
-    WORLD_N_FAULTS = 20,
+    WORLD_SWAPS = 1 << 19,       /* two sessions' segments change places, at the end */
+    WORLD_EVICTIONS = 1 << 20,   /* blocks leave memory, and come back */
+    WORLD_LOST_BLOCKS = 1 << 21, /* some of these damaged, or not at all */
+    WORLD_N_FAULTS = 22,
     WORLD_ALL_FAULTS = (1 << WORLD_N_FAULTS) - 1,
 };
 
@@ -64,6 +66,7 @@ struct world_result {
     uint64_t
         n_moved; /* sessions that were opened on another row of their root than the first */
     uint64_t n_swaps, n_rows_swapped; /* segments; their rows that had to be found, and were */
+    uint64_t n_evictions, n_segments_lost; /* blocks that left memory; what did not come back */
     bool failed;
     char failure[512];
 };

@@ -1,6 +1,7 @@
 #include "tests/support/node_codes.h"
 
 #include "kvserver/store/node_private.h"
+#include "kvserver/store/rows/residency.h"
 
 #include <string.h>
 
@@ -36,6 +37,14 @@ stand_for(const struct kvs_codebook *book, const uint8_t *tile, uint32_t row, do
             ret_key[j * width + i] = (double)kvs_codebook_centroids(
                 book)[((size_t)j * width + i) << book->shape.bits | code];
     }
+}
+
+static bool are_here(const struct kvs_unit *unit, uint32_t n_tokens)
+{
+    for (uint32_t i = 0; i < kvs_blocks_for(n_tokens); i++)
+        if (!kvs_block_is_here(kvs_unit_block(unit, i)))
+            return false;
+    return true;
 }
 
 static void codes_of_unit(const struct kvs_shard *data,
@@ -74,7 +83,7 @@ bool node_codes(struct kvs_node *node,
             if (!part->used || memcmp(&part->token, session_token, sizeof(*session_token)) != 0)
                 continue;
             unit = kvs_shard_session_unit(part, layer, kv_head);
-            if (unit == NULL || unit->committed < n_tokens)
+            if (unit == NULL || unit->committed < n_tokens || !are_here(unit, n_tokens))
                 continue;
             const uint32_t d_k = part->schema->layers[layer].d_k;
             memset(ret_keys, 0, (size_t)n_tokens * d_k * sizeof(*ret_keys));

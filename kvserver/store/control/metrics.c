@@ -80,7 +80,9 @@ static const struct {
 } sums[] = {
     {"memory_used_bytes", "memory in use for rows and objects, in whole pages",
      offsetof(struct kvs_stats, memory_used)},
-    {"segments", "segments in memory", offsetof(struct kvs_stats, segments)},
+    {"segments", "segments of sessions", offsetof(struct kvs_stats, segments)},
+    {"absent_blocks", "blocks of sessions that are not in memory",
+     offsetof(struct kvs_stats, absent_blocks)},
     {"codebooks", "codebooks in memory", offsetof(struct kvs_stats, codebooks)},
     {"summarised_rows", "rows that have summaries in memory",
      offsetof(struct kvs_stats, summarised)},

@@ -4,6 +4,7 @@
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/job_queue.h"
 #include "kvserver/store/index/scorer.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
@@ -176,6 +177,9 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
 
     if (class_id < 0)
         return KV_NO_MEMORY;
+    for (uint32_t i = 0; i < n_segments; i++)
+        if (!kvs_block_is_here(kvs_unit_block(unit, block_begin + i)))
+            return KV_NOT_READY;
     /* Whatever one session queues, others may queue as much. */
     if (kvs_job_queue_n_of(indexer->queue, unit->session) >=
         KVS_INDEX_JOBS_MAX - kv_pool_used(indexer->jobs))

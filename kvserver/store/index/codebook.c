@@ -11,10 +11,16 @@ static void release_codes(void *arg, struct kvs_block *block, uint32_t at)
     kvs_segment_drop_codes(arg, block, at);
 }
 
+static void check_codes(void *arg, struct kvs_block *block, uint32_t at)
+{
+    (void)kvs_segment_check_codes(arg, block, at);
+}
+
 bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *store)
 {
     books->store = store;
     store->release_codes = release_codes;
+    store->check_codes = check_codes;
     store->release_arg = books;
     books->serial = books->rows_summarised = books->summaries_bytes = 0;
     books->pool = kv_pool_create(KVS_CODEBOOKS_MAX, sizeof(struct kvs_codebook));

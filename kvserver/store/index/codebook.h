@@ -68,8 +68,9 @@ struct kvs_codebook {
     bool is_broken;  /* its centroids are bad, or it replaced bad ones only in part: its codes,
                       * cells and summaries are not used */
     uint16_t pass;   /* the scrubber's last pass here (scrub.h) */
-    uint32_t n_most; /* most full segments of its chapter in any unit, by the previous pass */
-    uint32_t n_seen; /* the same, by the current pass so far */
+    uint16_t count_pass; /* the last to count n_seen */
+    uint32_t n_seen; /* most full segments of its chapter in any unit, by that pass so far */
+    uint32_t n_most; /* the same, by the pass before that */
     struct kv_pq_shape shape;
     struct kvs_column learnt; /* what the scorer has learnt: codebook_bytes() (scorer.h) */
     int tile_class;           /* of codes */

@@ -5,9 +5,13 @@
  *               blocks per slice: replies when no job is left, or at once if the client did not
  *               ask to wait
  *   wake ...... a job has ended: looks again
+ *
+ * A job needs its rows in memory from the beginning: the request asks for those of all jobs, and
+ * waits.  What has its codes already needs no row.
  */
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/ops/need_rows.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 
@@ -230,6 +234,14 @@ bool kvs_op_index_run(struct kvs_request *request)
     status =
         kvs_index_schedule(request->shard->indexer, kvs_unit_at(request, request->cursor_unit),
                            request->header.token_count, &plan);
+    if (status == KV_NOT_READY) {
+        const struct kvs_block *missing =
+            kvs_need_tokens(request, 0, request->header.token_count);
+
+        if (missing != NULL)
+            kvs_request_wait_for_block(request, missing);
+        return missing == NULL;
+    }
     if (status != KV_OK) {
         kvs_request_fail(request, status, "index: layer %u head %u: %s",
                          kvs_units(request)[request->cursor_unit].layer,

@@ -20,6 +20,7 @@
  * messages of the same client (`snapshot` says so), or another put in progress that has no such
  * gap itself.  Otherwise the put fails at once. */
 #include "kernels/checksum.h"
+#include "kvserver/store/ops/need_rows.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
@@ -238,6 +239,19 @@ static bool put_may_wait(struct kvs_request *request)
     return behind == NULL;
 }
 
+/* The put could be done now.  Returns whether what it compares with, copies or changes is in
+ * memory; if not, it waits for that, or has failed.  Puts after a gap may rely on it meanwhile. */
+static bool blocks_are_here(struct kvs_request *request)
+{
+    const struct kv_wire_header *header = &request->header;
+    const struct kvs_block *missing = kvs_need_to_write(
+        request, header->token_begin, header->token_begin + header->token_count);
+
+    if (missing != NULL && put_may_wait(request))
+        kvs_request_wait_for_block(request, missing);
+    return missing == NULL;
+}
+
 /* ---- rows in a buffer: verified, copied, committed --------------------------------------- */
 
 /* Returns whether all rows before the put's are committed, and its place is not being
@@ -295,6 +309,8 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
             kvs_request_wait(request, begin);
         return;
     }
+    if (!blocks_are_here(request))
+        return;
     if (!same_rows(request, &n_bad) || !verify_put(request, rows))
         return;
     if (n_bad > 0 && !mend_rows(request, rows))
@@ -512,6 +528,8 @@ static void put_bulk(struct kvs_request *request)
         direct = direct && put_position == AT_END;
         there = there && put_position == THERE;
     }
+    if ((there || direct || can_copy(request)) && !blocks_are_here(request))
+        return;
     if (there) {
         uint32_t n_bad;
 

@@ -2,9 +2,9 @@
  * or attention over them.
  *
  *   begin ......... checks the request; waits for its snapshot
- *   run, run, ..... gets a pipeline, a staging buffer (for rows) and a buffer for the reply,
- *                   then runs slices of the pipeline (pipeline.h).  Whoever waits for one of
- *                   them holds none of the others
+ *   run, run, ..... needs its rows in memory, then gets a pipeline, a staging buffer (for rows)
+ *                   and a buffer for the reply, then runs slices of the pipeline (pipeline.h).
+ *                   Whoever waits for one of them holds none of the others
  *   send_reply .... rows follow the results in the body, or come as bulk
  *
  * A data thread has a few pipelines, for as many clients; queries of a batch may share one:
@@ -13,6 +13,7 @@
 
 #include "kvserver/base/slice.h"
 #include "kvserver/base/within.h"
+#include "kvserver/store/ops/need_rows.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/ops/query_parse.h"
@@ -450,12 +451,31 @@ static bool get_buffers(struct kvs_request *request)
     return true;
 }
 
+/* Returns a block of the query's rows that is not in memory, or NULL. */
+static const struct kvs_block *missing_of(struct kvs_request *request)
+{
+    return kvs_need_ranges(request, kvs_query_ranges(request), kvs_query_of(request)->n_ranges);
+}
+
+/* Returns whether the rows of a query that has not begun are in memory; if not, it waits for
+ * them, without its place, or has failed. */
+static bool are_here(struct kvs_request *request)
+{
+    const struct kvs_block *missing = missing_of(request);
+
+    if (missing == NULL)
+        return true;
+    kvs_op_query_release(request);
+    kvs_request_wait_for_block(request, missing);
+    return false;
+}
+
 /* ---- queries of a batch ------------------------------------------------------------------ */
 
-/* Returns the first row of the request's first unit: forks of a session share it. */
-static const uint8_t *first_row(const struct kvs_request *request)
+/* Returns the block of the first row of the request's first unit: forks of a session share it. */
+static const struct kvs_block *first_block(const struct kvs_request *request)
 {
-    return kvs_unit_row(kvs_unit_at(request, 0), 0);
+    return kvs_unit_block(kvs_unit_at(request, 0), 0);
 }
 
 static bool names_same_units(const struct kvs_request *a, const struct kvs_request *b)
@@ -491,6 +511,7 @@ static bool join(struct kvs_query_place *place, struct kvs_request *request)
         kvs_request_release_reply_slot(request);
         return false;
     }
+    kvs_request_begin_work(request);
     if (request != place->owner)
         kvs_request_queue_at(request, &place->others);
     return true;
@@ -504,8 +525,8 @@ static void join_from(struct kvs_query_place *place, struct kvs_request_queue *q
     for (struct kvs_request *request = queue->first, *next; request != NULL; request = next) {
         next = request->next;
         if (request->type == owner->type && may_join(request) && !kvs_request_stale(request) &&
-            first_row(request) == first_row(owner) && names_same_units(request, owner) &&
-            !join(place, request))
+            first_block(request) == first_block(owner) && names_same_units(request, owner) &&
+            missing_of(request) == NULL && !join(place, request))
             return;
     }
 }
@@ -561,7 +582,7 @@ static void run_slice(struct kvs_query_place *place)
 
 bool kvs_op_query_run(struct kvs_request *request)
 {
-    if (!kvs_request_check_current(request))
+    if (!kvs_request_check_current(request) || (request->work == NULL && !are_here(request)))
         return false;
     struct kvs_query_place *place = get_place(request);
     if (place == NULL)

@@ -6,6 +6,7 @@
  * in place.  All others are gathered into a staging buffer, in slices. */
 #include "kernels/gather.h"
 #include "kvserver/base/slice.h"
+#include "kvserver/store/ops/need_rows.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
 #include "kvserver/store/rows/verify.h"
@@ -147,6 +148,20 @@ static bool pin_piece(struct kvs_request *request, struct kv_iov *ret_piece)
     return true;
 }
 
+/* Returns whether the rows are in memory; if not, it waits for them, or has failed. */
+static bool are_here(struct kvs_request *request)
+{
+    const struct kv_wire_header *header = &request->header;
+    const struct kvs_block *missing =
+        is_fetch(request) ? kvs_need_ids(request)
+                          : kvs_need_tokens(request, header->token_begin,
+                                            header->token_begin + header->token_count);
+
+    if (missing != NULL)
+        kvs_request_wait_for_block(request, missing);
+    return missing == NULL;
+}
+
 /* All rows are committed: replies, or queues a request that needs a staging buffer.  Until it
  * has that, it holds no other. */
 static void read_ready(struct kvs_request *request)
@@ -155,7 +170,7 @@ static void read_ready(struct kvs_request *request)
     const size_t crc_bytes = request->reply.n_rows * sizeof(uint32_t);
     struct kv_iov piece;
 
-    if (!rows_are_good(request))
+    if (!rows_are_good(request) || !are_here(request))
         return;
     if (bytes <= KV_WIRE_INLINE_MAX / 2) {
         if (!get_reply(request, bytes))
@@ -176,11 +191,15 @@ bool kvs_op_read_run(struct kvs_request *request)
 {
     if (!kvs_request_check_current(request))
         return false;
+    /* As long as it waits for a buffer, its rows may leave, and come back bad. */
+    if (request->reply_body == NULL && (!rows_are_good(request) || !are_here(request)))
+        return false;
     if (request->staging == NULL && !kvs_request_acquire_staging(request))
         return false;
     if (request->reply_body == NULL) {
         if (!get_reply(request, 0))
             return false;
+        kvs_request_begin_work(request);
         kvs_count(&request->shard->stats.staged_sends, 1);
         request->cursor_bytes = 0;
     }

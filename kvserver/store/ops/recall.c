@@ -2,6 +2,7 @@
 
 #include "kvserver/base/memory.h"
 #include "kvserver/base/slice.h"
+#include "kvserver/store/rows/residency.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -180,6 +181,22 @@ static bool select_piece(struct kvs_recall *recall)
     return false;
 }
 
+/* Returns whether all eligible rows are still in memory.  A sample may take long, while index jobs
+ * go first: it is not at work. */
+static bool are_here(const struct kvs_recall *recall)
+{
+    const struct kvs_score *score = &recall->score;
+
+    if (recall->shard->store.n_away == 0)
+        return true;
+    for (uint32_t i = 0; i < score->n_ranges; i++)
+        for (uint32_t at = score->ranges[i].begin / KV_BLOCK_TOKENS;
+             at < kvs_blocks_for(score->ranges[i].end); at++)
+            if (!kvs_block_is_here(kvs_unit_block(score->unit, at)))
+                return false;
+    return true;
+}
+
 bool kvs_recall_step(struct kvs_recall *recall)
 {
     const struct kvs_shard_session *session = &recall->shard->sessions[recall->session];
@@ -195,6 +212,10 @@ bool kvs_recall_step(struct kvs_recall *recall)
     }
     /* The session's units may have moved in memory. */
     score->unit = kvs_shard_session_unit(session, recall->layer, recall->kv_head);
+    if (!are_here(recall)) {
+        end_sample(recall);
+        return true;
+    }
     struct kv_slice slice = kv_slice_begin(recall->shard->clock, 1);
     while (!select_piece(recall))
         if (kv_slice_over(&slice))

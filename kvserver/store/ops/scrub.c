@@ -6,6 +6,7 @@
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/ops/query.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <stdlib.h>
@@ -156,9 +157,6 @@ static uint64_t check_codebook(struct kvs_scrub *scrub, uint32_t codebook)
         (void)kvs_codebook_verify_summaries(books, codebook, scrub->step - 2);
     }
     if (++scrub->step >= 2 + kvs_summaries_n_groups(summaries)) {
-        if (book->pass != 0)
-            book->n_most = book->n_seen;
-        book->n_seen = 0;
         book->pass = scrub->pass;
         scrub->step = 0;
     }
@@ -191,14 +189,15 @@ chapter_begin(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32
     return begin;
 }
 
-/* Returns whether new codes may be made for the segments: no job uses them, and the rows are
- * good. */
+/* Returns whether new codes may be made for the segments: they are in memory, no job uses them,
+ * and the rows are good. */
 static bool may_recut(const struct kvs_unit *unit, uint32_t begin, uint32_t tokens)
 {
     const uint32_t first = begin * KV_BLOCK_TOKENS;
 
     for (uint32_t i = begin; i * KV_BLOCK_TOKENS < tokens; i++)
-        if (kvs_unit_segment(unit, i)->training || kvs_unit_segment(unit, i)->begins_job)
+        if (!kvs_block_is_here(kvs_unit_block(unit, i)) ||
+            kvs_unit_segment(unit, i)->training || kvs_unit_segment(unit, i)->begins_job)
             return false;
     return kvs_unit_known_bad(unit, first, tokens - first) == tokens;
 }
@@ -229,33 +228,72 @@ static uint32_t n_of_chapter(const struct kvs_unit *unit, uint32_t begin, uint32
     return at - begin;
 }
 
-/* Repairs a chapter's codebook after its last segment in this unit has been checked.  If there is no
- * memory, or a query is using the codes, the next pass tries again.  If the rows have become
- * too few for a codebook, they lose their codes, which no query uses. */
+/* A unit has n full segments of the codebook's chapter. */
+static void count_segments(const struct kvs_scrub *scrub, struct kvs_codebook *book, uint32_t n)
+{
+    if (book->count_pass != scrub->pass) {
+        if (book->count_pass != 0)
+            book->n_most = book->n_seen;
+        book->n_seen = 0;
+        book->count_pass = scrub->pass;
+    }
+    if (book->n_seen < n)
+        book->n_seen = n;
+}
+
+/* Counts the segments of a chapter up to its last in the unit, in memory or not: a codebook is
+ * never made again for fewer than any unit has.  Returns their number. */
+static uint32_t
+count_chapter(const struct kvs_scrub *scrub, const struct kvs_unit *unit, uint32_t end)
+{
+    const uint32_t begin = chapter_begin(scrub, unit, end);
+    const uint32_t n_full = n_of_chapter(unit, begin, end);
+
+    for (uint32_t i = begin; i < end; i++)
+        count_segments(scrub, book_of(scrub, kvs_unit_codes(unit, i)), n_full);
+    return n_full;
+}
+
+/* Returns a broken codebook of the segments, or NULL. */
+static const struct kvs_codebook *find_broken(const struct kvs_scrub *scrub,
+                                              const struct kvs_unit *unit,
+                                              uint32_t begin,
+                                              uint32_t end)
+{
+    for (uint32_t i = begin; i < end; i++)
+        if (book_of(scrub, kvs_unit_codes(unit, i))->is_broken)
+            return book_of(scrub, kvs_unit_codes(unit, i));
+    return NULL;
+}
+
+/* Repairs a chapter's codebook after its last segment in this unit has been checked.  If there
+ * is no memory, a query is using the codes, or a segment is absent, the next pass tries again.  If
+ * the rows have become too few for a codebook, they lose their codes, which no query uses. */
 static void mend_codebook(struct kvs_scrub *scrub, struct kvs_unit *unit, uint32_t end)
 {
     struct kvs_shard *shard = scrub->shard;
     const uint32_t begin = chapter_begin(scrub, unit, end);
     const uint32_t tokens =
         unit->committed < end * KV_BLOCK_TOKENS ? unit->committed : end * KV_BLOCK_TOKENS;
-    struct kvs_codebook *book = book_of(scrub, kvs_unit_codes(unit, begin));
-    const uint32_t n_full = n_of_chapter(unit, begin, end);
+    const struct kvs_codebook *book = book_of(scrub, kvs_unit_codes(unit, begin));
+    const struct kvs_codebook *broken = find_broken(scrub, unit, begin, end);
+    const uint32_t n_full = count_chapter(scrub, unit, end);
 
-    for (uint32_t i = begin; i < end; i++)
-        if (book_of(scrub, kvs_unit_codes(unit, i))->n_seen < n_full)
-            book_of(scrub, kvs_unit_codes(unit, i))->n_seen = n_full;
-    if (!book->is_broken) {
+    if (broken == NULL) {
         if (book->n_summaries_lost > 0 || book->n_cells_lost > 0)
             (void)kvs_index_repair(shard->indexer, unit, begin);
         return;
     }
     /* A fork may have only the first segments of the chapter: a codebook made from these would
      * leave the other segments without one. */
-    if (n_full < book->n_most || !may_recut(unit, begin, tokens) ||
+    if (n_full < broken->n_most || !may_recut(unit, begin, tokens) ||
         !kvs_query_queue_is_between(kvs_query_queue_of(shard)))
         return;
-    const struct kvs_index_plan plan = plan_of(book);
+    const struct kvs_index_plan plan = plan_of(broken);
     if (kvs_index_is_enough(&plan, begin, tokens)) {
+        /* Of two codebooks, one may be sound: nobody begins to use it now. */
+        for (uint32_t i = begin; i < end; i++)
+            book_of(scrub, kvs_unit_codes(unit, i))->is_broken = true;
         (void)kvs_index_replace(shard->indexer, unit, begin, tokens, &plan);
         return;
     }
@@ -272,6 +310,13 @@ is_last_of_chapter(const struct kvs_scrub *scrub, const struct kvs_unit *unit, u
     return end * KV_BLOCK_TOKENS >= unit->committed || !is_in_chapter_before(scrub, unit, end);
 }
 
+/* Returns whether the unit has codes in the block that no job works on. */
+static bool has_codes_at(const struct kvs_unit *unit, uint32_t block)
+{
+    return kvs_unit_codes(unit, block)->column.bytes != NULL &&
+           !kvs_unit_segment(unit, block)->training;
+}
+
 /* Checks one segment, or runs one check of its codebook.  Returns the number of bytes
  * checked. */
 static uint64_t check_segment(struct kvs_scrub *scrub,
@@ -280,8 +325,7 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
 {
     const uint32_t block = scrub->block;
     const struct kvs_codes *codes = kvs_unit_codes(unit, block);
-    const bool has_codes =
-        codes->column.bytes != NULL && !kvs_unit_segment(unit, block)->training;
+    const bool has_codes = has_codes_at(unit, block);
     uint64_t bytes = 0;
 
     if (has_codes && book_of(scrub, codes)->pass != scrub->pass)
@@ -295,6 +339,18 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
     if (has_codes && is_last_of_chapter(scrub, unit, block + 1))
         mend_codebook(scrub, unit, block + 1);
     return bytes;
+}
+
+/* Passes a segment without rows, or that is absent: it is verified when it comes back. */
+static void skip_segment(struct kvs_scrub *scrub, const struct kvs_unit *unit)
+{
+    const uint32_t block = scrub->block;
+
+    scrub->n_checked = 0;
+    scrub->unit++;
+    if (rows_of(unit, block) > 0 && has_codes_at(unit, block) &&
+        is_last_of_chapter(scrub, unit, block + 1))
+        (void)count_chapter(scrub, unit, block + 1);
 }
 
 /* Moves the cursor to the next block; other sessions that share this one need not check its rows
@@ -340,9 +396,9 @@ static uint64_t walk_on(struct kvs_scrub *scrub)
         return 0;
     }
     struct kvs_unit *unit = &session->units[scrub->unit];
-    if (rows_of(unit, scrub->block) == 0) {
-        scrub->n_checked = 0;
-        scrub->unit++;
+    if (rows_of(unit, scrub->block) == 0 ||
+        !kvs_block_is_here(kvs_unit_block(unit, scrub->block))) {
+        skip_segment(scrub, unit);
         return 0;
     }
     return check_segment(scrub, session, unit);

@@ -3,6 +3,7 @@
 #include "kernels/select.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/scorer.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
@@ -225,9 +226,26 @@ static void subtract_counts(const struct kvs_score *score,
     }
 }
 
+/* Returns whether the codes of rows [begin, end) of the chapter are in memory.  Nobody has asked
+ * for rows that are not eligible. */
+static bool are_here(const struct kvs_score *score,
+                     const struct kvs_codebooks *books,
+                     const struct kvs_codebook *book,
+                     uint32_t begin,
+                     uint32_t end)
+{
+    if (books->store->n_away == 0)
+        return true;
+    for (uint32_t row = begin; row < end; row = (row / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS)
+        if (!kvs_block_is_here(
+                kvs_unit_block(score->unit, book->block_begin + row / KV_BLOCK_TOKENS)))
+            return false;
+    return true;
+}
+
 /* Counts the rows of each full cell in [begin, end) of the chapter.  If only few rows are
  * excluded (sinks before, a window after), these are subtracted; otherwise every list is
- * searched. */
+ * searched, with the same result. */
 static void count_cells(const struct kvs_score *score,
                         const struct kvs_codebooks *books,
                         const struct kvs_codebook *book,
@@ -239,7 +257,9 @@ static void count_cells(const struct kvs_score *score,
     const uint32_t all_end = first + book->n_celled;
     const bool is_little = begin + book->n_celled - end <= CUT_ROWS;
 
-    if (is_little && cells_end(score, books, first, all_end) == all_end) {
+    if (is_little && cells_end(score, books, first, all_end) == all_end &&
+        are_here(score, books, book, 0, begin) &&
+        are_here(score, books, book, end, book->n_celled)) {
         book->scorer->count_items(book, 0, book->n_celled, ret_counts);
         subtract_counts(score, book, 0, begin, ret_counts);
         subtract_counts(score, book, end, book->n_celled, ret_counts);

@@ -3,6 +3,7 @@
 #include "kernels/checksum.h"
 
 #include <assert.h>
+#include <string.h>
 
 struct column_type {
     uint8_t version;    /* of the format that this build writes and reads; 0: none */
@@ -41,9 +42,40 @@ bool kvs_column_create(struct kvs_column *column,
     return true;
 }
 
+/* What the bytes of all columns that are away point to. */
+static char away;
+
+void kvs_column_leave(struct kvs_column *column, struct kvs_arena *arena)
+{
+    assert(column->bytes != NULL && column->bytes != &away);
+    column->class_id = (uint8_t)kvs_arena_class_of(arena, column->bytes);
+    kvs_arena_free(arena, column->class_id, column->bytes);
+    column->bytes = &away;
+}
+
+bool kvs_column_return(struct kvs_column *column, struct kvs_arena *arena, const void *bytes)
+{
+    void *to = kvs_arena_alloc(arena, column->class_id);
+
+    assert(column->bytes == &away);
+    if (to == NULL)
+        return false;
+    if (bytes != NULL)
+        memcpy(to, bytes, column->n_bytes);
+    else
+        memset(to, 0, column->n_bytes);
+    column->bytes = to;
+    return true;
+}
+
+bool kvs_column_is_away(const struct kvs_column *column)
+{
+    return column->bytes == &away;
+}
+
 void kvs_column_drop(struct kvs_column *column, struct kvs_arena *arena)
 {
-    if (column->bytes != NULL)
+    if (column->bytes != NULL && column->bytes != &away)
         kvs_arena_free(arena, kvs_arena_class_of(arena, column->bytes), column->bytes);
     *column = (struct kvs_column){0};
 }
@@ -69,6 +101,6 @@ bool kvs_column_check(const struct kvs_column *column, struct kvs_health *health
 
 bool kvs_column_is_in_use(const struct kvs_column *column, const struct kvs_arena *arena)
 {
-    return column->bytes == NULL ||
+    return column->bytes == NULL || column->bytes == &away ||
            kvs_arena_is_in_use(arena, kvs_arena_class_of(arena, column->bytes), column->bytes);
 }

@@ -33,9 +33,10 @@ enum kvs_column_kind {
 struct kvs_column {
     void *bytes; /* an element of the arena; NULL: none */
     uint32_t n_bytes;
-    uint32_t crc;    /* CRC32C of the bytes, when they were sealed */
-    uint8_t kind;    /* enum kvs_column_kind */
-    uint8_t version; /* of the kind's format, when they were sealed */
+    uint32_t crc;     /* CRC32C of the bytes, when they were sealed */
+    uint8_t kind;     /* enum kvs_column_kind */
+    uint8_t version;  /* of the kind's format, when they were sealed */
+    uint8_t class_id; /* of the bytes, while they are away */
 };
 
 /* Allocates a column from a class that holds n_bytes.  Its bytes are undefined.  Returns false if
@@ -49,6 +50,13 @@ bool kvs_column_create(struct kvs_column *column,
 /* Frees it; there is none any more.  Allowed if there was none. */
 void kvs_column_drop(struct kvs_column *column, struct kvs_arena *arena);
 
+/* Its bytes leave memory, and come back as a copy of others: the rest of it stays meanwhile, and
+ * it counts as there.  Nobody may read the bytes until they are back.  They come back unverified,
+ * as zeros if `bytes` is NULL; kvs_column_return() returns false if there is no memory. */
+void kvs_column_leave(struct kvs_column *column, struct kvs_arena *arena);
+bool kvs_column_return(struct kvs_column *column, struct kvs_arena *arena, const void *bytes);
+bool kvs_column_is_away(const struct kvs_column *column);
+
 /* Its bytes are final, until they are sealed again. */
 void kvs_column_seal(struct kvs_column *column);
 
@@ -59,7 +67,7 @@ bool kvs_column_is_sound(const struct kvs_column *column);
  * merely of another version. */
 bool kvs_column_check(const struct kvs_column *column, struct kvs_health *health);
 
-/* Returns whether it is an element of the arena in use, or none. */
+/* Returns whether it is an element of the arena in use, or none, or away. */
 bool kvs_column_is_in_use(const struct kvs_column *column, const struct kvs_arena *arena);
 
 #endif

@@ -3,6 +3,8 @@
  * last frees it. */
 #include "kvserver/store/rows/segment.h"
 
+#include "kvserver/store/rows/residency.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -226,6 +228,22 @@ void kvs_segment_mark_bad(struct kvs_segment_store *store,
     store->health.rows_bad++;
 }
 
+void kvs_segment_mark_all_bad(struct kvs_segment_store *store,
+                              struct kvs_block *block,
+                              uint32_t at)
+{
+    const uint32_t n_written = (uint32_t)block->segments[at].n_written;
+    const uint32_t n_before = kvs_segment_count_bad(store, block, at);
+
+    if (block->segments[at].is_all_bad)
+        return;
+    if (block->segments[at].has_bad)
+        bad_remove(store, block, at);
+    block->segments[at].is_all_bad = true;
+    store->health.rows_bad += KV_BLOCK_TOKENS - n_before;
+    store->health.found[KVS_KIND_ROWS] += n_written > n_before ? n_written - n_before : 0;
+}
+
 /* Takes the marks from row `filled` on away. */
 static void bad_keep(struct kvs_bad_rows *bad, uint32_t filled)
 {
@@ -386,8 +404,7 @@ kvs_block_codes_make(struct kvs_segment_store *store, struct kvs_block *block, u
     return &group->codes[at % KVS_GROUP_SEGMENTS];
 }
 
-/* Makes room for the CRCs of a segment's rows.  Returns false if there is no memory. */
-static bool crcs_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+bool kvs_block_crcs_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
     struct kvs_segment_group *group = kvs_block_group(block, at);
 
@@ -414,7 +431,7 @@ bool kvs_segment_add(struct kvs_segment_store *store,
                      uint8_t *rows)
 {
     assert(block->segments[at].rows == 0);
-    if (!crcs_make(store, block, at))
+    if (!kvs_block_crcs_make(store, block, at))
         return false;
     block->segments[at] = (struct kvs_segment){.rows = (uintptr_t)rows};
     assert(kvs_block_rows(block, at) == rows);
@@ -426,13 +443,17 @@ bool kvs_segment_add(struct kvs_segment_store *store,
 
 void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
-    uint8_t *rows = kvs_block_rows(block, at);
-
-    assert(rows != NULL);
+    assert(block->segments[at].rows != 0);
     if (kvs_block_codes(block, at)->column.bytes != NULL)
         store->release_codes(store->release_arg, block, at);
     kvs_segment_forget_rows(store, block, at, 0);
-    kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, rows), rows);
+    if (kvs_segment_is_away(&block->segments[at])) {
+        kvs_segment_away_release(store, &block->segments[at]);
+    } else {
+        uint8_t *rows = kvs_block_rows(block, at);
+
+        kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, rows), rows);
+    }
     block->segments[at] = (struct kvs_segment){0};
     block->n_own--;
     store->n_segments--;
@@ -466,13 +487,23 @@ kvs_block_create(struct kvs_segment_store *store, uint32_t n_segments, struct kv
     return block;
 }
 
-static void free_groups(struct kvs_segment_store *store, struct kvs_block *block)
+void kvs_block_crcs_free(struct kvs_segment_store *store, struct kvs_block *block)
 {
     for (uint32_t at = 0; at < block->n_segments; at += KVS_GROUP_SEGMENTS) {
         struct kvs_segment_group *group = kvs_block_group(block, at);
 
         if (group->crcs != NULL)
             free_exact(store, group->crcs);
+        group->crcs = NULL;
+    }
+}
+
+static void free_groups(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    kvs_block_crcs_free(store, block);
+    for (uint32_t at = 0; at < block->n_segments; at += KVS_GROUP_SEGMENTS) {
+        struct kvs_segment_group *group = kvs_block_group(block, at);
+
         if (group->codes != NULL)
             kvs_arena_free(store->arena, codes_class(store, block, at), group->codes);
     }
@@ -499,7 +530,7 @@ static bool segment_move(struct kvs_segment_store *store,
 {
     struct kvs_codes *codes = NULL;
 
-    if (!crcs_make(store, to, at))
+    if (!kvs_block_crcs_make(store, to, at))
         return false;
     if (kvs_block_codes(from, at)->column.bytes != NULL) {
         codes = kvs_block_codes_make(store, to, at);
@@ -547,8 +578,9 @@ static bool absorb(struct kvs_segment_store *store, struct kvs_block *block)
 void kvs_block_settle(struct kvs_segment_store *store, struct kvs_block *block)
 {
     for (uint32_t n = 0; block->under != NULL && n < SETTLE_MOST; n++)
-        if (block->under->refs > 1 || block->under->pins > 0)
-            block = block->under;
+        if (block->under->refs > 1 || block->under->pins > 0 ||
+            block->residency != KVS_IN_MEMORY || block->under->residency != KVS_IN_MEMORY)
+            block = block->under; /* where one is absent, later */
         else if (!absorb(store, block))
             return;
 }
@@ -559,6 +591,8 @@ static void free_unused(struct kvs_segment_store *store, struct kvs_block *block
     while (block != NULL && block->refs == 0 && block->pins == 0) {
         struct kvs_block *under = block->under;
 
+        if (block->residency != KVS_IN_MEMORY)
+            kvs_block_forget(store, block);
         for (uint32_t at = 0; block->n_own > 0; at++)
             if (block->segments[at].rows != 0)
                 kvs_segment_free(store, block, at);
@@ -592,10 +626,18 @@ check_segment(const struct kvs_segment_store *store, const struct kvs_block *blo
 {
     const struct kvs_segment *segment = &block->segments[at];
     const struct kvs_codes *codes = kvs_block_codes(block, at);
-    const uint8_t *rows = kvs_block_rows(block, at);
 
     assert(block->pins > 0 || (!segment->training && !segment->begins_job));
-    assert(kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, rows), rows));
+    if (kvs_segment_is_away(segment)) {
+        assert(block->residency >= KVS_ABSENT && block->pins == 0);
+        assert(codes->column.bytes == NULL || kvs_column_is_away(&codes->column));
+    } else {
+        const uint8_t *rows = kvs_block_rows(block, at);
+
+        assert(block->residency != KVS_ABSENT && !kvs_column_is_away(&codes->column));
+        assert(kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, rows), rows));
+        assert(kvs_block_group(block, at)->crcs != NULL);
+    }
     assert(segment->n_written <= KV_BLOCK_TOKENS);
     assert(codes->n_coded <= segment->n_written && codes->n_lost <= segment->n_written);
     assert(segment->has_bad == (*bad_find(store, block, at) != NULL));
@@ -618,6 +660,7 @@ void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_blo
     assert(block->under == NULL ||
            (block->under->refs > 0 && block->under->n_segments == block->n_segments));
     assert(block->n_checked <= KV_BLOCK_TOKENS);
+    assert(block->residency <= KVS_LOADING);
     for (uint32_t at = 0; at < block->n_segments; at++) {
         const struct kvs_segment_group *group = kvs_block_group(block, at);
 
@@ -627,7 +670,6 @@ void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_blo
         assert(group->codes == NULL ||
                kvs_arena_is_in_use(store->arena, codes_class(store, block, at), group->codes));
         if (block->segments[at].rows != 0) {
-            assert(group->crcs != NULL);
             check_segment(store, block, at);
             n_own++;
         } else {
@@ -659,6 +701,13 @@ void kvs_segment_store_check(const struct kvs_segment_store *store)
     uint64_t bytes = 0;
     struct free_count count = {.store = store};
 
+    assert(store->n_leaving <= KVS_LEAVING_MAX && store->n_leaving <= store->n_away);
+    assert(store->n_away <= store->n_blocks);
+    for (uint32_t i = 0; i < store->n_leaving; i++) {
+        assert(store->leaving[i].block->residency == KVS_LEAVING);
+        for (uint32_t j = 0; j < i; j++)
+            assert(store->leaving[i].block != store->leaving[j].block);
+    }
     kvs_segment_store_visit_free(store, count_free, &count);
     for (size_t i = 0; i < sizeof(store->free_records) / sizeof(store->free_records[0]); i++)
         for (const struct kvs_record *record = store->free_records[i]; record != NULL;

@@ -7,6 +7,10 @@
  *       segments[n]       8 bytes each: where the rows are, how many were written
  *       groups[n / 256]   CRCs of the rows, and codes, once there are any
  *
+ * A block is in memory with all its segments and what was made of them, or absent as a whole
+ * (residency.h): then its record is left, and that of its codes.  A segment whose rows are away
+ * has a word in place of their address, which is not 0: it is this block's all the same.
+ *
  * So a node's bookkeeping is at most 64 bytes a block and 8 a segment, and 16 for every further
  * 256 segments, beside the CRCs, 4 bytes a row, and what pages of the arena lose at their ends.
  * What a few segments have (marks of bad rows) lies in a table on the side, and what is made of
@@ -24,14 +28,17 @@
  * Invariants, which kvs_block_check() asserts of a block between two calls:
  *   (1) A session or a block over it refers to it, or it is pinned.  It is pinned if a job gives
  *       one of its segments codes or begins with it.
- *   (2) Its rows, CRCs and codes are elements of the arena in use; as many segments have rows as
- *       it counts, and if all have, nothing is under it.
+ *   (2) Its rows, CRCs and codes are elements of the arena in use, or away; as many segments have
+ *       rows as it counts, and if all have, nothing is under it.
  *   (3) No more rows have codes, have lost them or are bad than were ever written, in a segment.
  *   (4) A segment has codes, or has lost them, but not both; without a tile it has neither.
  *   (5) In a chapter all of its rows have codes, or had when they were lost.
+ *   (6) If it is in memory, nothing of it is away; if it is absent, everything is.  Where anything
+ *       is away it is not pinned.
  * and kvs_segment_store_check() of the store:
- *   (6) The records in use and the free ones are all that memory was divided into.  Those in use
+ *   (7) The records in use and the free ones are all that memory was divided into.  Those in use
  *       are of blocks, and of marks, one of each segment that has some.
+ *   (8) The blocks that leave are listed once, and the absent ones are counted.
  */
 #ifndef KV_KVSERVER_STORE_ROWS_SEGMENT_H
 #define KV_KVSERVER_STORE_ROWS_SEGMENT_H
@@ -49,18 +56,33 @@ enum {
     KVS_RECORD_STEP = 16,     /* sizes of records are multiples of it */
     KVS_RECORD_MAX = 4096,    /* larger ones are elements of the arena themselves */
     KVS_BAD_LISTS = 256,
+    KVS_LEAVING_MAX = 64, /* blocks at once */
+};
+
+/* Where a block is (residency.h). */
+enum kvs_residency {
+    KVS_IN_MEMORY,
+    KVS_LEAVING, /* in memory, until nobody can be using it any more */
+    KVS_ABSENT,
+    KVS_LOADING, /* absent, and asked for */
 };
 
 /* The rows of one unit in a block. */
 struct kvs_segment {
-    uint64_t rows : 48;      /* address of (KV_BLOCK_TOKENS, row_bytes); 0: none here */
+    uint64_t rows : 48;      /* address of (KV_BLOCK_TOKENS, row_bytes); 0: none here; from
+                              * KVS_ROWS_AWAY on: they are away */
     uint64_t n_written : 8;  /* 0..KV_BLOCK_TOKENS; only rises while there are rows */
     uint64_t training : 1;   /* an index job will give it codes */
     uint64_t begins_job : 1; /* the first segment of an index job */
     uint64_t has_bad : 1;    /* the table of bad rows has an entry for it */
-    uint64_t is_all_bad : 1; /* one of its rows is bad, and there was no memory to say which */
+    uint64_t
+        is_all_bad : 1; /* one of its rows is bad, and it is not known which, or there was no
+                              * memory to say it */
 };
 static_assert(sizeof(struct kvs_segment) == 8, "bookkeeping of a segment");
+
+/* No address of memory has this bit. */
+#define KVS_ROWS_AWAY (UINT64_C(1) << 47)
 
 /* The codes of a segment's keys. */
 struct kvs_codes {
@@ -89,6 +111,7 @@ struct kvs_block {
     uint16_t n_own;          /* of these: with rows */
     uint16_t pass;           /* the scrubber's last pass here (scrub.h) */
     uint8_t n_checked;       /* rows of each segment that this pass verified */
+    uint8_t residency;       /* enum kvs_residency */
     struct kvs_segment segments[];
 };
 /* With what its size is rounded up by, and a session's pointer to it. */
@@ -108,6 +131,13 @@ struct kvs_bad_rows {
 static_assert(KV_BLOCK_TOKENS % 64 == 0, "a bit for each row");
 
 struct kvs_record; /* a free one */
+struct kvs_tier;
+
+/* A block that leaves, and in which turn it was marked (residency.h). */
+struct kvs_leaving {
+    struct kvs_block *block;
+    uint64_t turn;
+};
 
 /* The allocator of blocks and segments: one per data thread. */
 struct kvs_segment_store {
@@ -120,9 +150,22 @@ struct kvs_segment_store {
     struct kvs_bad_rows *bad[KVS_BAD_LISTS];
     struct kvs_health health;
 
-    /* Frees the codes of a segment that is freed.  The owner of codes sets it before making
-     * any. */
+    /* Blocks that are not in memory, or leave it: 0 for nearly every store (residency.h). */
+    uint64_t n_away;
+    struct kvs_leaving leaving[KVS_LEAVING_MAX];
+    uint32_t n_leaving;
+    uint64_t turn;         /* of those at work */
+    uint64_t n_at_work[2]; /* who began in an even turn, in an odd one */
+    const struct kvs_tier *tier;
+    void *tier_arg;
+    /* A block that was loading is in memory, or has gone.  Whoever waits for blocks sets it. */
+    void (*arrived)(void *arg, const struct kvs_block *block);
+    void *arrived_arg;
+
+    /* Frees the codes of a segment that is freed; verifies those that are back in memory.  The
+     * owner of codes sets them before making any. */
     void (*release_codes)(void *arg, struct kvs_block *block, uint32_t at);
+    void (*check_codes)(void *arg, struct kvs_block *block, uint32_t at);
     void *release_arg;
 };
 
@@ -163,6 +206,11 @@ void kvs_block_unpin(struct kvs_segment_store *store, struct kvs_block *block);
  * one on down. */
 void kvs_block_settle(struct kvs_segment_store *store, struct kvs_block *block);
 
+/* Make room for the CRCs of a segment's rows; free those of all.  The first returns false if there
+ * is no memory. */
+bool kvs_block_crcs_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+void kvs_block_crcs_free(struct kvs_segment_store *store, struct kvs_block *block);
+
 /* Returns the block, of it and those under it, that has the segment's rows; the lowest one if
  * none has. */
 static inline struct kvs_block *kvs_block_owner(struct kvs_block *block, uint32_t at)
@@ -174,6 +222,12 @@ static inline struct kvs_block *kvs_block_owner(struct kvs_block *block, uint32_
 
 /* ---- segments of the block that has their rows -------------------------------------------- */
 
+static inline bool kvs_segment_is_away(const struct kvs_segment *segment)
+{
+    return segment->rows >= KVS_ROWS_AWAY;
+}
+
+/* The rows must be in memory. */
 static inline uint8_t *kvs_block_rows(const struct kvs_block *block, uint32_t at)
 {
     return (uint8_t *)(uintptr_t)block->segments[at].rows;
@@ -232,6 +286,11 @@ void kvs_segment_mark_bad(struct kvs_segment_store *store,
                           struct kvs_block *block,
                           uint32_t at,
                           uint32_t row);
+
+/* Marks all rows: which ones are bad is not known. */
+void kvs_segment_mark_all_bad(struct kvs_segment_store *store,
+                              struct kvs_block *block,
+                              uint32_t at);
 
 /* Makes the marks of the first rows of a segment, `filled` of them, for a copy of these; NULL: none
  * is bad.  Returns false if there is no memory. */

@@ -12,6 +12,7 @@
 struct held {
     uint32_t n_requests, n_bodies, n_stagings, n_receives, n_reply_batches;
     uint64_t credits;
+    uint64_t n_at_work[2];
     uint32_t n_linked, n_met; /* requests that say they are in a list; found in one */
 };
 
@@ -75,10 +76,15 @@ static void check_state(const struct kvs_request *request)
 
     switch (request->state) {
     case KVS_REQUEST_WAITING:
-        assert(request->link != NULL && (queue == NULL || queue == &shard->looking));
+        assert(request->link != NULL &&
+               (queue == NULL || queue == &shard->looking || queue == &shard->missing));
+        assert(queue != &shard->missing ||
+               (request->at_work == 0 && request->missing->residency == KVS_LOADING &&
+                (request->staging == NULL || request->received)));
         break;
     case KVS_REQUEST_QUEUED:
-        assert(request->link != NULL && queue != NULL && queue != &shard->looking);
+        assert(request->link != NULL && queue != NULL && queue != &shard->looking &&
+               queue != &shard->missing);
         assert(!is_of_class(request) ||
                queue == &request->client->queues[kv_op_priority(request->header.op)].requests);
         assert(queue != &shard->staging_waiters || request->staging == NULL);
@@ -121,6 +127,8 @@ static void check_request(const struct kvs_request *request, struct held *held)
     for (unsigned i = 0; i < request->n_pins; i++)
         assert(request->pins[i]->pins > 0);
     assert(request->object == NULL || request->object->pins > 0);
+    if (request->at_work != 0)
+        held->n_at_work[request->at_work - 1]++;
     assert(request->session == NULL ||
            request->session == &shard->sessions[request->session->index]);
 }
@@ -244,12 +252,15 @@ void kvs_shard_check(const struct kvs_shard *shard)
     assert(held.n_linked == held.n_met);
     check_classes(shard);
     (void)check_queue(shard, &shard->looking);
+    (void)check_queue(shard, &shard->missing);
     (void)check_queue(shard, &shard->staging_waiters);
 
     assert(held.n_requests == kv_pool_used(shard->requests));
     assert(held.n_reply_batches == kv_pool_used(shard->reply_batches));
     assert(held.n_bodies + held.n_receives == kv_pool_used(shard->bodies));
     assert(held.n_stagings == kv_pool_used(shard->stagings));
+    assert(held.n_at_work[0] == shard->store.n_at_work[0] &&
+           held.n_at_work[1] == shard->store.n_at_work[1]);
     assert(held.n_receives == kv_pool_used(shard->pending_receives));
     assert(held.credits <= kv_pool_size(shard->requests));
     assert(kvs_counted(&shard->stats.in_flight) == held.n_requests);
@@ -409,7 +420,7 @@ static void count_all(struct census *census)
 static void check_counts(struct census *census)
 {
     const struct kvs_shard *shard = census->shard;
-    uint64_t n_bad = 0, n_segments = 0, n_bytes = 0, n_marked = 0;
+    uint64_t n_bad = 0, n_segments = 0, n_bytes = 0, n_marked = 0, n_away = 0;
 
     assert(census->n == shard->store.n_blocks);
     for (uint64_t i = 0; i < census->n; i++) {
@@ -420,6 +431,7 @@ static void check_counts(struct census *census)
         assert(block->refs == found->refs && block->pins == found->pins);
         n_segments += block->n_own;
         n_bytes += kvs_block_record_bytes(block);
+        n_away += block->residency != KVS_IN_MEMORY;
         for (uint32_t at = 0; at < block->n_segments; at++) {
             const struct kvs_codes *codes = kvs_block_codes(block, at);
 
@@ -431,7 +443,7 @@ static void check_counts(struct census *census)
             census->book_holes[codes->codebook] += codes->lost_chapter;
         }
     }
-    assert(n_segments == shard->store.n_segments);
+    assert(n_segments == shard->store.n_segments && n_away == shard->store.n_away);
     assert(n_bad == shard->store.health.rows_bad);
     kvs_segment_store_check_used(&shard->store, n_bytes, n_marked);
     for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++) {

@@ -83,6 +83,11 @@ static void end_late(struct kvs_request *request)
         request->received = true;
         kvs_request_fail(request, KV_DEADLINE, "%s: not finished before the deadline",
                          request->type->name);
+    } else if (request->missing != NULL) {
+        request->received = true;
+        kvs_request_fail(request, KV_DEADLINE,
+                         "%s: rows were not back in memory before the deadline",
+                         request->type->name);
     } else {
         request->received = true;
         const struct kv_wire_header *header = &request->header;

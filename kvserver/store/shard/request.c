@@ -6,6 +6,7 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/net/message.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/shard/op.h"
 
 #include <assert.h>
@@ -55,6 +56,8 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->cursor_unit = request->cursor_row = 0;
     request->cursor_bytes = 0;
     request->serial = 0;
+    request->missing = NULL;
+    request->at_work = 0;
     request->work = NULL;
     memset(&request->reply, 0, sizeof(request->reply));
     request->reply.epoch = header->epoch; /* the session's, once it is known */
@@ -72,6 +75,19 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
 }
 
 /* ---- buffers and the end ----------------------------------------------------------------- */
+
+void kvs_request_begin_work(struct kvs_request *request)
+{
+    assert(request->at_work == 0);
+    request->at_work = kvs_work_begin(&request->shard->store);
+}
+
+static void end_work(struct kvs_request *request)
+{
+    if (request->at_work != 0)
+        kvs_work_end(&request->shard->store, request->at_work);
+    request->at_work = 0;
+}
 
 static void body_put(struct kvs_request *request, uint8_t *body)
 {
@@ -136,6 +152,7 @@ void kvs_request_end(struct kvs_request *request)
     struct kvs_op_stats *stats = &shard->stats.ops[request->header.op];
 
     assert(request->state != KVS_REQUEST_FREE && request->n_sends == 0);
+    end_work(request);
     if (request->type->release != NULL)
         request->type->release(request); /* it may look at the queue that the request is in */
     kvs_request_unlink(request);
@@ -248,18 +265,26 @@ static bool too_many_wait(const struct kvs_request *request)
            request->client->n_bodies > KVS_BODIES_CLIENT_WAITING;
 }
 
-void kvs_request_wait(struct kvs_request *request, uint32_t needs)
+/* Returns false after failing the request: too many like it are waiting. */
+static bool may_wait(struct kvs_request *request)
 {
     kvs_request_unlink(request);
     /* A request whose data has arrived may always wait: others may be waiting for its rows. */
-    if (request->body_slot != NULL && !request->received && too_many_wait(request)) {
-        kvs_request_fail(request, KV_BUSY, "%s: too many large requests are waiting",
-                         request->type->name);
+    if (request->body_slot == NULL || request->received || !too_many_wait(request))
+        return true;
+    kvs_request_fail(request, KV_BUSY, "%s: too many large requests are waiting",
+                     request->type->name);
+    return false;
+}
+
+void kvs_request_wait(struct kvs_request *request, uint32_t needs)
+{
+    if (!may_wait(request))
         return;
-    }
     kvs_request_link(&request->session->waiters, request);
     request->state = KVS_REQUEST_WAITING;
     request->needs = needs;
+    request->missing = NULL;
 }
 
 /* Returns the data that was announced before the request, or NULL. */
@@ -275,12 +300,34 @@ static struct kv_incoming *take_early_bulk(const struct kvs_request *request)
     return NULL;
 }
 
-void kvs_request_defer_bulk(struct kvs_request *request, uint32_t needs)
+static void defer_bulk(struct kvs_request *request)
 {
     request->deferred = true;
     if (request->incoming == NULL)
         request->incoming = take_early_bulk(request);
+}
+
+void kvs_request_defer_bulk(struct kvs_request *request, uint32_t needs)
+{
+    defer_bulk(request);
     kvs_request_wait(request, needs);
+}
+
+void kvs_request_wait_for_block(struct kvs_request *request, const struct kvs_block *block)
+{
+    struct kvs_shard *shard = request->shard;
+
+    assert(request->at_work == 0);
+    kvs_count(&shard->stats.block_waits, 1);
+    if (!request->received)
+        kvs_request_release_staging(request);
+    if (request->header.bulk_bytes > 0 && !request->received)
+        defer_bulk(request);
+    if (!may_wait(request))
+        return;
+    kvs_request_queue_at(request, &shard->missing);
+    request->state = KVS_REQUEST_WAITING;
+    request->missing = block;
 }
 
 bool kvs_request_acquire_staging(struct kvs_request *request)
@@ -343,6 +390,7 @@ void kvs_request_reply(struct kvs_request *request,
     const struct kv_wire_header *header = &request->header;
 
     kvs_request_unlink(request);
+    end_work(request);
     refuse_bulk(request);
     hand_over(request, KVS_REQUEST_SENDING);
     if (request->orphan || request->client->channel == NULL) {

@@ -61,6 +61,9 @@ struct kvs_request {
                                                      * queue */
     struct kvs_request_queue *queue;                /* the queue it is in, or NULL */
     uint32_t needs; /* tokens that it waits for; UINT32_MAX: something other than tokens */
+    const struct kvs_block *missing; /* that it waits for, in shard->missing, or did last;
+                                      * NULL: it waits for something else */
+    uint8_t at_work;                 /* of kvs_work_begin(); 0: it is not */
     struct kv_wire_header header;
     uint64_t begin_us, deadline_us;
     uint64_t since_us; /* when the node began to wait for the client to send or receive */
@@ -129,6 +132,11 @@ bool kvs_request_check_current(struct kvs_request *request);
 /* Sets state WAITING until `needs` tokens are there.  Fails the request if too many requests
  * with large bodies are waiting. */
 void kvs_request_wait(struct kvs_request *request, uint32_t needs);
+/* Sets state WAITING until the block is in memory, for who has not begun.  Data that is still to
+ * come stays at the sender, and the staging buffer goes back, unless it has the data. */
+void kvs_request_wait_for_block(struct kvs_request *request, const struct kvs_block *block);
+/* The request is at work: what it has found in memory stays there until it ends or replies. */
+void kvs_request_begin_work(struct kvs_request *request);
 void kvs_request_enqueue(struct kvs_request *request); /* state QUEUED */
 /* The same, in a queue that the operation owns: it calls kvs_request_enqueue() later. */
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue);

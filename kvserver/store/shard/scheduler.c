@@ -141,6 +141,35 @@ void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue 
     append(queue, request);
 }
 
+/* For its deadline and for a cancel, the request still waits. */
+static void look_at(struct kvs_shard *shard, struct kvs_request *request)
+{
+    append(&shard->looking, request);
+    request->state = KVS_REQUEST_WAITING;
+}
+
+void kvs_shard_block_arrived(void *arg, const struct kvs_block *block)
+{
+    struct kvs_shard *shard = arg;
+
+    for (struct kvs_request *request = shard->missing.first, *next; request != NULL;
+         request = next) {
+        next = request->next;
+        if (request->missing == block)
+            look_at(shard, request);
+    }
+}
+
+void kvs_shard_wake_missing(struct kvs_shard *shard, const struct kvs_shard_session *session)
+{
+    for (struct kvs_request *request = shard->missing.first, *next; request != NULL;
+         request = next) {
+        next = request->next;
+        if (request->session == session)
+            look_at(shard, request);
+    }
+}
+
 static void take_waiters(struct kvs_shard *shard, struct kvs_shard_session *session)
 {
     session->is_woken = false;
@@ -149,9 +178,7 @@ static void take_waiters(struct kvs_shard *shard, struct kvs_shard_session *sess
         next = request->next;
         if (request->needs > session->woken_to)
             continue;
-        append(&shard->looking, request);
-        request->state = KVS_REQUEST_WAITING; /* for its deadline and for a cancel, it still
-                                               * waits */
+        look_at(shard, request);
     }
 }
 

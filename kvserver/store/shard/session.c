@@ -146,6 +146,8 @@ void kvs_shard_session_wake(struct kvs_shard *shard,
                             struct kvs_shard_session *session,
                             uint32_t tokens)
 {
+    if (tokens == UINT32_MAX)
+        kvs_shard_wake_missing(shard, session);
     if (session->waiters == NULL)
         return;
     /* The waiters are looked at in a later step, not in the middle of the caller's operation.

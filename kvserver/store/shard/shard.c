@@ -2,6 +2,7 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/shard/op.h"
 
 #include <assert.h>
@@ -28,6 +29,7 @@ bool kvs_shard_step(struct kvs_shard *shard)
     if (!sliced || ++shard->turns >= BACKGROUND_EVERY)
         sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
+    busy = kvs_residency_step(&shard->store) || busy;
     busy = kvs_shard_look_again(shard) || busy;
     kvs_replies_flush(shard);
     if (busy)
@@ -113,6 +115,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->n_clients = setup->n_clients;
     shard->staging_waiters.end = &shard->staging_waiters.first;
     shard->looking.end = &shard->looking.first;
+    shard->missing.end = &shard->missing.first;
     shard->woken_end = &shard->woken;
 
     shard->memory_bytes = setup->memory_bytes;
@@ -142,6 +145,8 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
         !kvs_objects_init(&shard->objects, shard->arena, &shard->store.health, setup->secret,
                           setup->object_version))
         goto err_fini;
+    shard->store.arrived = kvs_shard_block_arrived;
+    shard->store.arrived_arg = shard;
     shard->indexer = kvs_indexer_create(&shard->codebooks, shard->clock, setup->n_sessions);
     if (shard->indexer == NULL || !ops_open(shard) || !background_open(shard, setup))
         goto err_fini;

@@ -39,9 +39,11 @@
  *       sound; one that is not in use has none, unless a command is changing it.
  *  (10) Rows are reserved only for outstanding transfers; a unit counts exactly the transfers
  *       and the coming puts of requests.
- *  (11) A segment has one ref per unit that has it, and one pin per request and job that pins
- *       it; the store counts exactly the segments that somebody has.
- *  (12) The store counts the bad rows of all segments.
+ *  (11) A block has one ref per session that has it and per block over it, and one pin per
+ *       request and job that pins it; the store counts exactly the blocks and segments that
+ *       somebody has.
+ *  (12) The store counts the bad rows of all segments, the blocks that are absent or leave, and
+ *       the requests at work.
  *  (13) A codebook has one ref per segment with its codes, and per job that has it; it counts
  *       the segments of its chapter that have lost theirs.
  *
@@ -119,6 +121,7 @@ struct kvs_shard {
     struct kvs_request_queue
         staging_waiters;              /* requests that need a staging buffer; the first that may
                                        * have the next free one gets it */
+    struct kvs_request_queue missing; /* requests that wait for blocks that are absent */
     struct kvs_request_queue looking; /* woken requests; some are run in each step */
     struct kvs_shard_session *woken, **woken_end; /* sessions to wake, in that order */
     struct kv_ring *commands;                     /* from the control thread */

@@ -157,6 +157,11 @@ bool kvs_shard_run_slice(struct kvs_shard *shard);
 /* Runs one slice of a background job.  Returns false if there was nothing to do. */
 bool kvs_shard_run_background(struct kvs_shard *shard);
 
+/* Wakes the requests that wait for a block: store->arrived. */
+void kvs_shard_block_arrived(void *arg, const struct kvs_block *block);
+/* Wakes those of a session that wait for any: it has changed. */
+void kvs_shard_wake_missing(struct kvs_shard *shard, const struct kvs_shard_session *session);
+
 /* Runs woken requests.  A request that commits rows wakes others, which are run in the next
  * step, so that a long chain does not block the thread. */
 bool kvs_shard_look_again(struct kvs_shard *shard);

@@ -2,6 +2,7 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/rows/residency.h"
 
 static void tell_memory(struct kvs_shard *shard)
 {
@@ -10,6 +11,7 @@ static void tell_memory(struct kvs_shard *shard)
 
     kvs_stat_set(&stats->memory_used, kvs_arena_bytes_used(shard->arena));
     kvs_stat_set(&stats->segments, shard->store.n_segments);
+    kvs_stat_set(&stats->absent_blocks, kvs_residency_n_absent(&shard->store));
     kvs_stat_set(&stats->codebooks, kv_pool_used(books->pool));
     kvs_stat_set(&stats->summarised, books->rows_summarised);
     kvs_stat_set(&stats->summaries_bytes, books->summaries_bytes);

@@ -41,6 +41,7 @@
     X(receives_staged, "bulk puts received through a staging buffer")                \
     X(direct_sends, "bulk replies sent in place, without a copy")                    \
     X(staged_sends, "bulk replies gathered in a staging buffer")                     \
+    X(block_waits, "waits of requests for blocks that were not in memory")           \
     X(segments_copied, "shared partial segments copied before a write")              \
     X(corrupt_rows, "rows and object pieces that arrived with a wrong checksum")     \
     X(bad_rows, "rows in memory with a wrong checksum")                              \
@@ -94,6 +95,7 @@ struct kvs_stats {
     /* Gauges, set by the owner. */
     _Atomic uint64_t memory_used; /* bytes */
     _Atomic uint64_t segments;
+    _Atomic uint64_t absent_blocks;
     _Atomic uint64_t codebooks;
     _Atomic uint64_t summarised; /* rows */
     _Atomic uint64_t summaries_bytes;

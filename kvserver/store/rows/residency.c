@@ -1,0 +1,252 @@
+#include "kvserver/store/rows/residency.h"
+
+#include "kernels/checksum.h"
+#include "kvserver/store/rows/arena.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum {
+    CLASS_SHIFT = 32, /* in the word of a segment that is away: over its fingerprint */
+    CRCS_BYTES = KV_BLOCK_TOKENS * sizeof(uint32_t),
+};
+
+static_assert((uint64_t)KVS_ARENA_CLASSES_MAX << CLASS_SHIFT <= KVS_ROWS_AWAY,
+              "the word of a segment that is away has its class");
+static_assert(KVS_ARENA_CLASSES_MAX <= UINT8_MAX, "a column has its class");
+
+/* ---- the word in place of an address ------------------------------------------------------ */
+
+/* Of all bytes: those that no row has are the same when they come back, too. */
+static uint32_t fingerprint(const void *rows, size_t rows_bytes, const uint32_t *crcs)
+{
+    return kv_crc32c(kv_crc32c(0, rows, rows_bytes), crcs, CRCS_BYTES);
+}
+
+static int class_of_word(uint64_t word)
+{
+    return (int)((word & ~KVS_ROWS_AWAY) >> CLASS_SHIFT);
+}
+
+void kvs_segment_away_release(struct kvs_segment_store *store,
+                              const struct kvs_segment *segment)
+{
+    kvs_arena_class_release(store->arena, class_of_word(segment->rows));
+}
+
+/* ---- leaving ------------------------------------------------------------------------------ */
+
+void kvs_residency_set_tier(struct kvs_segment_store *store,
+                            const struct kvs_tier *tier,
+                            void *arg)
+{
+    assert(store->n_away == 0);
+    store->tier = tier;
+    store->tier_arg = arg;
+}
+
+kv_status_t kvs_block_leave(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    if (store->tier == NULL || block->residency != KVS_IN_MEMORY || block->pins > 0 ||
+        store->n_leaving == KVS_LEAVING_MAX)
+        return KV_BUSY;
+    block->residency = KVS_LEAVING;
+    store->leaving[store->n_leaving++] = (struct kvs_leaving){block, store->turn};
+    store->n_away++;
+    return KV_OK;
+}
+
+/* Takes the block off the list of those that leave. */
+static void stop_leaving(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    uint32_t i = 0;
+
+    while (store->leaving[i].block != block)
+        i++;
+    store->leaving[i] = store->leaving[--store->n_leaving];
+}
+
+static void stay(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    stop_leaving(store, block);
+    block->residency = KVS_IN_MEMORY;
+    store->n_away--;
+}
+
+bool kvs_block_image(const struct kvs_segment_store *store,
+                     const struct kvs_block *block,
+                     uint32_t at,
+                     struct kvs_segment_image *ret_image)
+{
+    const struct kvs_column *column = &kvs_block_codes(block, at)->column;
+
+    if (block->segments[at].rows == 0)
+        return false;
+    assert(kvs_block_is_here(block));
+    const int class_id = kvs_arena_class_of(store->arena, kvs_block_rows(block, at));
+    *ret_image = (struct kvs_segment_image){
+        .rows = kvs_block_rows(block, at),
+        .rows_bytes = kvs_arena_class_bytes(store->arena, class_id),
+        .crcs = kvs_block_crcs(block, at),
+        .codes = column->bytes,
+        .codes_bytes = column->n_bytes,
+    };
+    return true;
+}
+
+/* Frees what the segment has in memory. */
+static void segment_leave(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_segment_image image;
+
+    if (!kvs_block_image(store, block, at, &image))
+        return;
+    uint8_t *rows = kvs_block_rows(block, at);
+    /* It has no element that keeps the class's size, and its units may be cleared before it. */
+    const int class_id = kvs_arena_class_hold(store->arena, image.rows_bytes);
+
+    assert(class_id == kvs_arena_class_of(store->arena, rows));
+    block->segments[at].rows = KVS_ROWS_AWAY | (uint64_t)class_id << CLASS_SHIFT |
+                               fingerprint(rows, image.rows_bytes, image.crcs);
+    kvs_arena_free(store->arena, class_id, rows);
+    if (image.codes != NULL)
+        kvs_column_leave(&kvs_block_codes_make(store, block, at)->column, store->arena);
+}
+
+static void block_go(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    if (block->pins > 0 || !store->tier->keep(store->tier_arg, block)) {
+        stay(store, block);
+        return;
+    }
+    stop_leaving(store, block);
+    for (uint32_t at = 0; at < block->n_segments; at++)
+        segment_leave(store, block, at);
+    kvs_block_crcs_free(store, block);
+    block->residency = KVS_ABSENT;
+}
+
+/* A turn ends when all have ended that began in the one before: those who began in a block's turn,
+ * or earlier, have ended two turns later. */
+bool kvs_residency_step(struct kvs_segment_store *store)
+{
+    if (store->n_leaving == 0)
+        return false;
+    if (store->n_at_work[(store->turn + 1) % 2] == 0)
+        store->turn++;
+    for (uint32_t i = 0; i < store->n_leaving; i++)
+        if (store->turn - store->leaving[i].turn >= 2) {
+            block_go(store, store->leaving[i].block);
+            break;
+        }
+    return true;
+}
+
+uint8_t kvs_work_begin(struct kvs_segment_store *store)
+{
+    store->n_at_work[store->turn % 2]++;
+    return (uint8_t)(1 + store->turn % 2);
+}
+
+void kvs_work_end(struct kvs_segment_store *store, uint8_t work)
+{
+    assert(work > 0 && store->n_at_work[work - 1] > 0);
+    store->n_at_work[work - 1]--;
+}
+
+/* ---- coming back -------------------------------------------------------------------------- */
+
+bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    switch ((enum kvs_residency)block->residency) {
+    case KVS_IN_MEMORY:
+        return true;
+    case KVS_LEAVING:
+        stay(store, block);
+        return true;
+    case KVS_ABSENT:
+        block->residency = KVS_LOADING;
+        store->tier->load(store->tier_arg, block);
+        return false;
+    case KVS_LOADING:
+        return false;
+    }
+    return false;
+}
+
+/* Gives the column bytes again.  Where they are lost, its own checksum finds it. */
+static bool restore_codes(struct kvs_segment_store *store,
+                          struct kvs_codes *codes,
+                          const struct kvs_segment_image *image)
+{
+    const bool is_whole = image != NULL && image->codes_bytes == codes->column.n_bytes;
+
+    return kvs_column_return(&codes->column, store->arena, is_whole ? image->codes : NULL);
+}
+
+bool kvs_block_restore(struct kvs_segment_store *store,
+                       struct kvs_block *block,
+                       uint32_t at,
+                       const struct kvs_segment_image *image)
+{
+    const uint64_t word = block->segments[at].rows;
+    const int class_id = class_of_word(word);
+    const bool has_codes = kvs_block_codes(block, at)->column.bytes != NULL;
+
+    assert(block->residency == KVS_LOADING);
+    if (!kvs_segment_is_away(&block->segments[at]))
+        return true;
+    const size_t rows_bytes = kvs_arena_class_bytes(store->arena, class_id);
+    const bool is_good = image != NULL && image->rows_bytes == rows_bytes &&
+                         fingerprint(image->rows, rows_bytes, image->crcs) == (uint32_t)word;
+    uint8_t *rows = kvs_arena_alloc(store->arena, class_id);
+    if (rows == NULL)
+        return false;
+    if (!kvs_block_crcs_make(store, block, at) ||
+        (has_codes && !restore_codes(store, kvs_block_codes_make(store, block, at), image))) {
+        kvs_arena_free(store->arena, class_id, rows);
+        return false;
+    }
+    /* What was damaged is put back as far as it goes: if it is put again, one of the two may
+     * still be right, the row or its CRC. */
+    const size_t n_good = image == NULL                    ? 0
+                          : image->rows_bytes < rows_bytes ? image->rows_bytes
+                                                           : rows_bytes;
+    memset(rows + n_good, 0, rows_bytes - n_good);
+    kvs_segment_away_release(store, &block->segments[at]);
+    block->segments[at].rows = (uintptr_t)rows;
+    if (image != NULL) {
+        memcpy(rows, image->rows, n_good);
+        memcpy(kvs_block_crcs(block, at), image->crcs, CRCS_BYTES);
+    } else {
+        memset(kvs_block_crcs(block, at), 0, CRCS_BYTES);
+    }
+    if (!is_good)
+        kvs_segment_mark_all_bad(store, block, at);
+    if (has_codes)
+        store->check_codes(store->release_arg, block, at);
+    return true;
+}
+
+void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    assert(block->residency == KVS_LOADING);
+    for (uint32_t at = 0; at < block->n_segments; at++)
+        assert(!kvs_segment_is_away(&block->segments[at]));
+    block->residency = KVS_IN_MEMORY;
+    store->n_away--;
+    if (store->arrived != NULL)
+        store->arrived(store->arrived_arg, block);
+}
+
+void kvs_block_forget(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    if (block->residency == KVS_LEAVING) {
+        stay(store, block);
+        return;
+    }
+    store->n_away--;
+    store->tier->forget(store->tier_arg, block);
+    if (store->arrived != NULL)
+        store->arrived(store->arrived_arg, block);
+}
