@@ -201,6 +201,7 @@ struct record {
     double value, p99;
     double limit, limit_p99;
     double p50, limit_p50;
+    double overhead_us;
     double ratio;
     unsigned runs;
     double before, after;
@@ -262,6 +263,7 @@ static void each_param(
         {"limit_p99", NULL, record->limit_p99},
         {"p50", NULL, record->p50},
         {"limit_p50", NULL, record->limit_p50},
+        {"overhead_us", NULL, record->overhead_us},
         {"operation", params->operation, 0},
         {"per", params->per, 0},
         {"source", params->source, 0},
@@ -404,12 +406,14 @@ static void report(struct bench *bench,
         SUM_UP(sum_up, samples[side].value, sums[side].value);
         SUM_UP(sum_up, samples[side].p99, sums[side].p99);
         SUM_UP(sum_up, samples[side].p50, sums[side].p50);
+        SUM_UP(sum_up, samples[side].overhead_us, sums[side].overhead_us);
     }
 #undef SUM_UP
 
     record.value = sums[0].value;
     record.p99 = sums[0].p99;
     record.p50 = sums[0].p50;
+    record.overhead_us = sums[0].overhead_us;
     for (unsigned side = comparison->n_sides > 1 ? 1 : 0; side < comparison->n_sides; side++) {
         if (side > 0) {
             record.limit_name = comparison->sides[side].name;

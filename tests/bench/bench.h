@@ -77,9 +77,10 @@ struct bench_params {
 };
 
 struct bench_sample {
-    double value; /* in the comparison's unit */
-    double p99;   /* the same unit; 0: not known */
-    double p50;   /* of a load whose value is another; 0: not known */
+    double value;       /* in the comparison's unit */
+    double p99;         /* the same unit; 0: not known */
+    double p50;         /* of a load whose value is another; 0: not known */
+    double overhead_us; /* the value without the node's work on the operation; 0: not known */
 };
 
 struct bench_side {

@@ -5,16 +5,20 @@
  *   query.batch one layer of 8 and of 64 sequences begun in one call, microseconds an entry,
  *               against an entry a call, and that against a bare message; `forks`: of one
  *               prompt, `apart`: of sequences that share no row, `least`: forks, one head and
- *               one row of each, which is what a call and its messages cost.  The answers are
- *               those of an entry a call, to the bit
+ *               one row of each, which is what a call and its messages cost; `overhead_us` is
+ *               that less the node's own time for such a query alone.  The answers are those of
+ *               an entry a call, to the bit
  *   query.busy  the node's own time for a query (waiting included), 99th percentile, while
  *               another client streams the rows of a prompt into it; the limit is the same
  *               without it
- *   query.worst the same beside a client that does the worst that it may (load_query_worst.c)
+ *   query.worst the same beside a client that does the worst that it may (worst_client.h)
+ *   query.worst.own  the same in the data thread's own time, on an embedded node (own_node.h)
  *
  * Keys are random: rows are scattered as they can be, and codes tell little; which rows are
  * chosen is no matter here. */
 #include "tests/bench/bench.h"
+#include "tests/bench/own_node.h"
+#include "tests/support/worst_client.h"
 
 #include <math.h>
 #include <poll.h>
@@ -68,6 +72,9 @@ struct queries {
     struct kv_model_info model;
     struct bench_node node;
     bool has_node;
+    struct bench_own_node *own; /* instead of that, or NULL */
+    struct kv_client *worst_client;
+    struct worst_client *worst; /* beside; NULL: none now */
     struct kv_client *client;
     struct kv_session *session;
     struct kv_buffer *from, *to;
@@ -104,6 +111,25 @@ query_of(const struct queries *queries, size_t i, const struct kv_range *range)
     };
 }
 
+/* Drives a node that has no threads, and the client beside. */
+static void step_own(struct queries *queries)
+{
+    if (queries->worst != NULL) {
+        worst_client_step(queries->worst);
+        kv_poll(queries->worst_client);
+    }
+    bench_own_node_step(queries->own);
+}
+
+static kv_status_t wait_for(struct queries *queries, struct kv_op *op)
+{
+    while (queries->own != NULL && kv_op_status(op) == KV_IN_PROGRESS) {
+        kv_poll(queries->client);
+        step_own(queries);
+    }
+    return kv_wait(op);
+}
+
 /* One query; what its slowest data thread says of its time.  Negative: failed. */
 static double ask(struct queries *queries, size_t i, bool with_wait)
 {
@@ -115,7 +141,7 @@ static double ask(struct queries *queries, size_t i, bool with_wait)
     kv_status_t status = kv_query_begin(queries->session, &query, &io, queries->late_ms, &op);
 
     if (status == KV_OK)
-        status = kv_wait(op);
+        status = wait_for(queries, op);
     if ((status == KV_DEADLINE || status == KV_UNREACHABLE) && queries->late_ms > 0) {
         kv_op_free(op);
         return queries->late_ms * 1e3;
@@ -251,6 +277,44 @@ static bool measure_worst(void *arg, struct bench_sample *ret_sample)
     return is_good;
 }
 
+/* The same beside a client at its worst, in the node's own time. */
+static bool measure_worst_own(void *arg, struct bench_sample *ret_sample)
+{
+    struct queries *queries = arg;
+    struct kv_buffer *buffer;
+    bool is_good;
+
+    if (!bench_own_node_start(queries->own))
+        return false;
+    queries->worst_client = bench_own_node_client(queries->own);
+    bench_own_node_stop(queries->own);
+    if (queries->worst_client == NULL)
+        return false;
+    if (kv_buffer_alloc(queries->worst_client, WORST_CLIENT_BYTES, &buffer) == KV_OK)
+        queries->worst = worst_client_open(queries->worst_client, buffer);
+    while (queries->worst != NULL && !worst_client_is_at_work(queries->worst))
+        step_own(queries);
+    {
+    }
+    is_good = queries->worst != NULL && measure_node(queries, ret_sample);
+    {
+    }
+
+    if (!bench_own_node_start(queries->own))
+        return false;
+    if (queries->worst != NULL) {
+        worst_client_leave(queries->worst);
+        worst_client_close(queries->worst);
+    }
+    queries->worst = NULL;
+    kv_client_close(queries->worst_client);
+    /* The node frees what it left; the next side is about an idle node. */
+    for (unsigned i = 0; i < SETTLE_SECONDS * 100; i++)
+        kv_client_wait(queries->client, 10000);
+    bench_own_node_stop(queries->own);
+    return is_good;
+}
+
 /* ---- set-up ------------------------------------------------------------------------------ */
 
 static bool open_session(struct kv_client *client,
@@ -346,7 +410,10 @@ static void close_queries(struct queries *queries)
 {
     bench_wire_close(queries->bare.wire);
     /* The client frees the session and both buffers. */
+    if (queries->own != NULL)
+        bench_own_node_start(queries->own);
     kv_client_close(queries->client);
+    bench_own_node_close(queries->own);
     if (queries->has_node && !bench_node_stop(&queries->node))
         bench_complain("query: the node did not stop");
     free(queries->vectors);
@@ -404,14 +471,21 @@ static bool open_queries(struct bench *bench,
         .n = queries->n,
         .times = true,
     };
-    queries->has_node = bench_node_start(bench, 1, memory_bytes, true, &queries->node);
-    queries->client = queries->has_node ? bench_client_open(&queries->node, transport) : NULL;
+    if (transport == NULL) {
+        queries->own = bench_own_node_open(memory_bytes);
+        queries->client = queries->own != NULL ? bench_own_node_client(queries->own) : NULL;
+    } else {
+        queries->has_node = bench_node_start(bench, 1, memory_bytes, true, &queries->node);
+        queries->client =
+            queries->has_node ? bench_client_open(&queries->node, transport) : NULL;
+    }
     return queries->client != NULL &&
            kv_buffer_alloc(queries->client, PUT_TOKENS * shape->n_heads * row_bytes,
                            &queries->from) == KV_OK &&
            kv_buffer_alloc(queries->client, shape->n_heads * head_rows * row_bytes,
                            &queries->to) == KV_OK &&
-           fill_session(queries) && bench_wire_open(bench, transport, &queries->bare.wire);
+           fill_session(queries) &&
+           (transport == NULL || bench_wire_open(bench, transport, &queries->bare.wire));
 }
 
 static bool compare(struct queries *queries, const char *name, const struct bench_side *sides)
@@ -483,6 +557,26 @@ static bool run_beside(struct bench *bench, const struct bench_load *load)
     return is_good;
 }
 
+/* query.worst.own: the same on an embedded node, in its own time. */
+static bool run_worst_own(struct bench *bench, const struct bench_load *load)
+{
+    struct queries queries;
+    struct bench_sample warm_up;
+    const struct bench_side sides[] = {
+        {NULL, measure_worst_own, &queries},
+        {"idle node", measure_node, &queries},
+    };
+    bool is_good = open_queries(bench, NULL, &cases[0], NODE_BYTES, &queries);
+
+    if (is_good)
+        bench_own_node_stop(queries.own);
+    queries.seconds_max = bench->smoke ? 0.1 : WORST_SECONDS;
+    is_good =
+        is_good && measure_node(&queries, &warm_up) && compare(&queries, load->name, sides);
+    close_queries(&queries);
+    return is_good;
+}
+
 /* ---- batches ----------------------------------------------------------------------------- */
 
 enum {
@@ -498,6 +592,11 @@ enum batch_kind {
     BATCH_APART, /* no two of one layer of a session */
     BATCH_LEAST, /* as forks, one row of one head each */
 };
+static const char *const batch_loads[] = {
+    [BATCH_FORKS] = "query.batch.forks",
+    [BATCH_APART] = "query.batch.apart",
+    [BATCH_LEAST] = "query.batch.least",
+};
 
 struct batch {
     struct queries *queries;
@@ -505,7 +604,9 @@ struct batch {
     struct kv_session *sessions[BATCH_MOST];
     uint32_t n_sessions;
     uint32_t n_entries; /* of one call */
-    double worked_us;   /* of the node, per call, in the last run with one entry a call */
+    double worked_us;   /* of the node, per call, in the last run */
+    double *own_us;     /* the same of the last run with one entry a call, of this batch or of
+                         * another on the same node */
 };
 
 /* The arrays of one call. */
@@ -672,8 +773,13 @@ static bool measure_batch(void *arg, struct bench_sample *ret_sample)
         worked_us += us;
     }
     batch->worked_us = worked_us / (double)n_calls;
+    if (batch->n_entries == 1)
+        *batch->own_us = batch->worked_us;
     *ret_sample = (struct bench_sample){.value = (bench_now() - begin) * 1e6 /
                                                  (double)(n_calls * batch->n_entries)};
+    /* Others share their rows, so that an entry of a batch is less work. */
+    if (batch->kind == BATCH_LEAST)
+        ret_sample->overhead_us = ret_sample->value - *batch->own_us;
     return true;
 }
 
@@ -690,26 +796,28 @@ static bool measure_single_parts(void *arg, struct bench_sample *ret_sample)
 }
 
 /* Calls of 1, 8 and as many entries as there are. */
-static bool compare_batches(struct batch *batch, const char *kind)
+static bool compare_batches(struct batch *batch, const char *load_name)
 {
     const uint32_t most =
         batch->kind == BATCH_APART ? batch->n_sessions * N_LAYERS : batch->n_sessions;
     const uint32_t sizes[] = {1, 8, most};
     struct batch single = *batch;
-    bool is_good = true;
+    struct bench_sample warm_up;
+    double own_us;
 
+    batch->own_us = single.own_us = &own_us;
     single.n_entries = 1;
+    bool is_good = measure_batch(&single, &warm_up);
     for (unsigned i = 0; is_good && i < (most > 8 ? 3 : 2); i++) {
         const struct bench_side parts = {"bare message + node's work", measure_single_parts,
                                          batch};
         const struct bench_side one_by_one = {"an entry a call", measure_batch, &single};
         const struct bench_side sides[] = {{NULL, measure_batch, batch},
                                            sizes[i] == 1 ? parts : one_by_one};
-        struct bench_sample warm_up;
         char name[48];
 
         batch->n_entries = sizes[i];
-        snprintf(name, sizeof(name), "query.batch.%s.%u", kind, sizes[i]);
+        snprintf(name, sizeof(name), "%s.%u", load_name, sizes[i]);
         is_good = check_call(batch) && measure_batch(batch, &warm_up) &&
                   measure_single_parts(batch, &warm_up) && compare(batch->queries, name, sides);
     }
@@ -719,23 +827,21 @@ static bool compare_batches(struct batch *batch, const char *kind)
 static bool run_batch(struct bench *bench, const struct bench_load *load)
 {
     const struct query_case one = {load->name, &shape_8b, KV_ANSWER_ATTEND};
+    enum batch_kind kind = BATCH_FORKS;
     const char *transport;
     bool is_good = true;
 
+    while (strcmp(batch_loads[kind], load->name) != 0)
+        kind++;
+    const uint64_t memory_bytes =
+        kind == BATCH_APART && !bench->smoke ? APART_NODE_BYTES : NODE_BYTES;
     for (unsigned i = 0; is_good && (transport = bench_transport(bench, i)) != NULL; i++) {
         struct queries queries;
-        struct batch forks = {.queries = &queries}, apart = {.queries = &queries};
+        struct batch batch = {.queries = &queries, .kind = kind};
 
-        is_good = open_queries(bench, transport, &one, NODE_BYTES, &queries) &&
-                  open_forks(&forks) && compare_batches(&forks, "forks");
-        forks.kind = BATCH_LEAST;
-        is_good = is_good && compare_batches(&forks, "least");
-        close_queries(&queries);
-        apart.kind = BATCH_APART;
-        is_good = is_good &&
-                  open_queries(bench, transport, &one,
-                               bench->smoke ? NODE_BYTES : APART_NODE_BYTES, &queries) &&
-                  open_apart(&apart) && compare_batches(&apart, "apart");
+        is_good = open_queries(bench, transport, &one, memory_bytes, &queries) &&
+                  (kind == BATCH_APART ? open_apart(&batch) : open_forks(&batch)) &&
+                  compare_batches(&batch, load->name);
         close_queries(&queries);
     }
     return is_good;
@@ -800,8 +906,13 @@ const struct bench_load bench_query_loads[] = {
     {"query.8b", "256 of 16,384 tokens, 32 query heads: codes, rerank 4, rows", run_query, 0},
     {"query.8b.ids", "the same, ids alone", run_query, 0},
     {"query.8b.attend", "the same, attention over the rows", run_query, 0},
-    {"query.batch", "a layer of 1, 8 and 64 sequences in one call, per entry", run_batch, 0},
+    {"query.batch.forks", "a layer of 1, 8 and 64 forks in one call, per entry", run_batch, 0},
+    {"query.batch.least", "the same, one row of one head each: the cost of messages", run_batch,
+     0},
+    {"query.batch.apart", "a layer of 1, 8, 64 sequences that share no row, an entry",
+     run_batch, 0},
     {"query.busy", "the node's p99 while another client puts a prompt's rows", run_beside, 0},
     {"query.worst", "the node's p99 while another client does the worst it may", run_beside, 0},
+    {"query.worst.own", "the same in the data thread's own time", run_worst_own, 0},
     {NULL, NULL, NULL, 0},
 };

@@ -1,20 +1,15 @@
-/* The other client of query.worst: it does what a client may do, as badly as it can.
+/* The other client of query.worst (worst_client.h).
  *
- *   rows     its credits are full of puts of a quarter of a megabyte and more, begun from the
- *            last to the first, so that the node must keep the later ones until the first comes
- *   index    then codes of all its rows, of the most expensive kind, and all of it again
- *   objects  two of 64 MiB at any time
- *
- * All of it is sent from memory that is never there when somebody reads it: its pages are
+ * What it sends comes from memory that is never there when somebody reads it: its pages are
  * dropped again and again, and where the system lets a program answer its own page faults, each
  * answer comes late.  Whoever reads this memory waits, and be it the node's data thread.
  *
- * What fails is begun again: a client at its worst does not mind.  SIGTERM ends it in order, so
- * that it leaves nothing in the node. */
+ * SIGTERM ends it in order, so that it leaves nothing in the node. */
 #define _GNU_SOURCE
 #include "tests/bench/bench.h"
 
 #include "kvserver/base/thread.h"
+#include "tests/support/worst_client.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,21 +26,9 @@
 #include <unistd.h>
 
 enum {
-    OBJECT_BYTES = 64 << 20,
-    N_OBJECTS = 2,
-    N_SESSIONS = 2,
-    N_LAYERS = 4,
-    N_HEADS = 3,
-    D = 64,
-    PUT_TOKENS = 256,
-    N_PUTS = 32, /* of a session, all in flight */
-    PUT_BYTES = N_LAYERS * N_HEADS * PUT_TOKENS * D * 4,
     FAULT_BYTES = 64 << 10, /* that one answer brings */
     FAULT_LATE_US = 100,
     DROP_US = 1000,
-    LEASE_MS = 10000,
-    DEADLINE_MS = 10000,
-    GOODBYE_MS = 3000,
 };
 
 static volatile sig_atomic_t must_stop;
@@ -135,203 +118,47 @@ static bool open_slow(struct slow_memory *memory, size_t bytes)
     return true;
 }
 
-/* ---- what it does ------------------------------------------------------------------------ */
-
-/* One object: deleted and put, in turn. */
-struct object_work {
-    char name[32];
-    struct kv_object object;
-    struct kv_op *op;
-    bool is_put;
-};
-
-/* One session: opened, filled, indexed, closed, in turn. */
-enum rows_phase {
-    ROWS_OPEN,
-    ROWS_PUT,
-    ROWS_INDEX,
-    ROWS_CLOSE,
-    N_ROWS_PHASES,
-};
-
-struct rows_work {
-    enum rows_phase phase;
-    struct kv_session *session;
-    struct kv_op *ops[N_PUTS];
-    unsigned n_ops;
-};
-
-struct worst {
-    struct kv_client *client;
-    struct kv_model_info model;
-    struct slow_memory memory;
+static struct kv_buffer *open_memory(struct kv_client *client, struct slow_memory *memory)
+{
     struct kv_buffer *buffer;
-    struct object_work objects[N_OBJECTS];
-    struct rows_work rows[N_SESSIONS];
-    bool has_object, has_index; /* begun so far */
-};
 
-/* Frees the operations if all have ended. */
-static bool have_ended(struct kv_op **ops, unsigned *n_ops)
-{
-    for (unsigned i = 0; i < *n_ops; i++)
-        if (kv_op_status(ops[i]) == KV_IN_PROGRESS)
-            return false;
-    for (unsigned i = 0; i < *n_ops; i++)
-        kv_op_free(ops[i]);
-    *n_ops = 0;
-    return true;
-}
-
-static void step_object(struct worst *worst, struct object_work *work)
-{
-    const enum kv_object_verb verb = work->is_put ? KV_OBJECT_DELETE : KV_OBJECT_PUT;
-    unsigned n_ops = work->op != NULL ? 1 : 0;
-
-    if (!have_ended(&work->op, &n_ops))
-        return;
-    work->object =
-        (struct kv_object){.name = work->name, .buffer = worst->buffer, .bytes = OBJECT_BYTES};
-    if (kv_objects_begin(worst->client, verb, &work->object, 1, DEADLINE_MS, &work->op) !=
-        KV_OK)
-        work->op = NULL;
-    work->is_put = !work->is_put;
-    worst->has_object = worst->has_object || work->is_put;
-}
-
-static void begin_open(struct worst *worst, struct rows_work *work)
-{
-    const struct kv_session_options options = {.lease_ms = LEASE_MS};
-
-    if (kv_open_begin(worst->client, &worst->model, &options, DEADLINE_MS, work->ops) == KV_OK)
-        work->n_ops = 1;
-}
-
-/* From the last to the first. */
-static void begin_puts(struct worst *worst, struct rows_work *work)
-{
-    for (unsigned i = N_PUTS; i-- > 0;) {
-        const struct kv_rows box = {0, N_LAYERS, 0, 0, i * PUT_TOKENS, PUT_TOKENS};
-        const struct kv_rows_io io = {.buffer = worst->buffer, .offset = (size_t)i * PUT_BYTES};
-
-        if (kv_put_begin(work->session, &box, &io, DEADLINE_MS, &work->ops[work->n_ops]) ==
-            KV_OK)
-            work->n_ops++;
-    }
-}
-
-static void begin_index(struct rows_work *work)
-{
-    const struct kv_index_options index = {
-        .tokens = N_PUTS * PUT_TOKENS,
-        .chapter_blocks = KV_CHAPTER_BLOCKS_MIN,
-        .m = 4,
-        .bits = KV_CODE_BITS_MAX,
-        .iterations = KV_KMEANS_ITERATIONS_MAX,
-        .summaries = 64,
-        .wait = true,
-    };
-
-    if (kv_index_begin(work->session, &index, DEADLINE_MS, work->ops) == KV_OK)
-        work->n_ops = 1;
-}
-
-static void begin_close(struct rows_work *work)
-{
-    if (kv_close_begin(work->session, DEADLINE_MS, work->ops) == KV_OK)
-        work->n_ops = 1;
-}
-
-static void step_rows(struct worst *worst, struct rows_work *work)
-{
-    struct kv_session *opened = NULL;
-
-    if (work->phase == ROWS_OPEN && work->n_ops == 1 && kv_op_status(work->ops[0]) == KV_OK)
-        opened = kv_op_session(work->ops[0]);
-    if (opened != NULL)
-        work->session = opened;
-    if (!have_ended(work->ops, &work->n_ops))
-        return;
-    work->phase = (work->phase + 1) % N_ROWS_PHASES;
-    if (work->session == NULL || work->phase == ROWS_OPEN) {
-        kv_session_free(work->session);
-        work->session = NULL;
-        work->phase = ROWS_OPEN;
-        begin_open(worst, work);
-    } else if (work->phase == ROWS_PUT)
-        begin_puts(worst, work);
-    else if (work->phase == ROWS_INDEX) {
-        worst->has_index = true;
-        begin_index(work);
-    } else
-        begin_close(work);
-}
-
-/* Cancels everything, and removes what the node has of it. */
-static void leave(struct worst *worst)
-{
-    for (unsigned i = 0; i < N_OBJECTS; i++) {
-        struct object_work *work = &worst->objects[i];
-
-        kv_op_free(work->op);
-        work->object.name = work->name;
-        if (kv_objects_begin(worst->client, KV_OBJECT_DELETE, &work->object, 1, GOODBYE_MS,
-                             &work->op) == KV_OK)
-            kv_finish(work->op);
-    }
-    for (unsigned i = 0; i < N_SESSIONS; i++) {
-        struct rows_work *work = &worst->rows[i];
-        struct kv_op *op;
-
-        for (unsigned j = 0; j < work->n_ops; j++)
-            kv_op_free(work->ops[j]);
-        if (work->session != NULL && kv_close_begin(work->session, GOODBYE_MS, &op) == KV_OK)
-            kv_finish(op);
-    }
-    kv_client_close(worst->client);
-}
-
-static bool open_worst(struct worst *worst, const char *address, const char *transport)
-{
-    struct bench_node node = {0};
-
-    snprintf(node.address, sizeof(node.address), "%s", address);
-    snprintf(worst->model.name, sizeof(worst->model.name), "bench-worst");
-    memcpy(worst->model.fingerprint.bytes, "bench-worst", 11);
-    kv_schema_uniform(&worst->model.schema, N_LAYERS, N_HEADS, D, D, KV_BF16);
-    for (unsigned i = 0; i < N_OBJECTS; i++)
-        snprintf(worst->objects[i].name, sizeof(worst->objects[i].name), "worst-%u", i);
-    for (unsigned i = 0; i < N_SESSIONS; i++)
-        worst->rows[i].phase = ROWS_CLOSE; /* the next is to open one */
-    worst->client = bench_client_open(&node, transport);
-    return worst->client != NULL && open_slow(&worst->memory, OBJECT_BYTES) &&
-           kv_buffer_map(worst->client, worst->memory.base, OBJECT_BYTES, KV_MEMORY_HOST,
-                         &worst->buffer) == KV_OK &&
-           kv_thread_start("slow", slow_main, &worst->memory, &worst->memory.thread) == KV_OK;
+    return open_slow(memory, WORST_CLIENT_BYTES) &&
+                   kv_buffer_map(client, memory->base, memory->bytes, KV_MEMORY_HOST,
+                                 &buffer) == KV_OK &&
+                   kv_thread_start("slow", slow_main, memory, &memory->thread) == KV_OK
+               ? buffer
+               : NULL;
 }
 
 int bench_worst_peer(const char *address, const char *transport)
 {
-    static struct worst worst;
+    static struct slow_memory memory;
+    struct bench_node node = {0};
+    struct kv_client *client;
+    struct kv_buffer *buffer;
+    struct worst_client *worst;
     bool is_told = false;
 
     signal(SIGTERM, on_stop);
-    if (!open_worst(&worst, address, transport))
+    snprintf(node.address, sizeof(node.address), "%s", address);
+    client = bench_client_open(&node, transport);
+    buffer = client != NULL ? open_memory(client, &memory) : NULL;
+    worst = buffer != NULL ? worst_client_open(client, buffer) : NULL;
+    if (worst == NULL)
         return 1;
     while (!must_stop) {
-        for (unsigned i = 0; i < N_OBJECTS; i++)
-            step_object(&worst, &worst.objects[i]);
-        for (unsigned i = 0; i < N_SESSIONS; i++)
-            step_rows(&worst, &worst.rows[i]);
-        if (!is_told && worst.has_object && worst.has_index) {
+        worst_client_step(worst);
+        if (!is_told && worst_client_is_at_work(worst)) {
             is_told = true;
             printf("at its worst\n");
             fflush(stdout);
         }
-        kv_client_wait(worst.client, 1000);
+        kv_client_wait(client, 1000);
     }
-    leave(&worst);
-    atomic_store(&worst.memory.stop, true);
-    kv_thread_join(worst.memory.thread);
+    worst_client_leave(worst);
+    worst_client_close(worst);
+    kv_client_close(client);
+    atomic_store(&memory.stop, true);
+    kv_thread_join(memory.thread);
     return 0;
 }

@@ -55,6 +55,8 @@ query.worst)
     [ "$transport" != both ] || transports=2
     expect "$transports" '"name": "query\.worst"' "\"p50\": $number" "\"limit_p50\": $number" \
         "\"limit_p99\": $number" '"limit_name": "idle node"'
+    expect 1 '"name": "query\.worst\.own"' "\"p50\": $number" "\"limit_p50\": $number" \
+        "\"limit_p99\": $number" '"limit_name": "idle node"'
     ;;
 *)
     wrong "not a load of this test"

@@ -11,6 +11,7 @@
 #include "kvserver/store/ops/query.h"
 #include "tests/support/node_data.h"
 #include "tests/support/rows.h"
+#include "tests/support/worst_client.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,6 +47,7 @@ static struct {
     struct kv_random random;
     float vectors[CLIENTS][HEADS * HEAVY_VECTORS * D];
     uint64_t n_steps;
+    struct worst_client *worst; /* NULL: none */
 } it;
 
 static uint64_t now(const struct kv_clock *clock)
@@ -56,6 +58,8 @@ static uint64_t now(const struct kv_clock *clock)
 
 static void step(void)
 {
+    if (it.worst != NULL)
+        worst_client_step(it.worst);
     for (unsigned i = 0; i < CLIENTS; i++)
         if (it.clients[i] != NULL)
             kv_poll(it.clients[i]);
@@ -214,6 +218,11 @@ static uint32_t max(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+static uint64_t max64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static struct kv_op *ask_much(unsigned client)
 {
     return ask(client, HEADS, HEAVY_VECTORS, TOKENS, HEAVY_K);
@@ -292,6 +301,41 @@ static void small_queries_do_not_wait(void **state)
         (void)steps_of(heavies[i]);
         kv_op_free(heavies[i]);
     }
+}
+
+/* A client that does the worst it may does not slow another one's queries down by more than
+ * three times. */
+static void the_worst_client_is_one_of_two(void **state)
+{
+    enum {
+        QUERIES = 40
+    };
+    uint64_t alone = 0, beside = 0;
+    struct kv_buffer *buffer;
+
+    (void)state;
+    for (unsigned i = 0; i < QUERIES; i++) {
+        struct kv_op *op = ask_much(1);
+
+        alone = max64(alone, steps_of(op));
+        kv_op_free(op);
+    }
+    assert_int_equal(kv_buffer_alloc(it.clients[0], WORST_CLIENT_BYTES, &buffer), KV_OK);
+    it.worst = worst_client_open(it.clients[0], buffer);
+    assert_non_null(it.worst);
+    while (!worst_client_is_at_work(it.worst))
+        step();
+    for (unsigned i = 0; i < QUERIES; i++) {
+        struct kv_op *op = ask_much(1);
+
+        beside = max64(beside, steps_of(op));
+        kv_op_free(op);
+    }
+    print_message("at most %llu steps beside the worst client, %llu alone\n",
+                  (unsigned long long)beside, (unsigned long long)alone);
+    assert_true(beside <= 3 * alone);
+    worst_client_close(it.worst);
+    it.worst = NULL;
 }
 
 /* More clients than can have a query at work: none falls behind, whoever came first, and the
@@ -1039,6 +1083,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(small_queries_do_not_wait, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_worst_client_is_one_of_two, set_up, tear_down),
         cmocka_unit_test_setup_teardown(clients_progress_together, set_up, tear_down),
         cmocka_unit_test_setup_teardown(clients_have_one_place, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_are_free_after_a_deadline, set_up, tear_down),
