@@ -110,7 +110,8 @@ struct end {
     unsigned n_wrong;
     unsigned n_failed;
     uint64_t bytes_received;
-    unsigned n_late; /* receives of prompt data that were not over at once */
+    unsigned n_ended; /* receives, in any way, after the call */
+    unsigned n_late;  /* receives of prompt data that were not over at once */
     struct kv_incoming *held[HELD_MAX];
     struct test_header held_headers[HELD_MAX];
     unsigned n_held;
@@ -206,6 +207,7 @@ static void on_received(void *arg, kv_status_t status)
 {
     struct receipt *receipt = arg;
 
+    receipt->end->n_ended++;
     if (status == KV_OK) {
         end_receipt(receipt);
         return;
@@ -1365,15 +1367,19 @@ static kv_status_t read_address_and_connect(int fd, struct end *end)
                                    &end->channel);
 }
 
-/* The child: echoes, or holds what is large, until it is killed or its input ends. */
-static int run_child(bool holds)
+/* The child: echoes, or holds what is large, or sends large data, until it is killed or its
+ * input ends. */
+static int run_child(const char *task)
 {
+    static struct sending sending;
     static struct end end;
 
     open_end(&end);
-    end.answer = holds ? HOLD : RECEIVE;
+    end.answer = strcmp(task, "hold") == 0 ? HOLD : RECEIVE;
     write_address(STDOUT_FILENO, end.port);
     if (read_address_and_connect(STDIN_FILENO, &end) != KV_OK)
+        return 1;
+    if (strcmp(task, "send") == 0 && begin_send(&end, &sending, 0, 1 << 20, 0) < 0)
         return 1;
     for (;;)
         kv_port_progress(end.port);
@@ -1384,10 +1390,9 @@ struct child {
     int to, from;
 };
 
-static void start_child(struct child *child, bool holds)
+static void start_child(struct child *child, const char *task)
 {
-    char *const arguments[] = {(char *)"child", (char *)subject.name,
-                               (char *)(holds ? "hold" : "echo"), NULL};
+    char *const arguments[] = {(char *)"child", (char *)subject.name, (char *)task, NULL};
     posix_spawn_file_actions_t actions;
     int to[2], from[2];
 
@@ -1417,10 +1422,10 @@ static void kill_child(struct child *child)
     close(child->from);
 }
 
-static void meet_child(struct pair *pair, struct child *child, bool holds)
+static void meet_child(struct pair *pair, struct child *child, const char *task)
 {
     memset(pair, 0, sizeof(*pair));
-    start_child(child, holds);
+    start_child(child, task);
     open_end(&pair->a);
     write_address(child->to, pair->a.port);
     assert_int_equal(read_address_and_connect(child->from, &pair->a), KV_OK);
@@ -1434,7 +1439,7 @@ static void talks_to_child(void **state)
     (void)state;
     if (!subject.has_processes)
         skip();
-    meet_child(&pair, &child, false);
+    meet_child(&pair, &child, "echo");
     ask_for_echoes(&pair, 1000, 1000, 0);
     pair.a.n_pieces = 17;
     ask_for_echoes(&pair, 100, 1 << 20, 0);
@@ -1455,7 +1460,7 @@ static void peer_is_killed(void **state)
     for (unsigned round = 0; round < 3; round++) {
         uint64_t begin;
 
-        meet_child(&pair, &child, round > 0);
+        meet_child(&pair, &child, round > 0 ? "hold" : "echo");
         ask_for_echoes(&pair, 10, 1000, 0);
         for (unsigned i = 0; i < 32; i++)
             assert_true(begin_send(&pair.a, &sendings[i], i, i % 4 * 300000 + i, 0) >= 0);
@@ -1491,6 +1496,46 @@ static void peer_is_killed(void **state)
         }
         close_pair(&pair);
     }
+}
+
+/* The peer's queue is full, and it is killed before its data has come: nothing stays with the
+ * transport for ever. */
+static void sender_is_killed_with_a_full_queue(void **state)
+{
+    enum {
+        N_SMALL = 400 /* more than a queue has room for */
+    };
+    static struct sending small[N_SMALL];
+    unsigned n_ended;
+    struct child child;
+    struct pair pair;
+    kv_status_t status;
+
+    (void)state;
+    if (!subject.has_processes)
+        skip();
+    meet_child(&pair, &child, "send");
+    pair.a.answer = HOLD;
+    DRIVE_UNTIL(&pair, pair.a.n_held == 1);
+    assert_int_equal(kill(child.process, SIGSTOP), 0);
+    status = receive(&pair.a, &pair.a.held_headers[0], pair.a.held[0]);
+    drive_for(&pair, 10000);
+    for (unsigned i = 0; i < N_SMALL; i++)
+        assert_true(begin_send(&pair.a, &small[i], 2, 100, 0) >= 0);
+    kill_child(&child);
+    drive_for(&pair, 10000);
+    close_channel(&pair.a);
+    if (status == KV_IN_PROGRESS)
+        DRIVE_UNTIL(&pair, pair.a.n_ended == 1);
+    do {
+        n_ended = 0;
+        step(&pair);
+        for (unsigned i = 0; i < N_SMALL; i++)
+            n_ended += small[i].n_done;
+    } while (n_ended < N_SMALL);
+    for (unsigned i = 0; i < N_SMALL; i++)
+        end_send(&small[i]);
+    close_pair(&pair);
 }
 
 /* Configuration */
@@ -1566,6 +1611,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(received_after_the_channels),
         cmocka_unit_test(talks_to_child),
         cmocka_unit_test(peer_is_killed),
+        cmocka_unit_test(sender_is_killed_with_a_full_queue),
         cmocka_unit_test(bad_configurations),
     };
     bool is_child = argc == 3 && strcmp(argv[0], "child") == 0;
@@ -1588,7 +1634,7 @@ int main(int argc, char **argv)
             continue;
         }
         if (is_child)
-            return open_transport(NULL) == 0 ? run_child(strcmp(argv[2], "hold") == 0) : 1;
+            return open_transport(NULL) == 0 ? run_child(argv[2]) : 1;
         n_failed +=
             cmocka_run_group_tests_name(subject.name, tests, open_transport, close_transport);
     }

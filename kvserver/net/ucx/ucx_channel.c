@@ -144,8 +144,10 @@ static void close_endpoint(struct kv_ucx_channel *channel)
         ucp_request_free(request);
     port->settle = KV_UCX_SETTLE_ROUNDS;
     channel->link->n_channels--;
-    if (channel->link->kind == KV_UCX_LINK_SHARED)
+    if (channel->link->kind == KV_UCX_LINK_SHARED) {
         port->must_probe = true;
+        port->must_look = true;
+    }
     free(channel);
 }
 
@@ -219,6 +221,7 @@ void kv_ucx_channel_close(struct kv_channel *base)
         port->n_failures--;
     end_watch(channel);
     if (channel->process != 0) {
+        kv_ucx_mark_left(port, channel->process);
         remove_peer(channel); /* first: no file of its process is opened after this */
         if (port->transport->peer_files != NULL)
             kv_peer_files_forget(port->transport->peer_files, channel->process);

@@ -335,8 +335,8 @@ kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
 
     uint64_t wakes;
 
-    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->retired != NULL ||
-        port->due != NULL)
+    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->must_look ||
+        port->retired != NULL || port->due != NULL)
         return KV_BUSY;
     if (port->wake_fd >= 0 && read(port->wake_fd, &wakes, sizeof(wakes)) > 0)
         return KV_BUSY;

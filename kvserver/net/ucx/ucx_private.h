@@ -56,6 +56,8 @@ enum {
     KV_UCX_PROBE_EVERY_US = 1000000, /* between two probes of the shared queue */
     KV_UCX_PROBE_LOST_US = 1000000,  /* a probe not received after this time is lost */
     KV_UCX_PROBE_STEP_US = 250000,   /* counted at most between two looks at the queue */
+    /* How long UCX may keep what a closed channel left behind before the queue is replaced. */
+    KV_UCX_LEFT_US = 1000000,
 };
 
 /* A port's address: this prefix, and then one address of a UCX worker per link, in the order of
@@ -126,6 +128,7 @@ struct kv_ucx_incoming {
     size_t data_bytes;
     struct kv_offer_tail tail; /* KV_UCX_LINK_SHARED */
     bool is_of_peer;      /* the port had a channel to the tail's process when it arrived */
+    bool is_left;         /* UCX had the descriptor when a channel to that process was closed */
     ucs_status_t *answer; /* what the handler will return; NULL: it has returned */
     bool receiving;       /* UCX has the descriptor */
     bool in_call;         /* ucp_am_recv_data_nbx() has not returned */
@@ -194,6 +197,8 @@ struct kv_ucx_port {
     uint64_t waited_us;  /* for the probe, while the port made progress */
     bool is_probing;     /* it has not been received yet */
     bool must_probe;     /* a peer may have left the queue half written */
+    bool must_look;      /* a closed channel may have left behind what UCX does not end */
+    uint64_t left_us;    /* how long it has, while the port was driven */
     bool in_progress;
     bool closing;
 };
@@ -291,6 +296,9 @@ unsigned kv_ucx_read_due(struct kv_ucx_port *port);
 /* Ends what is due without reading it. */
 void kv_ucx_give_up_due(struct kv_ucx_port *port);
 
+/* Marks what UCX is receiving from the process: a channel to it is being closed. */
+void kv_ucx_mark_left(struct kv_ucx_port *port, uint32_t process);
+
 /* UCX's callback for messages. */
 ucs_status_t kv_ucx_on_message(void *arg,
                                const void *header,
@@ -371,7 +379,8 @@ ucs_status_t kv_ucx_on_probe(void *arg,
                              size_t data_bytes,
                              const ucp_am_recv_param_t *param);
 
-/* Sends a probe of the shared queue when one is due; replaces a queue that lost one. */
+/* Sends a probe of the shared queue when one is due.  Replaces a queue that lost one, or that
+ * UCX waits over for a peer whose channel was closed. */
 void kv_ucx_look_at_queue(struct kv_ucx_port *port);
 
 /* Closes the retired links of which nothing is held. */

@@ -3,6 +3,11 @@
  * Peers write into the port's shared queue directly.  A peer that is killed or stopped in the
  * middle of a message blocks all messages after it.  The port therefore sends itself a probe at
  * intervals; if one does not arrive, the queue is stuck, and the port replaces it.
+ *
+ * UCX ends the requests of a closed endpoint once what the endpoint had to write is in the
+ * peer's queue.  If that is full, and the peer gone, this never happens: the owner's memory stays
+ * with UCX, and the worker is never idle.  Only the end of the worker ends such requests, so the
+ * port replaces its queue here, too.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
@@ -89,6 +94,32 @@ static void replace_queue(struct kv_ucx_port *port)
     port->retired = old;
 }
 
+/* Whether UCX still has something of a channel of the link that was closed. */
+static bool has_left(const struct kv_ucx_link *link)
+{
+    for (const struct kv_ucx_incoming *incoming = link->port->incomings; incoming != NULL;
+         incoming = incoming->next)
+        if (incoming->link == link && incoming->is_left)
+            return true;
+    for (const struct kv_ucx_pending_send *pending = link->port->pending_sends; pending != NULL;
+         pending = pending->next)
+        if (pending->link == link && pending->channel == NULL)
+            return true;
+    return false;
+}
+
+static void look_at_left(struct kv_ucx_port *port, uint64_t passed_us)
+{
+    if (!port->must_look || port->settle > 0)
+        return;
+    port->must_look = has_left(port->links[KV_UCX_LINK_SHARED]);
+    port->left_us = port->must_look ? port->left_us + passed_us : 0;
+    if (port->left_us < KV_UCX_LEFT_US)
+        return;
+    port->left_us = 0;
+    replace_queue(port);
+}
+
 /* A port that nobody drives receives no probe, and the queue is none the worse for it: such a
  * time counts little. */
 void kv_ucx_look_at_queue(struct kv_ucx_port *port)
@@ -96,16 +127,22 @@ void kv_ucx_look_at_queue(struct kv_ucx_port *port)
     const struct kv_ucx_link *link = port->links[KV_UCX_LINK_SHARED];
     uint64_t now_us, passed_us;
 
-    if (link == NULL || port->closing || (link->n_channels == 0 && !port->is_probing))
+    if (link == NULL || port->closing ||
+        (link->n_channels == 0 && !port->is_probing && !port->must_look))
         return;
     now_us = kv_clock_now(&kv_clock_real);
     passed_us = now_us - port->look_us;
+    if (passed_us > KV_UCX_PROBE_STEP_US)
+        passed_us = KV_UCX_PROBE_STEP_US;
     port->look_us = now_us;
+    look_at_left(port, passed_us);
+    link = port->links[KV_UCX_LINK_SHARED];
     if (port->is_probing) {
-        port->waited_us += passed_us < KV_UCX_PROBE_STEP_US ? passed_us : KV_UCX_PROBE_STEP_US;
+        port->waited_us += passed_us;
         if (port->waited_us > KV_UCX_PROBE_LOST_US)
             replace_queue(port);
-    } else if (port->must_probe || now_us - port->probe_us > KV_UCX_PROBE_EVERY_US) {
+    } else if (link->n_channels > 0 &&
+               (port->must_probe || now_us - port->probe_us > KV_UCX_PROBE_EVERY_US)) {
         send_probe(port, now_us);
     }
 }

@@ -265,6 +265,14 @@ void kv_ucx_give_up_due(struct kv_ucx_port *port)
     }
 }
 
+void kv_ucx_mark_left(struct kv_ucx_port *port, uint32_t process)
+{
+    for (struct kv_ucx_incoming *incoming = port->incomings; incoming != NULL;
+         incoming = incoming->next)
+        if (incoming->link->kind == KV_UCX_LINK_SHARED && incoming->tail.process == process)
+            incoming->is_left = incoming->receiving;
+}
+
 void kv_ucx_refuse(struct kv_incoming *base)
 {
     kv_ucx_incoming_release((struct kv_ucx_incoming *)base);
