@@ -75,24 +75,34 @@ void kvc_due_set(struct kvc_dues *dues, struct kvc_due *due, uint64_t at_us)
     dues->first = dues->first != NULL ? meld(dues, dues->first, due) : due;
 }
 
-static size_t check_below(const struct kvc_due *parent)
+/* Returns the next one of the heap after its parents, or NULL. */
+static const struct kvc_due *after(const struct kvc_due *due)
 {
-    const struct kvc_due *previous = parent;
-    size_t n = 0;
-
-    for (const struct kvc_due *due = parent->child; due != NULL; due = due->next) {
-        assert(due->previous == previous && due->at_us >= parent->at_us);
-        n += 1 + check_below(due);
-        previous = due;
+    if (due->child != NULL)
+        return due->child;
+    while (due->next == NULL) {
+        while (due->previous != NULL && due->previous->child != due)
+            due = due->previous;
+        if (due->previous == NULL)
+            return NULL;
+        due = due->previous;
     }
-    return n;
+    return due->next;
 }
 
 size_t kvc_dues_check(const struct kvc_dues *dues)
 {
-    if (dues->first == NULL)
-        return 0;
-    assert(dues->first->previous == NULL && dues->first->next == NULL);
-    assert(dues->first->at_us != KVC_NEVER);
-    return 1 + check_below(dues->first);
+    size_t n = 0;
+
+    if (dues->first != NULL)
+        assert(dues->first->previous == NULL && dues->first->next == NULL);
+    /* Not by recursion: a heap may be as deep as it has members. */
+    for (const struct kvc_due *due = dues->first; due != NULL; due = after(due)) {
+        assert(due->at_us != KVC_NEVER && (due->child == NULL || due->child->previous == due));
+        assert(due->next == NULL || due->next->previous == due);
+        for (const struct kvc_due *child = due->child; child != NULL; child = child->next)
+            assert(child->at_us >= due->at_us);
+        n++;
+    }
+    return n;
 }

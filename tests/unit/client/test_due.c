@@ -15,6 +15,7 @@ enum {
     N = 10000,
     N_FEW = 40,
     N_STEPS = 20000,
+    N_DEEP = 1000000,
 };
 
 struct thing {
@@ -23,6 +24,7 @@ struct thing {
 };
 
 static struct thing things[N];
+static struct kvc_due deep[N_DEEP];
 
 static uint64_t earliest(unsigned n)
 {
@@ -97,11 +99,28 @@ static void only_what_is_due_costs(void **state)
     assert_int_equal(dues.n_looks, 0);
 }
 
+/* Each is due before those that were set earlier, so it becomes the parent of the last. */
+static void a_deep_heap_is_checked(void **state)
+{
+    struct kvc_dues dues = {0};
+
+    (void)state;
+    for (unsigned i = 0; i < N_DEEP; i++) {
+        kvc_due_init(&deep[i]);
+        kvc_due_set(&dues, &deep[i], N_DEEP - i);
+    }
+    assert_int_equal(kvc_dues_check(&dues), N_DEEP);
+    while (dues.first != NULL)
+        kvc_due_set(&dues, dues.first, KVC_NEVER);
+    assert_int_equal(kvc_dues_check(&dues), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_earliest_is_first),
         cmocka_unit_test(only_what_is_due_costs),
+        cmocka_unit_test(a_deep_heap_is_checked),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
