@@ -46,8 +46,8 @@ static bool is_from(const struct kvc_node *node, const struct kv_wire_header *he
            kv_token_equal(&node->client_token, &header->client_token);
 }
 
-/* Returns the request that waits for this reply, or NULL.  Checks that its node sent the
- * header. */
+/* Returns the request that waits for this reply, or NULL.  The header is from the node that
+ * its request_id names. */
 static struct kvc_request *find(struct kv_client *client, const struct kv_wire_header *header)
 {
     uint32_t slot = header->request_id & ((1 << KVC_ID_SLOT_BITS) - 1);
@@ -216,13 +216,18 @@ static void back_off(struct kvc_request *request)
 /* The node had no buffer for a batch: its requests are sent again, however many still wait. */
 static void on_busy_batch(struct kv_client *client, uint64_t batch_id)
 {
+    bool is_known = false;
+
     for (uint32_t i = 0; i < kv_pool_size(client->requests); i++) {
         struct kvc_request *request = kv_pool_at(client->requests, i);
 
         if (request->is_live && !request->is_over && request->is_waiting &&
-            request->batch_id == batch_id)
+            request->batch_id != 0 && request->batch_id == batch_id) {
             back_off(request);
+            is_known = true;
+        }
     }
+    client->n_dropped += !is_known;
 }
 
 /* Rows before a put's are missing: it waits without its credit and its memory, which the put
@@ -330,7 +335,8 @@ static void on_answer(struct kv_client *client,
     }
 }
 
-/* Replies in one message.  Each must be the node's: one of them may end its connection. */
+/* Replies in one message.  Each must be the node's, and none an answer to a whole batch, which
+ * looks at every request. */
 static void
 on_batch(struct kvc_node *node, const struct kv_wire_header *batch, const uint8_t *replies)
 {
@@ -344,7 +350,7 @@ on_batch(struct kvc_node *node, const struct kv_wire_header *batch, const uint8_
         if (n_left == 0 ||
             kv_message_entry(KV_WIRE_REPLY, replies, batch->body_bytes, &at, &header, &body,
                              &why) != KV_OK ||
-            (header.request_id & KVC_CONTROL_ID_BIT) != 0 ||
+            (header.request_id & KVC_CONTROL_ID_BIT) != 0 || header.n_units != 0 ||
             node_of(client, header.request_id) != node || !is_from(node, &header)) {
             client->n_dropped++;
             return;

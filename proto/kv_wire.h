@@ -25,8 +25,9 @@
  * From version 8 on, replies that a node makes at one time for one client may travel together in
  * the same way: a BATCH with n_units replies without bulk, each with its own request_id, status
  * and checksums, and meant as if it had come alone.  They need not be those of one batch of
- * requests.  A reply that fails its checks is dropped with those behind it.  Such a batch
- * arrives with its body (net/transport.h: a small message).
+ * requests, and the KV_BUSY that answers all of one is not among them.  A reply that fails its
+ * checks is dropped with those behind it.  Such a batch arrives with its body (net/transport.h:
+ * a small message).
  *
  * Bodies, in order, without padding between the arrays:
  *

@@ -2456,6 +2456,32 @@ static void test_batch(void **state)
     assert_int_equal(kv_query_begin_batch(NULL, 0, 0), KV_OK);
 }
 
+/* Requests that left alone are of no batch: the answer to one without an id is not theirs. */
+static void test_busy_batch_of_none(void **state)
+{
+    const struct kv_wire_header none = {.client_token = f.node.id}, fields = {.n_units = 1};
+    struct kv_wire_header busy = none;
+    uint64_t n_dropped;
+    struct kv_op *op;
+
+    (void)state;
+    forget();
+    f.node.is_manual = true;
+    assert_int_equal(kv_ping_begin(f.client, 0, 0, 0, 0, 0, &op), KV_OK);
+    turn(0);
+    assert_int_equal(f.node.n_seen, 1);
+    busy.op = f.node.seen[0].header.op;
+    n_dropped = f.client->n_dropped;
+    answer(&busy, KV_BUSY, &fields, "later", 5);
+    turn(RETRY_MS * 500);
+    turn(0);
+    assert_int_equal(f.node.n_seen, 1); /* it was not sent again */
+    assert_int_equal(f.client->n_dropped, n_dropped + 1);
+    carry_out(&f.node.seen[0]);
+    assert_int_equal(run(op, 5000), KV_OK);
+    kv_op_free(op);
+}
+
 /* The rows of two decode steps: in order, in one message. */
 static void test_append_batch(void **state)
 {
@@ -2643,7 +2669,7 @@ static void test_replies_of_strangers(void **state)
     struct together together;
 
     (void)state;
-    for (unsigned fault = 0; fault < 9; fault++) {
+    for (unsigned fault = 0; fault < 10; fault++) {
         struct kv_wire_header *second = &together.replies[1];
         uint32_t n_taken = 1;
         uint64_t n_dropped;
@@ -2664,10 +2690,12 @@ static void test_replies_of_strangers(void **state)
             second->version = KV_WIRE_VERSION_LEAST;
         else if (fault == 6)
             second->request_id |= UINT64_C(1) << KVC_ID_SLOT_BITS; /* another node's */
+        else if (fault == 7) /* as if it were for a batch of requests */
+            second->status = KV_BUSY, second->n_units = 1;
         fill_together(&together);
-        if (fault == 7)
-            together.header.n_units = 1;
         if (fault == 8)
+            together.header.n_units = 1;
+        if (fault == 9)
             together.header.version = KV_WIRE_VERSION_REPLIES - 1, n_taken = 0;
         send_together(&together, together.ends[N_TOGETHER - 1]);
         assert_int_equal(f.client->n_dropped, n_dropped + 1);
@@ -3812,6 +3840,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_query_bulk, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_split, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_batch, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_busy_batch_of_none, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_append_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_large_requests_leave_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_replies_together, set_up, tear_down),
