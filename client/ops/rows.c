@@ -336,9 +336,9 @@ void kvc_rows_describe(const struct kv_op *op,
 
 /* ---- put, append, read ------------------------------------------------------------------- */
 
-static bool is_write(const struct kv_op *op)
+static bool is_put(const struct kv_op *op)
 {
-    return op->type->id != KV_OP_READ;
+    return op->type->id == KV_OP_PUT || op->type->id == KV_OP_APPEND;
 }
 
 /* Tokens of one unit in the next message, from `token` on. */
@@ -366,7 +366,7 @@ static bool fits(
     if (more >= ALONE_BYTES || n_units >= KV_WIRE_UNITS_MAX ||
         ((uint64_t)n_units + 1) * tokens > KV_WIRE_ROWS_MAX)
         return false;
-    if (is_write(subop->op))
+    if (is_put(subop->op))
         return sum <= KV_WIRE_INLINE_MAX;
     /* A reply's rows that are not in its body are received in pieces. */
     return sum <= KVC_INLINE_WANTED ||
@@ -414,7 +414,7 @@ static kv_status_t build_rows(struct kvc_subop *subop, struct kvc_request *reque
     uint32_t n_tokens = cut(subop->connection, row_bytes, token, end);
     size_t bytes = n_tokens * row_bytes;
     bool packs = n_tokens == row_range->n_tokens && bytes < ALONE_BYTES;
-    bool is_inline = is_write(op);
+    bool is_inline = is_put(op);
     uint32_t n_units = 1;
     bool more;
     size_t capacity;
@@ -454,7 +454,7 @@ static kv_status_t build_rows(struct kvc_subop *subop, struct kvc_request *reque
     request->header.n_units = n_units;
     request->header.token_begin = (uint32_t)subop->position;
     request->header.token_count = n_tokens;
-    if (is_write(op)) {
+    if (is_put(op)) {
         request->header.bulk_bytes = is_inline ? 0 : bytes;
         request->body_bytes = capacity;
         fill_put(request, is_inline);
@@ -487,11 +487,6 @@ static void start_rows(struct kv_op *op)
 }
 
 /* ---- puts that lead up to others --------------------------------------------------------- */
-
-static bool is_put(const struct kv_op *op)
-{
-    return op->type->id == KV_OP_PUT || op->type->id == KV_OP_APPEND;
-}
 
 static bool runs_meet(uint32_t a, uint32_t n_a, uint32_t b, uint32_t n_b)
 {
@@ -644,7 +639,7 @@ static kv_status_t begin_rows(const struct kvc_op_type *type,
     kvc_rows_of(op)->row_range = *rows;
     kvc_rows_of(op)->base = io->buffer->base + io->offset;
     kvc_rows_of(op)->crcs = io->crcs;
-    if (io->crcs != NULL && is_write(op)) {
+    if (io->crcs != NULL && is_put(op)) {
         size_t crcs_bytes = n_rows(&session->schema, rows) * sizeof(*io->crcs);
         uint8_t *capacity = kvc_op_capacity(op, crcs_bytes);
 
@@ -656,7 +651,7 @@ static kv_status_t begin_rows(const struct kvc_op_type *type,
     }
     kvc_op_require_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
                          rows->kv_head_begin, rows->n_kv_heads);
-    if (is_write(op)) {
+    if (is_put(op)) {
         session->has_unordered =
             session->has_unordered || rows->token_begin < session->put_begin;
         session->put_begin = rows->token_begin;
