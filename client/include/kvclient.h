@@ -139,8 +139,8 @@ enum kv_node_state {
 struct kv_node_info {
     const char *address; /* as in the list */
     const char *name;    /* the node's own name */
-    const char
-        *transport; /* in use for data: "tcp/lo", "posix/memory memfd/memory cma/memory" */
+    /* In use for data: "tcp/lo", "posix/memory memfd/memory cma/memory". */
+    const char *transport;
     const char *transports; /* that the node offers */
     enum kv_node_state state;
     const char *detail;    /* how the last connection failed; "" if connected or none failed */
@@ -191,9 +191,11 @@ KV_API uint64_t kv_op_elapsed_us(const struct kv_op *op);
  * and received into them.
  *
  * kv_buffer_alloc() allocates page-aligned memory, with huge pages where the system grants
- * them, and its first 256 MiB at once; a node on the same host reads it directly, and a process that is forked shares it.
+ * them; it may provide the first 256 MiB at once, and the rest when that is first used.  A
+ * node on the same host reads it directly, and a process that is forked shares it.
  * kv_buffer_map() registers the caller's memory, which must stay allocated until the buffer is
- * freed; for a node on the same host it is copied first.  Both transfer *ret_buffer (free with kv_buffer_free()).
+ * freed; for a node on the same host it is copied first.  Both transfer *ret_buffer (free with
+ * kv_buffer_free()).
  *
  * Fail with KV_INVALID if `bytes` is 0 or `base` is NULL, with KV_NO_MEMORY, with
  * KV_UNSUPPORTED for KV_MEMORY_CUDA (checksums are computed on the CPU), or with the
