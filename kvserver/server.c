@@ -119,7 +119,25 @@ static kv_status_t find_data_dir(
     return KV_OK;
 }
 
-/* Fills `info` and checks what can be checked before anything starts. */
+/* The node's configuration but for what has to be opened first: name, transport and disk. */
+static struct kvs_node_config node_config(const struct kvs_server_options *options,
+                                          const struct kvs_server_info *info)
+{
+    return (struct kvs_node_config){
+        .memory_bytes = info->memory,
+        .scrub_bytes = options->scrub,
+        .n_threads = info->n_threads,
+        .sessions_max = (uint32_t)options->sessions,
+        .root_sessions = (uint32_t)options->root_sessions,
+        .clients_max = (uint32_t)options->clients,
+        .credits = (uint32_t)options->credits,
+        .lease_ms = (uint32_t)options->lease_ms,
+        .clock = &kv_clock_real,
+    };
+}
+
+/* Fills `info` and checks what can be checked before anything starts: a value that is wrong is
+ * named even if something else is in use. */
 static kv_status_t settle_options(const struct kvs_server_options *options,
                                   struct kvs_server_info *info,
                                   char *detail,
@@ -156,7 +174,9 @@ static kv_status_t settle_options(const struct kvs_server_options *options,
                  kv_config_format_size(total, have, sizeof(have)));
         return KV_NO_MEMORY;
     }
-    return KV_OK;
+    struct kvs_node_config config = node_config(options, info);
+    config.name = options->name[0] != 0 ? options->name : NULL;
+    return kvs_node_check_config(&config, detail, detail_bytes);
 }
 
 /* Formats the address as given, with the port that was actually bound. */
@@ -228,23 +248,14 @@ static kv_status_t open_node(struct kvs_server *server,
                              size_t detail_bytes)
 {
     struct kvs_server_info *info = &server->info;
-    struct kvs_node_config config = {
-        .name = info->name,
-        .memory_bytes = info->memory,
-        .scrub_bytes = options->scrub,
-        .n_threads = info->n_threads,
-        .sessions_max = (uint32_t)options->sessions,
-        .root_sessions = (uint32_t)options->root_sessions,
-        .clients_max = (uint32_t)options->clients,
-        .credits = (uint32_t)options->credits,
-        .lease_ms = (uint32_t)options->lease_ms,
-        .clock = &kv_clock_real,
-        .transport = server->transport,
-        .disk = server->disk,
-    };
+    struct kvs_node_config config = node_config(options, info);
     char memory[16];
-    kv_status_t status = kvs_node_create(&config, &server->node, detail, detail_bytes);
+    kv_status_t status;
 
+    config.name = info->name;
+    config.transport = server->transport;
+    config.disk = server->disk;
+    status = kvs_node_create(&config, &server->node, detail, detail_bytes);
     if (status == KV_NO_MEMORY)
         snprintf(detail, detail_bytes, "memory: cannot reserve %s",
                  kv_config_format_size(info->memory, memory, sizeof(memory)));

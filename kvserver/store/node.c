@@ -23,6 +23,7 @@ reject(char *detail, size_t bytes, const char *what, unsigned long long value)
     return KV_INVALID;
 }
 
+/* Also puts defaults in place of zeros. */
 static kv_status_t
 config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
 {
@@ -62,6 +63,14 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
     if (config->credits > KV_CREDITS_MAX)
         return reject(detail, detail_bytes, "credits must be 1 to 256", config->credits);
     return KV_OK;
+}
+
+kv_status_t
+kvs_node_check_config(const struct kvs_node_config *config, char *detail, size_t detail_bytes)
+{
+    struct kvs_node_config checked = *config;
+
+    return config_check(&checked, detail, detail_bytes);
 }
 
 static kv_status_t thread_init(struct kvs_node *node, uint32_t index)

@@ -24,6 +24,11 @@
 
 struct kvs_node;
 
+/* Fails with KV_INVALID if the node could not be created with such values on any machine, with
+ * KV_NO_MEMORY if not on this one; `detail` has the reason.  Looks at values only. */
+kv_status_t
+kvs_node_check_config(const struct kvs_node_config *config, char *detail, size_t detail_bytes);
+
 /* Reserves the memory and opens the ports.  Fails with KV_NO_MEMORY, KV_INVALID or KV_IO;
  * `detail` has the reason.
  */

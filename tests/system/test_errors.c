@@ -127,6 +127,31 @@ static void kvserver_says_what_is_wrong(void **state)
     }
 }
 
+/* A value that is wrong is what the line says, though the folder and both ports are another
+ * node's. */
+static void values_are_judged_first(void **state)
+{
+    static const struct {
+        const char *option, *value, *says;
+    } wrong[] = {
+        {"--name", "a b", "name: a blank or a control character"},
+        {"--name", "a,b", "name: a,b: a comma or an equals sign"},
+        {"--memory", "5", "memory must be at least 16M per data thread: 5"},
+        {"--listen", "127.0.0.1", "listen: not HOST:PORT: 127.0.0.1"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        const struct mistake mistake = {.options = {"--dir", served.dir, "--listen",
+                                                    served.control, "--metrics", served.metrics,
+                                                    wrong[i].option, wrong[i].value},
+                                        .status = 2,
+                                        .says = wrong[i].says};
+
+        expect_mistake(&mistake);
+    }
+}
+
 /* What the machine refuses although it seemed to have it. */
 static void memory_is_refused(void **state)
 {
@@ -404,6 +429,7 @@ static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kvserver_says_what_is_wrong),
+        cmocka_unit_test(values_are_judged_first),
         cmocka_unit_test(memory_is_refused),
         cmocka_unit_test(kvctl_says_what_is_wrong),
         cmocka_unit_test(another_user),
