@@ -168,7 +168,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     const bool is_late = kind == KVS_INDEX_JOB_LATE;
     struct kvs_arena *arena = indexer->books->store->arena;
     uint32_t first = block_begin * KV_BLOCK_TOKENS, n_rows = row_end - first;
-    uint32_t n_segments = (n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    uint32_t n_segments = kvs_blocks_for(n_rows);
     const size_t list_bytes = n_segments * sizeof(struct kvs_block *);
     const struct kv_writers *writers = unit->writers != NULL ? *unit->writers : NULL;
     const size_t runs_bytes =

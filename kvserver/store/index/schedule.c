@@ -28,7 +28,7 @@ static kv_status_t cut_whole(struct kvs_indexer *indexer,
                              uint32_t tokens,
                              const struct kvs_index_plan *plan)
 {
-    uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS, begin = n_blocks;
+    uint32_t n_blocks = kvs_blocks_for(tokens), begin = n_blocks;
 
     while (begin > 0 && is_bare(unit, begin - 1))
         begin--;
@@ -157,7 +157,7 @@ bool kvs_index_look_on(const struct kvs_codebooks *books,
                        uint32_t most,
                        struct kvs_index_look *look)
 {
-    const uint32_t n_blocks = (tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const uint32_t n_blocks = kvs_blocks_for(tokens);
 
     for (; most > 0 && look->n_blocks < n_blocks; most--, look->n_blocks++) {
         const struct kvs_segment *segment = kvs_unit_segment(unit, look->n_blocks);

@@ -60,7 +60,7 @@ static uint32_t cells_end(const struct kvs_score *score,
     if (book->is_broken || book->lists.bytes == NULL || book->n_cells_lost > 0)
         return token;
     const uint32_t celled_end = book->block_begin + book->n_celled / KV_BLOCK_TOKENS;
-    const uint32_t most_end = (most + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const uint32_t most_end = kvs_blocks_for(most);
 
     assert(at >= book->block_begin);
     const uint32_t end = kvs_codebook_chapter_end(
