@@ -147,20 +147,28 @@ static bool is_open(const struct kvs_codebooks *books, uint32_t codebook)
     return book->open && !book->is_broken;
 }
 
-/* Verifies those of the segment's first n_rows rows that have no codes, before they are
- * encoded. */
-static bool rows_are_good(const struct kvs_score *score,
-                          struct kvs_codebooks *books,
-                          uint32_t at,
-                          uint32_t n_rows)
+/* Encodes some of the segment's first n_rows rows that have no codes, with the open codebook of
+ * `from`, after verifying them.  Returns whether it has. */
+static bool encode_some(const struct kvs_score *score,
+                        struct kvs_codebooks *books,
+                        uint32_t at,
+                        const struct kvs_codes *from,
+                        uint32_t n_rows)
 {
-    const uint32_t n_coded = kvs_unit_codes(score->unit, at)->n_coded, n = n_rows - n_coded;
+    const struct kvs_codebook *book = kvs_codebook_at(books, from->codebook);
     const struct kvs_row_set rows = kvs_unit_rows(score->unit);
+    const uint32_t n_coded = kvs_unit_codes(score->unit, at)->n_coded;
+    const uint32_t most = book->scorer->rows_at_once(&book->shape);
+    const uint32_t n = n_rows - n_coded < most ? n_rows - n_coded : most;
 
-    return kvs_verify_run(books->store, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) == n;
+    if (kvs_verify_run(books->store, &rows, at * KV_BLOCK_TOKENS + n_coded, 1, n) < n)
+        return false;
+    return kvs_segment_encode(books, kvs_unit_block(score->unit, at), score->unit->at,
+                              from->codebook, score->type, score->unit->row_bytes,
+                              n_coded + n) == KV_OK;
 }
 
-/* Returns how many of the segment's first n_rows rows have codes.  Encodes rows that follow an
+/* Returns how many of the segment's first n_rows rows have codes.  Encodes some that follow an
  * open codebook, and sets *ret_made then. */
 static uint32_t coded_rows(const struct kvs_score *score,
                            struct kvs_codebooks *books,
@@ -177,11 +185,9 @@ static uint32_t coded_rows(const struct kvs_score *score,
         return n_coded;
     if (from->column.bytes == NULL && at > 0)
         from = kvs_unit_codes(score->unit, at - 1);
-    if (from->column.bytes != NULL && is_open(books, from->codebook) &&
-        rows_are_good(score, books, at, n_rows))
-        /* If memory is short, the rows are scored by their keys. */
-        *ret_made = kvs_segment_encode(books, block, unit_at, from->codebook, score->type,
-                                       score->unit->row_bytes, n_rows) == KV_OK;
+    /* If memory is short, the rows are scored by their keys. */
+    if (from->column.bytes != NULL && is_open(books, from->codebook))
+        *ret_made = encode_some(score, books, at, from, n_rows);
     return kvs_segment_coded(books, kvs_block_codes(block, unit_at), n_rows);
 }
 
@@ -304,8 +310,8 @@ static uint32_t segments_at_once(const struct kvs_score *score)
 }
 
 /* Scores rows from score->token on that have codes of one codebook, in one or more segments.
- * Returns their number.  Encodes at most one segment, which takes longer than scoring a whole
- * batch of segments. */
+ * Returns their number.  Encodes at most as many rows as in a piece of an index job, which takes
+ * longer than scoring a whole batch of segments. */
 static uint32_t score_coded(struct kvs_score *score,
                             struct kvs_codebooks *books,
                             const struct kvs_score_run *run)
