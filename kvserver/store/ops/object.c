@@ -149,22 +149,45 @@ static void reply_there(struct kvs_request *request)
     kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
-/* Verifies the existing object, one piece per slice; the put's own data was discarded.  If a
- * piece is bad, fails the put with KV_BUSY: the client sends it again, and the node, which then
- * knows the piece to be bad, accepts the data. */
+/* Goes on with the CRC of the piece at the cursor, of the request's object.  Returns true at the
+ * end of the piece. */
+static bool crc_some(struct kvs_request *request)
+{
+    const struct kvs_stored_object *object = request->object;
+    const uint32_t i = request->cursor_unit;
+    const size_t bytes = kvs_object_piece_bytes(object->bytes, i);
+    const size_t done = request->cursor_bytes;
+    const size_t n = bytes - done < CHECK_BYTES ? bytes - done : CHECK_BYTES;
+
+    request->crc = kv_crc32c(done > 0 ? request->crc : object->seed + i,
+                             object->pieces[i].bytes + done, n);
+    request->cursor_bytes = done + n < bytes ? done + n : 0;
+    return request->cursor_bytes == 0;
+}
+
+/* Verifies the existing object for a slice; the put's own data was discarded.  If a piece is bad,
+ * fails the put with KV_BUSY: the client sends it again, and the node, which then knows the piece
+ * to be bad, accepts the data.  Returns true if there is more to verify. */
 static bool verify_there(struct kvs_request *request)
 {
     struct kvs_stored_object *object = request->object;
+    struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
 
-    (void)kvs_object_verify(&request->shard->objects, object, request->cursor_unit);
-    if (++request->cursor_unit < object->n_pieces)
-        return true;
-    if (kvs_object_n_bad(object) > 0)
-        kvs_request_fail(request, KV_BUSY,
-                         "object_put: the stored object is corrupt: send it again");
-    else
-        reply_there(request);
-    return false;
+    do {
+        if (!crc_some(request))
+            continue;
+        if (request->crc != object->pieces[request->cursor_unit].crc)
+            kvs_object_mark_bad(&request->shard->objects, object, request->cursor_unit);
+        if (++request->cursor_unit < object->n_pieces)
+            continue;
+        if (kvs_object_n_bad(object) > 0)
+            kvs_request_fail(request, KV_BUSY,
+                             "object_put: the stored object is corrupt: send it again");
+        else
+            reply_there(request);
+        return false;
+    } while (!kv_slice_over(&slice));
+    return true;
 }
 
 void kvs_op_object_put_discarded(struct kvs_request *request)
@@ -175,26 +198,15 @@ void kvs_op_object_put_discarded(struct kvs_request *request)
         kvs_request_enqueue(request);
 }
 
-/* Verifies one piece per slice. */
-/* Goes on with the CRC of the piece at the cursor.  Returns false if the piece is wrong, which
- * ended the request. */
+/* Verifies some of the put's data.  Returns false if a piece is wrong, which ended the request. */
 static bool check_some(struct kvs_request *request)
 {
-    const struct kvs_stored_object *object = request->object;
     const uint32_t i = request->cursor_unit;
-    const struct kvs_object_piece *piece = &object->pieces[i];
-    const size_t bytes = kvs_object_piece_bytes(object->bytes, i);
-    const size_t done = request->cursor_bytes;
-    const size_t n = bytes - done < CHECK_BYTES ? bytes - done : CHECK_BYTES;
 
-    request->crc =
-        kv_crc32c(done > 0 ? request->crc : object->seed + i, piece->bytes + done, n);
-    request->cursor_bytes += n;
-    if (request->cursor_bytes < bytes)
+    if (!crc_some(request))
         return true;
-    request->cursor_bytes = 0;
     request->cursor_unit++;
-    if (request->crc == piece->crc)
+    if (request->crc == request->object->pieces[i].crc)
         return true;
     kvs_count(&request->shard->stats.corrupt_rows, 1);
     kvs_request_fail(request, KV_CORRUPT, "object_put: piece %u: wrong checksum", i);
@@ -203,10 +215,9 @@ static bool check_some(struct kvs_request *request)
 
 bool kvs_op_object_put_run(struct kvs_request *request)
 {
-    struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
-
     if (request->discard)
         return verify_there(request);
+    struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
     do {
         if (!check_some(request))
             return false;
