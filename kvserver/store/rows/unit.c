@@ -463,7 +463,7 @@ void kvs_unit_mend(struct kvs_unit *unit, uint32_t token, const void *row, uint3
     kvs_unit_write_crcs(unit, token, 1, &crc);
     kvs_segment_unmark_bad(store, kvs_unit_block(unit, token / KV_BLOCK_TOKENS), unit->at,
                            token % KV_BLOCK_TOKENS);
-    store->health.mended[KVS_KIND_ROWS]++;
+    store->health.mended[KVS_KIND_ROWS] += !kvs_unit_is_bad(unit, token);
 }
 
 void kvs_unit_check_from(const struct kvs_unit *unit, uint32_t token)

@@ -170,7 +170,8 @@ static inline bool kvs_unit_is_bad(const struct kvs_unit *unit, uint32_t token)
            kvs_segment_is_bad(unit->blocks->store, block, unit->at, token % KV_BLOCK_TOKENS);
 }
 
-/* Writes a bad row and its CRC again; it is then good in every unit that has it. */
+/* Writes a bad row and its CRC again; it is then good in every unit that has it, or bad as before
+ * if its segment counts as bad as a whole and there is no memory to say otherwise. */
 void kvs_unit_mend(struct kvs_unit *unit, uint32_t token, const void *row, uint32_t crc);
 
 /* Appends the memory of rows [begin, begin + count) to iov, which has n_iov pieces, and joins

@@ -320,6 +320,43 @@ static void lost_segments_have_no_good_row(void **state)
     close_session(session);
 }
 
+/* A row of a lost segment that is put again counts as mended when its mark has gone, which takes
+ * memory: that of the other rows stays. */
+static void mending_takes_memory(void **state)
+{
+    struct session *session = &it.sessions[0];
+    struct kvs_unit *unit = &session->units[0];
+    struct kvs_block *block = session->blocks.list[1];
+    const int page_class = kvs_arena_class_rounded(it.arena, KVS_ARENA_PAGE);
+    const uint8_t row[ROW_BYTES] = {7};
+    static void *taken[ARENA_BYTES >> 14];
+    uint32_t n_pages = 0, n = 0;
+
+    (void)state;
+    (void)evict(session, 1);
+    memory_tier_forget(&it.tier, block);
+    (void)kvs_block_need(&it.store, block);
+    assert_true(memory_tier_bring_back(&it.tier, block));
+    while ((taken[n_pages] = kvs_arena_alloc(it.arena, page_class)) != NULL)
+        n_pages++;
+    void **chunks = taken + n_pages;
+    while ((chunks[n] = kvs_arena_alloc(it.arena, it.store.chunk_class)) != NULL)
+        n++;
+    kvs_unit_mend(unit, KV_BLOCK_TOKENS, row, 1);
+    assert_true(kvs_unit_is_bad(unit, KV_BLOCK_TOKENS));
+    assert_int_equal(it.store.health.mended[KVS_KIND_ROWS], 0);
+    for (uint32_t i = 0; i < n; i++)
+        kvs_arena_free(it.arena, it.store.chunk_class, chunks[i]);
+    for (uint32_t i = 0; i < n_pages; i++)
+        kvs_arena_free(it.arena, page_class, taken[i]);
+    kvs_unit_mend(unit, KV_BLOCK_TOKENS, row, 1);
+    assert_false(kvs_unit_is_bad(unit, KV_BLOCK_TOKENS));
+    assert_true(kvs_unit_is_bad(unit, KV_BLOCK_TOKENS + 1));
+    assert_int_equal(it.store.health.mended[KVS_KIND_ROWS], 1);
+    check(session);
+    close_session(session);
+}
+
 /* Forks, truncates and ends of sessions need no row, and what nobody has is forgotten. */
 static void absent_blocks_are_shared_and_freed(void **state)
 {
@@ -559,6 +596,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(blocks_come_back_whole, set_up, tear_down),
         cmocka_unit_test_setup_teardown(damage_is_found, set_up, tear_down),
         cmocka_unit_test_setup_teardown(lost_segments_have_no_good_row, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(mending_takes_memory, set_up, tear_down),
         cmocka_unit_test_setup_teardown(absent_blocks_are_shared_and_freed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(chains_wait_for_each_other, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sizes_are_kept_for_what_is_absent, set_up, tear_down),
