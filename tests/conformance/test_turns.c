@@ -682,11 +682,56 @@ static void working_memory_counts(void **state)
     op = ask_little(0);
     (void)steps_of(op);
     kv_op_free(op);
-    kvs_pages_take_back(pages, &others);
+    kvs_pages_take_back(pages, &others, 0);
     op = ask_most();
     (void)steps_of(op);
     kv_op_free(op);
     kvs_pages_check(pages);
+}
+
+/* Room that no query uses goes back to a node that needs it while index jobs wait. */
+static void room_does_not_wait_for_jobs(void **state)
+{
+    const struct kv_index_options index = {
+        .tokens = TOKENS,
+        .chapter_blocks = 16,
+        .m = 2,
+        .bits = 6,
+        .iterations = 20,
+    };
+    struct kvs_shard *shard = node_data(it.node, 0);
+    const struct kvs_lent_pages *lent = &kvs_query_queue_of(shard)->places[0].pipeline->lent;
+    struct kvs_lent_pages others = {KVS_PAGE_NONE, 0};
+    struct kvs_indexer_stats stats;
+    struct kv_op *op;
+
+    (void)state;
+    op = ask_most();
+    (void)steps_of(op);
+    kv_op_free(op);
+    assert_true(lent->n > 0);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        const kv_status_t status = kv_index_begin(it.sessions[i], &index, 0, &op);
+
+        run_well(status, op);
+        kv_op_free(op);
+    }
+    while (!kvs_pages_are_short(shard->pages))
+        assert_true(kvs_pages_lend(shard->pages, &others, kvs_lent_bytes(&others) + 1));
+    for (unsigned i = 0; i < 100; i++)
+        step();
+    assert_int_equal(lent->n, 0);
+    kvs_indexer_get_stats(shard->indexer, &stats);
+    assert_true(stats.n_jobs > 0);
+    kvs_pages_take_back(shard->pages, &others, 0);
+    while (stats.n_jobs > 0) {
+        step();
+        kvs_indexer_get_stats(shard->indexer, &stats);
+    }
+    op = ask_most();
+    (void)steps_of(op);
+    kv_op_free(op);
+    kvs_pages_check(shard->pages);
 }
 
 /* ---- batches ----------------------------------------------------------------------------- */
@@ -1092,6 +1137,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(changes_are_in_slices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waiting_fetches_hold_no_buffers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(working_memory_counts, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(room_does_not_wait_for_jobs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(places_of_lost_clients_are_free, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_are_answered_as_alone, set_up_forks, tear_down),
         cmocka_unit_test_setup_teardown(strangers_share_nothing, set_up_forks, tear_down),

@@ -1,5 +1,6 @@
-/* The background jobs of a data thread, most urgent first.  The scrubber limits itself to its
- * rate and gets every other turn; then come index jobs, and samples of recall. */
+/* The background jobs of a data thread, most urgent first.  Room that the node needs is given back
+ * before anything that may take long.  The scrubber limits itself to its rate and gets every other
+ * turn; then come index jobs, and samples of recall. */
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query.h"
@@ -49,15 +50,20 @@ static bool index_step(struct kvs_shard *shard, void *state)
     return true;
 }
 
+static bool room_step(struct kvs_shard *shard, void *state)
+{
+    (void)state;
+    return kvs_query_queue_drop_room(kvs_query_queue_of(shard));
+}
+
 static bool recall_step(struct kvs_shard *shard, void *state)
 {
-    struct kvs_query_queue *queue = kvs_query_queue_of(shard);
-
     (void)state;
-    return kvs_recall_step(queue->recall) || kvs_query_queue_drop_room(queue);
+    return kvs_recall_step(kvs_query_queue_of(shard)->recall);
 }
 
 const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {
+    [KVS_BACKGROUND_ROOM] = {.every = 1, .step = room_step},
     [KVS_BACKGROUND_SCRUB] = {.every = 2,
                               .open = scrub_open,
                               .close = scrub_close,

@@ -99,7 +99,7 @@ void kvs_op_query_close(void *state)
     kvs_recall_destroy(queue->recall);
     for (uint32_t i = 0; i < queue->n_places; i++) {
         if (queue->places[i].pipeline != NULL)
-            kvs_query_pipeline_drop_room(queue->places[i].pipeline, queue->pages);
+            kvs_pages_take_back(queue->pages, &queue->places[i].pipeline->lent, 0);
         kvs_query_pipeline_destroy(queue->places[i].pipeline);
     }
     free(queue->clients);
@@ -277,7 +277,7 @@ void kvs_op_query_release(struct kvs_request *request)
         return;
     }
     if (kvs_pages_are_short(queue->pages))
-        kvs_query_pipeline_drop_room(place->pipeline, queue->pages);
+        kvs_query_pipeline_end_room(place->pipeline);
     client->place = NULL;
     line_up(queue, client);
     /* At once: if the next request ends before it runs, it comes through here as well. */
@@ -428,11 +428,14 @@ bool kvs_query_queue_drop_room(struct kvs_query_queue *queue)
 {
     struct kvs_query_place *first = &queue->places[0];
 
-    if (first->owner != NULL || first->pipeline->lent.n == 0 ||
-        !kvs_pages_are_short(queue->pages))
+    if (!kvs_pages_are_short(queue->pages))
         return false;
-    kvs_query_pipeline_drop_room(first->pipeline, queue->pages);
-    return true;
+    if (first->owner == NULL)
+        kvs_query_pipeline_end_room(first->pipeline);
+    /* A query that has not begun may be getting room. */
+    return ((first->owner == NULL || first->begun) &&
+            kvs_query_pipeline_drop_room(first->pipeline, queue->pages)) ||
+           kvs_recall_drop_room(queue->recall);
 }
 
 /* Gets the buffers of a request that has a place.  Returns false if the request waits for one,

@@ -68,7 +68,8 @@ static inline struct kvs_query_queue *kvs_query_queue_of(const struct kvs_shard 
     return shard->op_state[KV_OP_QUERY];
 }
 
-/* Returns the first pipeline's room to a node that is short of pages, if no query uses it. */
+/* Gives a piece of the first pipeline's room, or of that for samples of recall, back to a node
+ * that is short of pages, if no query uses it.  Returns false if there is nothing to do. */
 bool kvs_query_queue_drop_room(struct kvs_query_queue *queue);
 
 /* Returns whether no query uses any runs of its unit: kvs_query_pipeline_is_between(). */

@@ -9,8 +9,10 @@
 #include <string.h>
 
 enum {
-    CANDIDATES_MAX = 1 << 18, /* times (query vectors + 3): longer queries are not sampled */
-    FLOATS = 8 << 20,
+    CANDIDATES_MAX = 1 << 18, /* eligible rows of a query that is sampled; and */
+    FLOATS = 8 << 20,         /* what it may need, mostly KVS_SCORE_SPARE and one for each of
+                               * its vectors for each of these rows */
+    DROP_PAGES = 2,           /* given back at a time */
 };
 
 /* The weight of one sample in the moving average. */
@@ -62,48 +64,34 @@ void kvs_recall_destroy(struct kvs_recall *recall)
 {
     if (recall == NULL)
         return;
-    kvs_pages_take_back(recall->shard->pages, &recall->lent);
+    kvs_pages_take_back(recall->shard->pages, &recall->lent, 0);
     kv_memory_release(recall->floats, FLOATS * sizeof(float));
     free(recall->queries);
     free(recall);
 }
 
-static void give_back(struct kvs_recall *recall)
+bool kvs_recall_drop_room(struct kvs_recall *recall)
 {
-    kv_memory_drop(recall->floats, kvs_lent_bytes(&recall->lent));
-    kvs_pages_take_back(recall->shard->pages, &recall->lent);
-}
+    const uint32_t n = recall->lent.n, n_left = n > DROP_PAGES ? n - DROP_PAGES : 0;
 
-/* Gives back the memory of samples if the node needs it.  Returns false if there is nothing to do:
- * a sample keeps it for the next one, because a fresh page takes longer than a small sample. */
-static bool drop_room(struct kvs_recall *recall)
-{
-    if (recall->lent.n == 0 || !kvs_pages_are_short(recall->shard->pages))
+    if (n == 0)
         return false;
-    give_back(recall);
+    recall->busy = false;
+    kv_memory_drop((char *)recall->floats + n_left * (size_t)KVS_ARENA_PAGE,
+                   (n - n_left) * (size_t)KVS_ARENA_PAGE);
+    kvs_pages_take_back(recall->shard->pages, &recall->lent, n_left);
     return true;
 }
 
-/* Gets memory for a sample.  Returns false if the node has too little free. */
+/* Gets memory for a sample, or a piece of it for the next one, and keeps it: a fresh page takes
+ * longer than a small sample.  Returns false if it has too little. */
 static bool get_room(struct kvs_recall *recall, size_t n_floats)
 {
     struct kvs_pages *pages = recall->shard->pages;
 
-    if (kvs_pages_are_short(pages))
-        return false;
-    while (kvs_lent_bytes(&recall->lent) < n_floats * sizeof(float)) {
-        if (!kvs_pages_lend(pages, &recall->lent, n_floats * sizeof(float))) {
-            give_back(recall);
-            return false;
-        }
-    }
-    return true;
-}
-
-static void end_sample(struct kvs_recall *recall)
-{
-    recall->busy = false;
-    (void)drop_room(recall);
+    return !kvs_pages_are_short(pages) &&
+           kvs_pages_lend(pages, &recall->lent, n_floats * sizeof(float)) &&
+           kvs_lent_bytes(&recall->lent) >= n_floats * sizeof(float);
 }
 
 void kvs_recall_note(struct kvs_recall *recall,
@@ -203,17 +191,17 @@ bool kvs_recall_step(struct kvs_recall *recall)
     struct kvs_score *score = &recall->score;
 
     if (!recall->busy)
-        return drop_room(recall);
+        return false;
     if (!session->used || session->serial != recall->serial ||
         session->generation != recall->generation) {
         /* The sample's rows may be gone: another query will be sampled. */
-        end_sample(recall);
+        recall->busy = false;
         return true;
     }
     /* The session's units may have moved in memory. */
     score->unit = kvs_shard_session_unit(session, recall->layer, recall->kv_head);
     if (!are_here(recall)) {
-        end_sample(recall);
+        recall->busy = false;
         return true;
     }
     struct kv_slice slice = kv_slice_begin(recall->shard->clock, 1);
@@ -230,6 +218,6 @@ bool kvs_recall_step(struct kvs_recall *recall)
     unit->recall =
         isnan(unit->recall) ? share : unit->recall + NEW_SHARE * (share - unit->recall);
     kvs_count(&recall->shard->stats.recall_samples, 1);
-    end_sample(recall);
+    recall->busy = false;
     return true;
 }

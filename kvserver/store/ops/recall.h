@@ -37,8 +37,11 @@ void kvs_recall_note(struct kvs_recall *recall,
                      const uint32_t *tokens,
                      uint32_t n_tokens);
 
-/* Runs a slice of the sample in progress; without one, gives pages back that the node needs.
- * Returns false if there is nothing to do. */
+/* Runs a slice of the sample in progress.  Returns false if there is none. */
 bool kvs_recall_step(struct kvs_recall *recall);
+
+/* Gives some pages back to a node that is short of them; ends a sample for that.  Returns false if
+ * it has none. */
+bool kvs_recall_drop_room(struct kvs_recall *recall);
 
 #endif

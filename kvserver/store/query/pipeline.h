@@ -163,6 +163,7 @@ struct kvs_query_pipeline {
     float *floats;
     size_t n_floats, n_work, n_free;
     size_t n_own, n_room; /* floats that may always be used, and now: pages are lent for more */
+    size_t n_touched; /* that have been used, at least n_own: pages are lent for these, too */
     struct kvs_lent_pages lent;
 };
 
@@ -184,8 +185,13 @@ kv_status_t kvs_query_pipeline_get_room(struct kvs_query_pipeline *pipeline,
                                         struct kvs_pages *pages,
                                         size_t n_floats);
 
-/* Gives back all room but its own.  No query may be at work. */
-void kvs_query_pipeline_drop_room(struct kvs_query_pipeline *pipeline, struct kvs_pages *pages);
+/* Queries that follow have no more room than its own, until one gets more.  No query may be at
+ * work. */
+void kvs_query_pipeline_end_room(struct kvs_query_pipeline *pipeline);
+
+/* Gives back a piece of the room that has ended, of some us.  Returns false if there is none, or
+ * all is given back. */
+bool kvs_query_pipeline_drop_room(struct kvs_query_pipeline *pipeline, struct kvs_pages *pages);
 
 /* Returns the floats of the largest pipeline that uses at most so many bytes; 0: none does. */
 size_t kvs_query_pipeline_floats(size_t bytes);
@@ -204,8 +210,9 @@ void kvs_query_pipeline_begin(struct kvs_query_pipeline *pipeline);
 struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeline,
                                                const struct kvs_query_input *input);
 
-/* Runs one slice (base/slice.h), of any number of stages.  May complete an entry, `done`.  Returns false if the row of token
- * `bad` of unit `unit` is bad, for which entries[entry] fails: the caller removes it. */
+/* Runs one slice (base/slice.h), of any number of stages.  May complete an entry, `done`.  Returns
+ * false if the row of token `bad` of unit `unit` is bad, for which entries[entry] fails: the caller
+ * removes it. */
 bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline,
                               const struct kv_clock *clock);
 

@@ -7,6 +7,7 @@
 
 enum {
     ARRAYS_PER_ROW = 1 + KVS_SCORE_SPARE, /* of floats, at least: one query vector */
+    DROP_FLOATS = 1 << 20,                /* given back at a time: two huge pages */
 };
 
 static size_t lower(size_t a, size_t b)
@@ -114,6 +115,15 @@ size_t kvs_query_pipeline_floats(size_t bytes)
     return bytes > fixed_bytes() ? (bytes - fixed_bytes()) / sizeof(float) / 7 * 5 : 0;
 }
 
+/* Returns the pages to be lent for so many floats. */
+static uint32_t pages_for(const struct kvs_query_pipeline *pipeline, size_t n_floats)
+{
+    const size_t bytes =
+        kvs_query_pipeline_bytes(n_floats) - kvs_query_pipeline_bytes(pipeline->n_own);
+
+    return (uint32_t)((bytes + KVS_ARENA_PAGE - 1) / KVS_ARENA_PAGE);
+}
+
 kv_status_t kvs_query_pipeline_get_room(struct kvs_query_pipeline *pipeline,
                                         struct kvs_pages *pages,
                                         size_t n_floats)
@@ -122,16 +132,23 @@ kv_status_t kvs_query_pipeline_get_room(struct kvs_query_pipeline *pipeline,
 
     if (wanted <= pipeline->n_room)
         return KV_OK;
-    const size_t bytes =
-        kvs_query_pipeline_bytes(wanted) - kvs_query_pipeline_bytes(pipeline->n_own);
-    if (!kvs_pages_lend(pages, &pipeline->lent, bytes)) {
-        kvs_query_pipeline_drop_room(pipeline, pages);
+    const uint32_t n_pages = pages_for(pipeline, wanted);
+    if (!kvs_pages_lend(pages, &pipeline->lent, n_pages * (uint64_t)KVS_ARENA_PAGE)) {
+        kvs_query_pipeline_end_room(pipeline);
+        kvs_pages_take_back(pages, &pipeline->lent, pages_for(pipeline, pipeline->n_touched));
         return KV_NO_MEMORY;
     }
-    if (kvs_lent_bytes(&pipeline->lent) < bytes)
+    if (pipeline->lent.n < n_pages)
         return KV_IN_PROGRESS;
     pipeline->n_room = wanted;
+    if (pipeline->n_touched < wanted)
+        pipeline->n_touched = wanted;
     return KV_OK;
+}
+
+void kvs_query_pipeline_end_room(struct kvs_query_pipeline *pipeline)
+{
+    pipeline->n_room = pipeline->n_own;
 }
 
 static void drop_from(void *array, size_t n_own, size_t n_all, size_t bytes_each)
@@ -140,18 +157,27 @@ static void drop_from(void *array, size_t n_own, size_t n_all, size_t bytes_each
         kv_memory_drop((char *)array + n_own * bytes_each, (n_all - n_own) * bytes_each);
 }
 
-void kvs_query_pipeline_drop_room(struct kvs_query_pipeline *pipeline, struct kvs_pages *pages)
+bool kvs_query_pipeline_drop_room(struct kvs_query_pipeline *pipeline, struct kvs_pages *pages)
 {
     const struct kvs_expander *expander = pipeline->expander;
     const size_t n_rows = lower(KVS_EXPAND_ROWS_MAX, rows_max(pipeline->n_own));
 
-    if (pipeline->lent.n == 0)
-        return;
-    drop_from(pipeline->floats, pipeline->n_own, pipeline->n_floats, sizeof(float));
-    drop_from(expander->rows, n_rows, expander->rows_max, sizeof(uint32_t));
-    drop_from(expander->marks, n_rows, expander->rows_max, sizeof(uint32_t));
-    pipeline->n_room = pipeline->n_own;
-    kvs_pages_take_back(pages, &pipeline->lent);
+    if (pipeline->lent.n == 0 || pipeline->n_room > pipeline->n_own)
+        return false;
+    if (pipeline->n_touched > pipeline->n_own) {
+        /* From the end, in whole huge pages. */
+        const size_t n_before = (pipeline->n_touched - 1) / DROP_FLOATS * DROP_FLOATS;
+        const size_t n_left = n_before > pipeline->n_own ? n_before : pipeline->n_own;
+
+        drop_from(pipeline->floats, n_left, pipeline->n_touched, sizeof(float));
+        pipeline->n_touched = n_left;
+    }
+    if (pipeline->n_touched == pipeline->n_own) {
+        drop_from(expander->rows, n_rows, expander->rows_max, sizeof(uint32_t));
+        drop_from(expander->marks, n_rows, expander->rows_max, sizeof(uint32_t));
+    }
+    kvs_pages_take_back(pages, &pipeline->lent, pages_for(pipeline, pipeline->n_touched));
+    return true;
 }
 
 struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_own, size_t n_floats)
@@ -161,7 +187,7 @@ struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_own, size_t n_floa
     if (pipeline == NULL)
         return NULL;
     pipeline->n_floats = n_floats;
-    pipeline->n_own = pipeline->n_room = n_own;
+    pipeline->n_own = pipeline->n_room = pipeline->n_touched = n_own;
     pipeline->lent.first = KVS_PAGE_NONE;
     pipeline->floats = kv_memory_reserve(n_floats * sizeof(float));
     pipeline->runs = calloc(KVS_SCORE_RUNS_MAX, sizeof(*pipeline->runs));

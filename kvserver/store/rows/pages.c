@@ -114,15 +114,14 @@ bool kvs_pages_lend(struct kvs_pages *pages, struct kvs_lent_pages *lent, uint64
     return true;
 }
 
-void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent)
+void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent, uint32_t n_left)
 {
-    while (lent->first != KVS_PAGE_NONE) {
+    for (; lent->n > n_left; lent->n--) {
         const int32_t index = lent->first;
 
         lent->first = pages->pages[index].next;
         kvs_page_return(pages, (uint32_t)index);
     }
-    lent->n = 0;
 }
 
 unsigned kvs_pages_touch_ahead(struct kvs_pages *pages)

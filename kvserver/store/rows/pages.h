@@ -69,7 +69,8 @@ struct kvs_lent_pages {
 /* Lends some more pages, for `bytes` in all at most.  Returns false if the node has none left;
  * the caller has `bytes` when kvs_lent_bytes() says so, and else asks again. */
 bool kvs_pages_lend(struct kvs_pages *pages, struct kvs_lent_pages *lent, uint64_t bytes);
-void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent);
+/* Takes pages back but for n_left. */
+void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent, uint32_t n_left);
 
 static inline uint64_t kvs_lent_bytes(const struct kvs_lent_pages *lent)
 {

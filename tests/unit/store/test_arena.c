@@ -345,13 +345,17 @@ static void lent_pages_are_missing(void **state)
     kvs_pages_check(pages);
     kvs_arena_check(arena);
 
-    kvs_pages_take_back(pages, &lent);
+    kvs_pages_take_back(pages, &lent, 0);
     kvs_pages_check(pages);
     for (unsigned i = 0; i < 3; i++)
         assert_non_null(kvs_arena_alloc(arena, class_id));
     assert_null(kvs_arena_alloc(arena, class_id));
-    kvs_pages_take_back(pages, &more);
-    kvs_pages_take_back(pages, &more);
+    kvs_pages_take_back(pages, &more, 2);
+    assert_int_equal(more.n, 2);
+    kvs_pages_take_back(pages, &more, 2);
+    assert_int_equal(kvs_arena_room(arena, class_id), N_PAGES - 4 - 2);
+    kvs_pages_take_back(pages, &more, 0);
+    kvs_pages_take_back(pages, &more, 0);
     assert_int_equal(kvs_arena_room(arena, class_id), N_PAGES - 4);
     for (size_t at = 0; at < KVS_ARENA_PAGE; at += 64)
         assert_int_equal(((uint8_t *)element)[at], 7);

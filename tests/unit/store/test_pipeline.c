@@ -229,12 +229,69 @@ static void fails_for_a_bad_row(void **state)
     assert_int_equal(querier->bad, 10);
 }
 
+/* Room goes back a few pages at a time, from the end, and its memory with it; what is a pipeline's
+ * own stays, and room that has not gone yet is there again at once. */
+static void room_goes_back_in_pieces(void **state)
+{
+    enum {
+        OWN = 200000, /* floats */
+        LARGE = 12 << 20,
+        PAGES = 64,
+        PIECE_PAGES = 4,
+    };
+    struct kvs_pages *pages = kvs_pages_create((uint64_t)PAGES * KVS_ARENA_PAGE);
+    struct kvs_query_pipeline *pipeline =
+        kvs_query_pipeline_create(OWN, KVS_QUERY_PIPELINE_FLOATS);
+    kv_status_t status;
+
+    (void)state;
+    assert_false(kvs_query_pipeline_drop_room(pipeline, pages));
+    do
+        status = kvs_query_pipeline_get_room(pipeline, pages, LARGE);
+    while (status == KV_IN_PROGRESS);
+    assert_int_equal(status, KV_OK);
+    const uint32_t n_lent = pipeline->lent.n;
+    assert_in_range(n_lent, LARGE * sizeof(float) / KVS_ARENA_PAGE, PAGES - 1);
+    for (size_t i = 0; i < LARGE; i += 512)
+        pipeline->floats[i] = 1;
+    assert_false(kvs_query_pipeline_drop_room(pipeline, pages)); /* it has not ended */
+
+    kvs_query_pipeline_end_room(pipeline);
+    assert_true(kvs_query_pipeline_drop_room(pipeline, pages));
+    assert_in_range(n_lent - pipeline->lent.n, 1, PIECE_PAGES);
+    assert_true(pipeline->floats[LARGE - 512] == 0);
+    assert_true(pipeline->floats[LARGE / 2] == 1);
+    assert_int_equal(kvs_query_pipeline_get_room(pipeline, pages, LARGE), KV_OK);
+    assert_int_equal(pipeline->lent.n, n_lent);
+
+    kvs_query_pipeline_end_room(pipeline);
+    for (uint32_t before = n_lent; kvs_query_pipeline_drop_room(pipeline, pages);
+         before = pipeline->lent.n)
+        assert_in_range(before - pipeline->lent.n, 1, PIECE_PAGES);
+    assert_int_equal(pipeline->lent.n, 0);
+    for (size_t i = 0; i < LARGE; i += 512)
+        assert_true(i + 1024 < OWN   ? pipeline->floats[i] == 1
+                    : i > OWN + 1024 ? pipeline->floats[i] == 0
+                                     : true);
+
+    /* More than there is: nothing stays lent for memory that was not used. */
+    do
+        status = kvs_query_pipeline_get_room(pipeline, pages, KVS_QUERY_PIPELINE_FLOATS);
+    while (status == KV_IN_PROGRESS);
+    assert_int_equal(status, KV_NO_MEMORY);
+    assert_int_equal(pipeline->lent.n, 0);
+    kvs_pages_check(pages);
+    kvs_query_pipeline_destroy(pipeline);
+    kvs_pages_destroy(pages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(answers_the_best_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(fails_for_a_bad_row, set_up, tear_down),
+        cmocka_unit_test(room_goes_back_in_pieces),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
