@@ -29,6 +29,7 @@ enum {
     KVS_ARENA_ELEMENT_MIN = 256,
     KVS_PAGE_ELEMENTS_MAX = KVS_ARENA_PAGE / KVS_ARENA_ELEMENT_MIN,
     KVS_PAGE_NONE = -1,
+    KVS_PAGES_SPARE = 4, /* what a message may take at once: rows, CRCs, a list, records */
 };
 
 struct kvs_page {
@@ -80,7 +81,9 @@ static inline uint64_t kvs_lent_bytes(const struct kvs_lent_pages *lent)
 /* Returns whether so few pages are free that whoever keeps some without need returns them. */
 static inline bool kvs_pages_are_short(const struct kvs_pages *pages)
 {
-    return atomic_load_explicit(&pages->n_free, memory_order_relaxed) < pages->n_pages / 8;
+    const uint32_t n_free = atomic_load_explicit(&pages->n_free, memory_order_relaxed);
+
+    return n_free < KVS_PAGES_SPARE || n_free < pages->n_pages / 8;
 }
 
 /* Touches part of the next page before it is needed, so that its first user does not wait for

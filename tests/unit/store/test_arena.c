@@ -364,12 +364,28 @@ static void lent_pages_are_missing(void **state)
     kvs_pages_destroy(pages);
 }
 
+/* Even where they are so few that an eighth of them is none. */
+static void a_few_pages_are_short(void **state)
+{
+    struct kvs_pages *pages = kvs_pages_create((uint64_t)(N_PAGES - 1) * KVS_ARENA_PAGE);
+    struct kvs_lent_pages lent = {KVS_PAGE_NONE, 0};
+
+    (void)state;
+    assert_false(kvs_pages_are_short(pages));
+    assert_true(kvs_pages_lend(pages, &lent, 4 * KVS_ARENA_PAGE));
+    assert_int_equal(lent.n, 4);
+    assert_true(kvs_pages_are_short(pages));
+    kvs_pages_take_back(pages, &lent, 0);
+    kvs_pages_destroy(pages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lends_and_takes_back),
         cmocka_unit_test(arenas_share_pages),
         cmocka_unit_test(lent_pages_are_missing),
+        cmocka_unit_test(a_few_pages_are_short),
         cmocka_unit_test(runs_are_adjacent),
         cmocka_unit_test(full_and_one_class_takes_all),
         cmocka_unit_test(classes_round_little),
