@@ -75,8 +75,7 @@ struct kvs_segment {
     uint64_t training : 1;   /* an index job will give it codes */
     uint64_t begins_job : 1; /* the first segment of an index job */
     uint64_t has_bad : 1;    /* the table of bad rows has an entry for it */
-    uint64_t
-        is_all_bad : 1; /* one of its rows is bad, and it is not known which, or there was no
+    uint64_t is_all_bad : 1; /* one of its rows is bad: which one is not known, or there was no
                               * memory to say it */
 };
 static_assert(sizeof(struct kvs_segment) == 8, "bookkeeping of a segment");
