@@ -163,6 +163,7 @@ static uint32_t check_subops(struct kv_client *client,
                              uint32_t *n_requeued)
 {
     const struct kvc_list *head = &connection->subops[priority];
+    const struct kvc_subop *previous = NULL;
     const uint32_t n_subops = check_list(head);
 
     for (const struct kvc_list *link = head->next; link != head; link = link->next) {
@@ -171,6 +172,9 @@ static uint32_t check_subops(struct kv_client *client,
         assert(subop->connection == connection && !subop->finished);
         assert(subop->op->client == client && subop->op->stage != KVC_STAGE_ENDED);
         assert(kv_op_priority(subop->op->type->id) == priority);
+        if (previous != NULL)
+            assert(!kvc_subop_is_before(subop, previous));
+        previous = subop;
         *n_requeued += subop->due_us > 0;
     }
     return n_subops;
@@ -343,6 +347,25 @@ static void check_ops(struct kv_client *client)
 
 /* ---- sessions, calls and buffers --------------------------------------------------------- */
 
+/* The operations that have a rank, the lowest first. */
+static void check_ranked(const struct kv_session *session)
+{
+    uint32_t n_ranked = 0, last = 0;
+    struct kvc_list *link, *follow;
+
+    KVC_LIST_EACH(link, follow, &session->ops)
+    n_ranked += KVC_LIST_ENTRY(link, struct kv_op, of_session)->type->rank != NULL;
+    assert(check_list(&session->ranked) == n_ranked);
+    KVC_LIST_EACH(link, follow, &session->ranked)
+    {
+        const struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_ranked);
+        const uint32_t rank = op->type->rank(op);
+
+        assert(op->session == session && rank >= last);
+        last = rank;
+    }
+}
+
 static void check_session_ops(const struct kv_session *session)
 {
     uint32_t n_queued = 0, n_exclusive = 0;
@@ -361,6 +384,7 @@ static void check_session_ops(const struct kv_session *session)
         n_exclusive += op->type->is_exclusive;
     }
     assert(n_queued == session->n_queued && n_exclusive == session->n_exclusive);
+    check_ranked(session);
 }
 
 static void check_session(const struct kv_client *client, const struct kv_session *session)

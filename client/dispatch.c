@@ -69,6 +69,8 @@ kv_status_t kvc_op_submit(struct kv_op *op, struct kv_op **ret_op)
             op->type->is_exclusive ? !kvc_list_empty(&session->ops) : session->n_exclusive > 0;
 
         kvc_list_append(&session->ops, &op->of_session);
+        if (op->type->rank != NULL)
+            kvc_op_rank(op);
         session->n_exclusive += op->type->is_exclusive;
         if (waits) {
             op->stage = KVC_STAGE_QUEUED;
@@ -114,26 +116,42 @@ kv_status_t kvc_batch_takes(struct kv_client *client, const struct kv_session *s
 
 /* ---- connections send -------------------------------------------------------------------- */
 
-/* Whether another sub-operation on the connection comes first. */
-static bool follows_queued(const struct kvc_subop *subop)
+/* Whether a sub-operation of this operation, on the same connection, comes first. */
+static bool follows_one_of(const struct kvc_subop *subop, const struct kv_op *op)
 {
-    struct kvc_list *link, *follow, *subop_link, *subop_follow;
+    struct kvc_list *link, *follow;
 
-    if (subop->op->type->rank == NULL)
-        return false;
-    KVC_LIST_EACH(link, follow, &subop->op->session->ops)
+    KVC_LIST_EACH(link, follow, &op->subops)
     {
-        struct kv_op *op = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+        const struct kvc_subop *other = KVC_LIST_ENTRY(link, struct kvc_subop, of_op);
 
-        KVC_LIST_EACH(subop_link, subop_follow, &op->subops)
-        {
-            const struct kvc_subop *other = KVC_LIST_ENTRY(subop_link, struct kvc_subop, of_op);
-
-            if (other->connection == subop->connection && kvc_subop_is_before(other, subop))
-                return true;
-        }
+        op->client->n_order_looks++;
+        if (other->connection == subop->connection && kvc_subop_is_before(other, subop))
+            return true;
     }
     return false;
+}
+
+/* Whether another sub-operation on the connection comes first.  Those of lower rank are few
+ * where puts are begun and sent in their order, however many there are. */
+static bool follows_queued(const struct kvc_subop *subop)
+{
+    const struct kv_op *op = subop->op;
+    struct kvc_list *link, *follow;
+
+    if (op->type->rank == NULL)
+        return false;
+    KVC_LIST_EACH(link, follow, &op->session->ranked)
+    {
+        const struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_ranked);
+
+        if (other->type->rank(other) >= op->type->rank(op))
+            break;
+        op->client->n_order_looks++;
+        if (follows_one_of(subop, other))
+            return true;
+    }
+    return subop->connection->n_requeued > 0 && follows_one_of(subop, op);
 }
 
 /* Returns the first sub-operation of a queue that can be sent, or NULL. */

@@ -62,10 +62,7 @@ static void end_op(struct kv_op *op, kv_status_t status)
         session->n_queued -= op->stage == KVC_STAGE_QUEUED;
         session->n_exclusive -= op->type->is_exclusive;
         kvc_list_remove(&op->of_session);
-        if (kvc_list_empty(&session->ops)) {
-            session->put_begin = 0;
-            session->has_unordered = false;
-        }
+        kvc_list_remove(&op->of_ranked);
     }
     op->stage = KVC_STAGE_ENDED;
     op->status = status;
@@ -263,6 +260,7 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     op->capacity_bytes = capacity_bytes;
     kvc_list_init(&op->of_client);
     kvc_list_init(&op->of_session);
+    kvc_list_init(&op->of_ranked);
     kvc_list_init(&op->owner.requests);
     kvc_list_init(&op->owner.calls);
     op->owner.ops = &owner_ops;
@@ -393,6 +391,21 @@ void kvc_op_require_no_more(struct kv_op *op, uint32_t node_index)
 
 /* ---- sub-operations ----------------------------------------------------------------------- */
 
+void kvc_op_rank(struct kv_op *op)
+{
+    struct kvc_list *head = &op->session->ranked, *last = head->previous;
+    const uint32_t rank = op->type->rank(op);
+
+    while (last != head) {
+        const struct kv_op *other = KVC_LIST_ENTRY(last, struct kv_op, of_ranked);
+
+        if (other->type->rank(other) <= rank)
+            break;
+        last = last->previous;
+    }
+    kvc_list_append(last->next, &op->of_ranked);
+}
+
 bool kvc_subop_is_before(const struct kvc_subop *subop, const struct kvc_subop *other)
 {
     const struct kv_op *op = subop->op;
@@ -405,19 +418,28 @@ bool kvc_subop_is_before(const struct kvc_subop *subop, const struct kvc_subop *
     return op->type->rank(op) < other->op->type->rank(other->op);
 }
 
-/* Returns before which link of its queue the sub-operation comes. */
+/* Returns before which link of its queue the sub-operation comes: none in a queue must be sent
+ * before one ahead of it.  Looks for that link from both ends, since it is near one of them:
+ * where puts are begun in order, in reverse, or are sent again. */
 static struct kvc_list *place_of(const struct kvc_subop *subop)
 {
     const struct kv_op *op = subop->op;
     struct kvc_list *queue = &subop->connection->subops[kv_op_priority(op->type->id)];
-    struct kvc_list *link, *follow;
+    struct kvc_list *front = queue->next, *back = queue->previous, *place = queue;
 
-    if (op->session == NULL || !op->session->has_unordered)
+    if (op->type->rank == NULL ||
+        (op->session->ranked.previous == &op->of_ranked && !subop->alone))
         return queue;
-    KVC_LIST_EACH(link, follow, queue)
-    {
-        if (kvc_subop_is_before(subop, KVC_LIST_ENTRY(link, struct kvc_subop, of_connection)))
-            return link;
+    for (; front != queue; front = front->next, back = back->previous) {
+        const struct kvc_subop *last = KVC_LIST_ENTRY(back, struct kvc_subop, of_connection);
+
+        op->client->n_order_looks++;
+        if (kvc_subop_is_before(subop, KVC_LIST_ENTRY(front, struct kvc_subop, of_connection)))
+            return front;
+        if (kvc_subop_is_before(last, subop))
+            return place;
+        if (kvc_subop_is_before(subop, last))
+            place = back;
     }
     return queue;
 }
@@ -470,8 +492,6 @@ bool kvc_subop_requeue(struct kvc_request *request,
         .backoff_us = request->backoff_us,
     };
 
-    /* Later messages of the operation may be in the queue. */
-    again.op->session->has_unordered = true;
     if (add(&again) == NULL)
         return false;
     again.connection->n_requeued++;

@@ -87,6 +87,7 @@ struct kvc_op_type {
 struct kv_op {
     struct kvc_list of_client; /* until it ends */
     struct kvc_list of_session;
+    struct kvc_list of_ranked; /* of the session */
     struct kv_client *client;
     const struct kvc_op_type *type;
     bool is_in_use; /* the pool has handed it out */
@@ -196,6 +197,9 @@ bool kvc_subop_requeue(struct kvc_request *request,
                        uint64_t position,
                        uint64_t due_us);
 void kvc_subop_free(struct kvc_subop *subop);
+
+/* Puts the operation in its session's list of those that have a rank. */
+void kvc_op_rank(struct kv_op *op);
 
 /* Whether the one must be sent first. */
 bool kvc_subop_is_before(const struct kvc_subop *subop, const struct kvc_subop *other);

@@ -93,6 +93,7 @@ struct kv_session *kvc_session_make(struct kv_client *client,
         return NULL;
     kvc_list_init(&session->of_client);
     kvc_list_init(&session->ops);
+    kvc_list_init(&session->ranked);
     kvc_list_init(&session->calls);
     session->client = client;
     session->schema = *schema;

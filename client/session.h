@@ -55,12 +55,11 @@ struct kv_session {
     uint32_t shared_tokens;     /* most tokens of its own writer that a fork has inherited */
     bool is_closed;
 
-    struct kvc_list calls; /* that have it for their handlers */
-    struct kvc_list ops;   /* begun and not ended, in order */
+    struct kvc_list calls;  /* that have it for their handlers */
+    struct kvc_list ops;    /* begun and not ended, in order */
+    struct kvc_list ranked; /* of `ops`: those that have a rank (op.h), the lowest first */
     uint32_t n_queued;
     uint32_t n_exclusive; /* of `ops` */
-    uint32_t put_begin;   /* token of the last put that was begun, while `ops` has any */
-    bool has_unordered;   /* one was begun after one of later rows */
 
     struct kvc_log_entry
         log[KVC_LOG_ENTRIES]; /* entries that a node may have missed, oldest first */

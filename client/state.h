@@ -90,6 +90,7 @@ struct kv_client {
     struct kvc_subop *free_subops;
     struct kvc_list waiting; /* connections with sub-operations; the first may send next */
     uint32_t n_waiting;
+    uint64_t n_order_looks; /* at operations and sub-operations, for the order of others */
     uint64_t mark; /* of the connections for which the last operation made sub-operations */
     struct kvc_list pending_receives;
     struct kvc_list control_messages;           /* that the transport has, or that wait */

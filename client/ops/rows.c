@@ -488,6 +488,13 @@ static void start_rows(struct kv_op *op)
 
 /* ---- puts that lead up to others --------------------------------------------------------- */
 
+/* The nearer a put's rows are to what is committed, the earlier it is sent: so none waits at a
+ * node, with a credit, for one that waits for a credit. */
+static uint32_t rank(const struct kv_op *op)
+{
+    return kvc_rows_of(op)->row_range.token_begin;
+}
+
 static bool runs_meet(uint32_t a, uint32_t n_a, uint32_t b, uint32_t n_b)
 {
     return a < b + n_b && b < a + n_a;
@@ -526,11 +533,11 @@ static bool awaits_rows(const struct kvc_request *request)
 
     if (request->header.token_begin != kvc_rows_of(op)->row_range.token_begin)
         return true;
-    KVC_LIST_EACH(link, follow, &op->session->ops)
+    KVC_LIST_EACH(link, follow, &op->session->ranked)
     {
-        const struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+        const struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_ranked);
 
-        if (is_put(other) && other->stage != KVC_STAGE_QUEUED &&
+        if (other->stage != KVC_STAGE_QUEUED &&
             leads_to(&kvc_rows_of(other)->row_range, &kvc_rows_of(op)->row_range))
             return true;
     }
@@ -542,31 +549,28 @@ static bool follows_sent(const struct kvc_request *request)
     const struct kv_op *op = kvc_request_op(request);
     struct kvc_list *link, *follow, *request_link, *request_follow;
 
-    KVC_LIST_EACH(link, follow, &op->session->ops)
+    KVC_LIST_EACH(link, follow, &op->session->ranked)
     {
-        struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_session);
+        struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_ranked);
 
-        if (!is_put(other) || (other != op && !leads_to(&kvc_rows_of(other)->row_range,
-                                                        &kvc_rows_of(op)->row_range)))
+        if (rank(other) > rank(op))
+            break;
+        op->client->n_order_looks++;
+        if (other != op &&
+            !leads_to(&kvc_rows_of(other)->row_range, &kvc_rows_of(op)->row_range))
             continue;
         KVC_LIST_EACH(request_link, request_follow, &other->owner.requests)
         {
             const struct kvc_request *earlier =
                 KVC_LIST_ENTRY(request_link, struct kvc_request, of_owner);
 
+            op->client->n_order_looks++;
             if (earlier->connection == request->connection &&
                 earlier->header.token_begin < request->header.token_begin)
                 return true;
         }
     }
     return false;
-}
-
-/* The nearer a put's rows are to what is committed, the earlier it is sent: so none waits at a
- * node, with a credit, for one that waits for a credit. */
-static uint32_t rank(const struct kv_op *op)
-{
-    return kvc_rows_of(op)->row_range.token_begin;
 }
 
 static bool requeue(struct kvc_request *request, uint64_t due_us)
@@ -585,10 +589,10 @@ static void ended_put(struct kv_op *op)
     struct kv_client *client = op->client;
     struct kvc_list *link, *follow, *request_link, *request_follow;
 
-    KVC_LIST_EACH(link, follow, &op->session->ops)
+    KVC_LIST_EACH(link, follow, &op->session->ranked)
     {
-        struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_session);
-        if (!is_put(other) || !leads_to(row_range, &kvc_rows_of(other)->row_range))
+        struct kv_op *other = KVC_LIST_ENTRY(link, struct kv_op, of_ranked);
+        if (!leads_to(row_range, &kvc_rows_of(other)->row_range))
             continue;
         const bool is_met =
             op->status == KV_OK && leads_up_to(row_range, &kvc_rows_of(other)->row_range);
@@ -651,11 +655,6 @@ static kv_status_t begin_rows(const struct kvc_op_type *type,
     }
     kvc_op_require_units(op, rows->layer_begin, rows->layer_begin + rows->n_layers,
                          rows->kv_head_begin, rows->n_kv_heads);
-    if (is_put(op)) {
-        session->has_unordered =
-            session->has_unordered || rows->token_begin < session->put_begin;
-        session->put_begin = rows->token_begin;
-    }
     return kvc_op_submit(op, ret_op);
 }
 

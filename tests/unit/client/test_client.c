@@ -2482,6 +2482,44 @@ static void test_busy_batch_of_none(void **state)
     kv_op_free(op);
 }
 
+/* Puts of one session, and how often each was looked at for the order of others. */
+static double order_looks(uint32_t n_puts)
+{
+    struct kv_op **ops = calloc(n_puts, sizeof(struct kv_op *));
+    uint64_t n_looks;
+
+    assert_non_null(ops);
+    set_up_lanes(3, CREDITS, n_puts);
+    n_looks = f.client->n_order_looks;
+    for (uint32_t i = 0; i < n_puts; i++) {
+        const struct kv_rows rows = {.n_layers = N_LAYERS, .token_begin = i, .n_tokens = 1};
+
+        ops[i] = begin_put(&rows, 0);
+    }
+    while (kv_pool_used(f.client->requests) > 0) {
+        turn(0);
+        forget();
+    }
+    for (uint32_t i = 0; i < n_puts; i++) {
+        assert_int_equal(kv_op_status(ops[i]), KV_OK);
+        kv_op_free(ops[i]);
+    }
+    free(ops);
+    n_looks = f.client->n_order_looks - n_looks;
+    tear_down(NULL);
+    return (double)n_looks / n_puts;
+}
+
+/* Those that cannot be sent yet cost the others nothing. */
+static void test_many_puts(void **state)
+{
+    const double few = order_looks(128), many = order_looks(1024);
+
+    (void)state;
+    print_message("%.1f looks at others for each of 128 puts, %.1f of 1024\n", few, many);
+    assert_true(many < 2 * few);
+}
+
 /* The rows of two decode steps: in order, in one message. */
 static void test_append_batch(void **state)
 {
@@ -3841,6 +3879,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_query_split, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_busy_batch_of_none, set_up, tear_down),
+        cmocka_unit_test(test_many_puts),
         cmocka_unit_test_setup_teardown(test_append_batch, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_large_requests_leave_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_replies_together, set_up, tear_down),
