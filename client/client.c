@@ -144,6 +144,8 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     client->transport = setup->transport;
     client->open_control = setup->open_control;
     client->tenant = setup->tenant;
+    if (setup->salt_bytes > 0)
+        client->salt = kv_hash128(setup->salt, setup->salt_bytes);
     client->credits = setup->credits;
     client->version_max =
         setup->wire_version_max != 0 ? setup->wire_version_max : KV_WIRE_VERSION;
@@ -363,13 +365,39 @@ void kv_client_node(const struct kv_client *client,
     };
 }
 
-struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
-                                     const struct kv_id128 *fingerprint,
-                                     const struct kv_id128 *salt,
-                                     const uint32_t *tokens,
-                                     size_t n_tokens)
+/* Returns what a block's name has of the keys that apply to its tokens. */
+static struct kv_id128
+extra_of(const struct kv_extra_key *keys, uint32_t n_keys, uint32_t first_token)
 {
-    return kv_block_name(parent, fingerprint, salt, tokens, n_tokens);
+    struct kv_id128 extra = {{0}};
+
+    for (uint32_t i = 0; i < n_keys; i++) {
+        const uint64_t begin = keys[i].first_token, end = begin + keys[i].n_tokens;
+
+        if (begin < (uint64_t)first_token + KV_BLOCK_TOKENS && end > first_token)
+            extra = kv_block_extra(&extra, (int64_t)begin - first_token, keys[i].bytes,
+                                   keys[i].n_bytes);
+    }
+    return extra;
+}
+
+void kv_prompt_names(const struct kv_client *client,
+                     const struct kv_model_info *model,
+                     const uint32_t *tokens,
+                     uint32_t n_tokens,
+                     const struct kv_extra_key *keys,
+                     uint32_t n_keys,
+                     struct kv_id128 *ret_names)
+{
+    static const struct kv_id128 none; /* before the first block */
+
+    for (uint32_t i = 0; i < n_tokens / KV_BLOCK_TOKENS; i++) {
+        const struct kv_id128 extra = extra_of(keys, n_keys, i * KV_BLOCK_TOKENS);
+
+        ret_names[i] =
+            kv_block_name(i > 0 ? &ret_names[i - 1] : &none, &model->fingerprint, &client->salt,
+                          &extra, tokens + (size_t)i * KV_BLOCK_TOKENS, KV_BLOCK_TOKENS);
+    }
 }
 
 const char *kv_client_version(void)

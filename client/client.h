@@ -57,6 +57,8 @@ struct kvc_client_setup {
     uint64_t seed;                /* of ids and tokens; 0: from the system */
     const char *name;             /* copied */
     uint32_t tenant;
+    const void *salt; /* (salt_bytes) as in kv_client_options */
+    size_t salt_bytes;
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least
                                 * KV_WIRE_VERSION_LEAST; 0: KV_WIRE_VERSION */
     uint32_t ops_max;

@@ -57,6 +57,7 @@ struct kv_client {
     struct kv_random random;
     char name[KV_NAME_BYTES_MAX + 1];
     uint32_t tenant;
+    struct kv_id128 salt; /* of names; zeros: none */
     uint32_t version_max; /* greatest version of the protocol that it speaks */
     uint32_t credits;
     uint64_t deadline_us, peer_timeout_us, retry_us;

@@ -91,6 +91,12 @@ struct kv_client_options {
     uint32_t peer_timeout_ms;
     uint32_t tenant;  /* whose objects and sessions the client uses; it cannot access others */
     uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
+    /* (salt_bytes) A secret that the names of blocks depend on, kv_prompt_names(), and that never
+     * leaves the client: who does not have it can neither name what others stored nor learn from
+     * the time of an answer that they did.  NULL: none; tenants are then kept apart against
+     * mistakes only, since a node believes what a client says of its tenant. */
+    const void *salt;
+    size_t salt_bytes;
 };
 
 /* Opens a client and connects to the nodes of the list; one connected node is enough.  The
@@ -236,7 +242,7 @@ struct kv_session_options {
     uint32_t lease_ms;   /* milliseconds; 0, or more than the nodes' maximum: the maximum */
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
     /* (n_block_names) of the prompt's full blocks, from the first one on, as
-     * kv_client_block_name() makes them; NULL: unknown.  Sessions with the same first block are
+     * kv_prompt_names() makes them; NULL: unknown.  Sessions with the same first block are
      * on the same nodes, others anywhere.  Where there are many of them, the nodes spread those
      * that come later: of these, those are together, as long as they spread no further, whose
      * prompts have block 16 in common, or, of shorter prompts, the last one of blocks 8, 4, 2, 1
@@ -688,14 +694,29 @@ KV_API kv_status_t kv_drain_begin(struct kv_client *client,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Returns the name of a block of tokens: the first 128 bits of SHA-256 over the parent's name
- * (zeros for the first block), the model's fingerprint, the tenant's salt and the tokens.
- *   tokens  (n_tokens) */
-KV_API struct kv_id128 kv_client_block_name(const struct kv_id128 *parent,
-                                            const struct kv_id128 *fingerprint,
-                                            const struct kv_id128 *salt,
-                                            const uint32_t *tokens,
-                                            size_t n_tokens);
+/* What the keys and values of a prompt depend on beside the model and the tokens: the name of an
+ * adapter (of all tokens), the hash of an image (of the tokens that stand for it). */
+struct kv_extra_key {
+    uint32_t first_token,
+        n_tokens;      /* of the prompt; up to UINT32_MAX, which is all that follow */
+    const void *bytes; /* (n_bytes) */
+    size_t n_bytes;
+};
+
+/* Names the full blocks of a prompt, KV_BLOCK_TOKENS tokens each; equal names mean equal keys and
+ * values.  A name is the first 128 bits of SHA-256 over the parent's name (zeros for the first
+ * block), the model's fingerprint, the client's salt, the extra keys whose tokens the block has,
+ * in their order and with their places, and the block's tokens (kvserver/base/hash.h).
+ *   tokens     (n_tokens)
+ *   keys       (n_keys)
+ *   ret_names  (n_tokens / KV_BLOCK_TOKENS) */
+KV_API void kv_prompt_names(const struct kv_client *client,
+                            const struct kv_model_info *model,
+                            const uint32_t *tokens,
+                            uint32_t n_tokens,
+                            const struct kv_extra_key *keys,
+                            uint32_t n_keys,
+                            struct kv_id128 *ret_names);
 
 /* Returns the library's version, "0.1.0".  The string is static. */
 KV_API const char *kv_client_version(void);

@@ -239,6 +239,8 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
     char detail[KVW_DETAIL_BYTES] = "";
     kv_schema_t *schema;
     uint64_t rows_bytes, store_tokens;
+    char *salt = NULL;
+    size_t salt_bytes = 0;
     kv_status_t status;
 
     worker->capacity = capacity;
@@ -263,22 +265,33 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
     free(schema);
     if (!memory_suffices(worker, rows_bytes, store_tokens))
         return KVW_USAGE;
+    if (options->salt_file[0] != '\0') {
+        const int result =
+            kvw_read_file(worker, "salt-file", options->salt_file, &salt, &salt_bytes);
+
+        if (result != KVW_DONE)
+            return result;
+    }
 
     if (is_embedded) {
         status = kvw_embedded_open(options->memory, &worker->embedded, detail, sizeof(detail));
         if (status != KV_OK) {
             kvw_error(worker, "%s", detail);
+            free(salt);
             return exit_status(status);
         }
     }
 
     const struct kv_client_options client_options = {
+        .salt = salt,
+        .salt_bytes = salt_bytes,
         .nodes = is_embedded ? kvw_embedded_address(worker->embedded) : options->store,
         /* Threads of an embedded node wait for the processors that compute. */
         .peer_timeout_ms = is_embedded ? 10000 : 0,
     };
 
     status = kv_client_open(&client_options, &worker->client, detail, sizeof(detail));
+    free(salt);
     if (status != KV_OK) {
         kvw_error(worker, "store: %.200s%s: %s%s", options->store,
                   strlen(options->store) > 200 ? "..." : "",

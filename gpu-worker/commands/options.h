@@ -21,6 +21,7 @@ union kvw_method_value {
 struct kvw_options {
     char model[KV_CONFIG_STRING_BYTES];
     const char *store;
+    char salt_file[KV_CONFIG_STRING_BYTES];
     char attention[KV_CONFIG_STRING_BYTES];
     union kvw_method_value method[KVW_METHOD_OPTIONS_MAX];
     bool is_given[KVW_METHOD_OPTIONS_MAX]; /* `method` is from the command line */

@@ -45,14 +45,11 @@ static uint32_t name_blocks(const struct kvw_session_setup *setup,
                             const struct kv_model_info *info,
                             struct kv_id128 ret_names[BLOCKS_NAMED])
 {
-    static const struct kv_id128 nothing; /* before the first block, and as salt */
     const uint32_t n_blocks = setup->n_prompt / KV_BLOCK_TOKENS;
     const uint32_t n = n_blocks < BLOCKS_NAMED ? n_blocks : BLOCKS_NAMED;
 
-    for (uint32_t i = 0; i < n; i++)
-        ret_names[i] = kv_client_block_name(
-            i > 0 ? &ret_names[i - 1] : &nothing, &info->fingerprint, &nothing,
-            setup->prompt + (size_t)i * KV_BLOCK_TOKENS, KV_BLOCK_TOKENS);
+    kv_prompt_names(setup->client, info, setup->prompt, n * KV_BLOCK_TOKENS, NULL, 0,
+                    ret_names);
     return n;
 }
 

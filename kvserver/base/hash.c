@@ -41,22 +41,38 @@ struct kv_id128 kv_hash128(const void *data, size_t bytes)
     return id;
 }
 
+struct kv_id128 kv_block_extra(const struct kv_id128 *extra,
+                               int64_t first_token,
+                               const void *bytes,
+                               size_t n_bytes)
+{
+    struct {
+        struct kv_id128 extra;
+        int64_t first_token;
+        struct kv_id128 key;
+    } text = {*extra, first_token, kv_hash128(bytes, n_bytes)};
+
+    static_assert(sizeof(text) == 40, "no padding: all of it is hashed");
+    return kv_hash128(&text, sizeof(text));
+}
+
 struct kv_id128 kv_block_name(const struct kv_id128 *parent,
                               const struct kv_id128 *fingerprint,
                               const struct kv_id128 *salt,
+                              const struct kv_id128 *extra,
                               const uint32_t *tokens,
                               size_t n_tokens)
 {
-    static const struct kv_id128 zeros;
     struct {
-        struct kv_id128 parent, fingerprint, salt;
+        struct kv_id128 parent, fingerprint, salt, extra;
         uint32_t tokens[KV_BLOCK_TOKENS];
     } text;
 
     assert(n_tokens <= KV_BLOCK_TOKENS);
-    text.parent = parent != NULL ? *parent : zeros;
+    text.parent = *parent;
     text.fingerprint = *fingerprint;
     text.salt = *salt;
+    text.extra = *extra;
     if (n_tokens > 0)
         memcpy(text.tokens, tokens, n_tokens * sizeof(*tokens));
     return kv_hash128(&text, offsetof(__typeof__(text), tokens) + n_tokens * sizeof(*tokens));

@@ -10,13 +10,22 @@
 /* Returns the first 128 bits of the SHA-256 of `bytes` bytes. */
 struct kv_id128 kv_hash128(const void *data, size_t bytes);
 
+/* Returns `extra` with one more key: the first 128 bits of the SHA-256 over `extra` (zeros before
+ * the first key), the key's first token, counted from the block's, as a little-endian i64, and the
+ * first 128 bits of the SHA-256 of its bytes. */
+struct kv_id128 kv_block_extra(const struct kv_id128 *extra,
+                               int64_t first_token,
+                               const void *bytes,
+                               size_t n_bytes);
+
 /* Returns the name of a block: the first 128 bits of the SHA-256 over the parent's name (zeros
- * for the first block), the model's fingerprint, the tenant's salt and the block's tokens as
- * little-endian u32.
+ * for the first block), the model's fingerprint, the tenant's salt, the block's extra keys
+ * (kv_block_extra(); zeros: none) and its tokens as little-endian u32.
  *   tokens  (n_tokens), n_tokens <= KV_BLOCK_TOKENS */
 struct kv_id128 kv_block_name(const struct kv_id128 *parent,
                               const struct kv_id128 *fingerprint,
                               const struct kv_id128 *salt,
+                              const struct kv_id128 *extra,
                               const uint32_t *tokens,
                               size_t n_tokens);
 

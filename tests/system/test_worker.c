@@ -171,10 +171,11 @@ static void the_same_logits_everywhere(void **state)
     }
 }
 
-static void generate(const char *store)
+static void generate(const char *store, const char *salt_file)
 {
-    const char *const argv[] = {kvworker, "generate",     "--model", model, "--store", store,
-                                "--json", "--max-tokens", "40",      EXACT, NULL};
+    const char *const argv[] = {
+        kvworker,       "generate", "--model",     model,     "--store", store, "--json",
+        "--max-tokens", "40",       "--salt-file", salt_file, EXACT,     NULL};
 
     run_kvworker(argv);
 }
@@ -188,16 +189,28 @@ static void the_same_tokens_everywhere(void **state)
     const char *at;
 
     (void)state;
-    generate("embedded");
+    generate("embedded", "");
     at = strstr(result.output, "\"token_ids\"");
     assert_non_null(at);
     memcpy(ids, at, strcspn(at, "]"));
-    generate(both);
+    generate(both, prompt); /* a secret changes where rows are, not what they are */
     at = strstr(result.output, "\"token_ids\"");
     assert_non_null(at);
     assert_int_equal(strncmp(at, ids, strlen(ids)), 0);
     for (unsigned i = 0; i < sizeof(members) / sizeof(members[0]); i++)
         assert_non_null(strstr(result.output, members[i]));
+}
+
+static void a_salt_that_is_not_there(void **state)
+{
+    const char *const argv[] = {kvworker, "generate",    "--model",      model, "--store",
+                                one,      "--salt-file", "/nonexistent", EXACT, NULL};
+    const struct process_spec spec = {.argv = argv};
+
+    (void)state;
+    assert_true(process_run(&spec, TIMEOUT_MS, &result));
+    assert_int_equal(result.status, 2);
+    assert_non_null(strstr(result.errors, "salt-file: /nonexistent: No such file"));
 }
 
 /* It says which node, what was asked of it and after how long, and ends. */
@@ -251,6 +264,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_logits_everywhere),
         cmocka_unit_test(the_same_tokens_everywhere),
+        cmocka_unit_test(a_salt_that_is_not_there),
         cmocka_unit_test(a_node_dies),
     };
 

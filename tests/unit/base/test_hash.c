@@ -27,40 +27,70 @@ static void published_digests(void **state)
     assert_memory_equal(id.bytes, abc, 16);
 }
 
+static struct kv_id128
+name_of(const struct kv_id128 parts[4], const uint32_t *tokens, size_t n_tokens)
+{
+    return kv_block_name(&parts[0], &parts[1], &parts[2], &parts[3], tokens, n_tokens);
+}
+
 static void block_names(void **state)
 {
-    struct kv_id128 parts[3] = {0}, name, other, concatenated;
+    struct kv_id128 parts[4] = {0}, name, other, concatenated;
     uint32_t tokens[KV_BLOCK_TOKENS] = {0};
-    uint8_t text[3 * 16 + sizeof(tokens)];
+    uint8_t text[sizeof(parts) + sizeof(tokens)];
 
     (void)state;
     for (uint32_t i = 0; i < KV_BLOCK_TOKENS; i++)
         tokens[i] = i * 2654435761u;
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < 4; i++)
         memset(parts[i].bytes, (int)i + 1, 16);
-    memcpy(text, parts, 48);
-    memcpy(text + 48, tokens, sizeof(tokens));
-    name = kv_block_name(&parts[0], &parts[1], &parts[2], tokens, KV_BLOCK_TOKENS);
+    memcpy(text, parts, sizeof(parts));
+    memcpy(text + sizeof(parts), tokens, sizeof(tokens));
+    name = name_of(parts, tokens, KV_BLOCK_TOKENS);
     concatenated = kv_hash128(text, sizeof(text));
     assert_memory_equal(&name, &concatenated, 16);
 
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         parts[i].bytes[15] ^= 1;
-        other = kv_block_name(&parts[0], &parts[1], &parts[2], tokens, KV_BLOCK_TOKENS);
+        other = name_of(parts, tokens, KV_BLOCK_TOKENS);
         assert_memory_not_equal(&name, &other, 16);
         parts[i].bytes[15] ^= 1;
     }
     for (size_t i = 0; i < KV_BLOCK_TOKENS; i++) {
         tokens[i] ^= 1u << 31;
-        other = kv_block_name(&parts[0], &parts[1], &parts[2], tokens, KV_BLOCK_TOKENS);
+        other = name_of(parts, tokens, KV_BLOCK_TOKENS);
         assert_memory_not_equal(&name, &other, 16);
         tokens[i] ^= 1u << 31;
     }
-    other = kv_block_name(&parts[0], &parts[1], &parts[2], tokens, KV_BLOCK_TOKENS - 1);
+    other = name_of(parts, tokens, KV_BLOCK_TOKENS - 1);
     assert_memory_not_equal(&name, &other, 16);
-    name = kv_block_name(&parts[0], &parts[1], &parts[2], NULL, 0);
-    concatenated = kv_hash128(text, 48);
+    name = name_of(parts, NULL, 0);
+    concatenated = kv_hash128(text, sizeof(parts));
     assert_memory_equal(&name, &concatenated, 16);
+}
+
+/* Which keys there are, where, how many and in which order: all of it counts. */
+static void extra_keys(void **state)
+{
+    static const struct kv_id128 none;
+    const struct kv_id128 a = kv_block_extra(&none, 0, "a", 1);
+    const struct kv_id128 others[] = {
+        none,
+        kv_block_extra(&none, 0, "b", 1),
+        kv_block_extra(&none, 0, "a", 2),
+        kv_block_extra(&none, 0, "", 0),
+        kv_block_extra(&none, 1, "a", 1),
+        kv_block_extra(&none, -128, "a", 1),
+        kv_block_extra(&a, 0, "a", 1),
+        kv_block_extra(&a, 0, "b", 1),
+        kv_block_extra(&(struct kv_id128){{1}}, 0, "a", 1),
+    };
+    const struct kv_id128 b_then_a = kv_block_extra(&others[1], 0, "a", 1);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        assert_memory_not_equal(&a, &others[i], 16);
+    assert_memory_not_equal(&others[7], &b_then_a, 16);
 }
 
 static void mix(void **state)
@@ -102,9 +132,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(from_many_threads), /* first: they race for the first use */
-        cmocka_unit_test(published_digests),
-        cmocka_unit_test(block_names),
-        cmocka_unit_test(mix),
+        cmocka_unit_test(published_digests), cmocka_unit_test(block_names),
+        cmocka_unit_test(extra_keys),        cmocka_unit_test(mix),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

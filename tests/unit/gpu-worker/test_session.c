@@ -49,7 +49,6 @@ static bool is_own_root(const struct kv_ticket *ticket)
 
 static void the_first_block_places(void **state)
 {
-    const struct kv_id128 nothing = {{0}};
     struct kv_model_info *info = calloc(1, sizeof(*info));
     struct kv_ticket ticket;
     struct kv_id128 name;
@@ -57,8 +56,7 @@ static void the_first_block_places(void **state)
     (void)state;
     assert_non_null(info);
     assert_int_equal(kvw_model_info(s.model, KV_FP16, info), KV_OK);
-    name =
-        kv_client_block_name(&nothing, &info->fingerprint, &nothing, s.tokens, KV_BLOCK_TOKENS);
+    kv_prompt_names(s.client, info, s.tokens, KV_BLOCK_TOKENS, NULL, 0, &name);
     for (uint32_t n = KV_BLOCK_TOKENS; n <= TOKENS; n += 359) {
         ticket = ticket_of(s.tokens, n);
         assert_true(ticket.root == kv_placement_prompt_root(&name));
