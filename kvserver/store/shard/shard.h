@@ -6,8 +6,8 @@
  *                                         +--> QUEUED (slices) --------->+
  *
  * Each request is one kvs_request, from its arrival until its reply has been sent.  It uses
- * only memory from pools allocated at startup.  Queued requests run in slices of at most about
- * 100 us, so no request blocks the thread; queue.h says in which order.
+ * only memory from pools allocated at startup.  Queued requests run in slices (base/slice.h), so no
+ * request blocks the thread; queue.h says in which order.
  *
  * Every client has a kvs_request for each credit that it was granted, whatever other clients
  * do.  A request beyond its credits, or beyond the available buffers, is rejected with KV_BUSY
