@@ -35,8 +35,8 @@
  *
  * Operations, calls and sessions
  *  (13) Exactly the operations that have begun and not ended are in the client's list, and in
- *       their sessions'; those with a rank in its list of these, too, by rank.  One that has
- *       ended holds nothing.
+ *       their sessions'; those with a rank in its list of these, too, by rank, and so are the
+ *       sub-operations that wait.  One that has ended holds nothing.
  *  (14) One that is queued has begun nothing; one that runs waits for a request, a call or a
  *       sub-operation.
  *  (15) An operation counts its calls, the client those that prepare, a session those that are

@@ -3678,6 +3678,15 @@ static struct kvc_subop *first_subop(void)
     return KVC_LIST_ENTRY(op->subops.next, struct kvc_subop, of_op);
 }
 
+/* The first of a list is its last one now. */
+static void move_back(struct kvc_list *head)
+{
+    struct kvc_list *first = head->next;
+
+    kvc_list_remove(first);
+    kvc_list_append(head, first);
+}
+
 /* Breaks the number-th thing.  false: there are not so many. */
 static bool break_it(unsigned number)
 {
@@ -3816,6 +3825,15 @@ static bool break_it(unsigned number)
     case 41:
         kvc_due_init(&f.session->renewal);
         return true;
+    case 42: /* (13) */
+        kvc_list_remove(&first_op()->of_ranked);
+        return true;
+    case 43:
+        move_back(&f.session->ranked);
+        return true;
+    case 44:
+        move_back(&connection->subops[KV_PRIORITY_PUT]);
+        return true;
     default:
         return false;
     }
@@ -3839,8 +3857,8 @@ static void test_check_finds(void **state)
 
     (void)state;
     f.node.is_manual = true;
-    for (unsigned i = 0; i < CREDITS + 2; i++)
-        begin_put(&rows, (size_t)i << 16);
+    for (; rows.token_begin < CREDITS + 2; rows.token_begin++)
+        begin_put(&rows, (size_t)rows.token_begin << 16);
     assert_int_equal(kv_truncate_begin(f.session, 1, 1000, &op), KV_OK);
     turn(1000);
     while (dies(check_broken, &number))
