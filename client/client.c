@@ -41,7 +41,9 @@ enum {
     WAIT_MAX_US = 1000000,
     WAIT_BLIND_US = 100, /* if the port has no descriptor to sleep on */
     CONTROL_EVERY_US = 1000,
-    PROGRESS_MAX = 64, /* progress calls of the port in one poll */
+    PROGRESS_MAX = 64,   /* progress calls of the port in one poll */
+    PARTING_US = 200000, /* that a close waits for nodes at most */
+    PARTING_TURN_US = 50,
 };
 
 /* ---- create and close -------------------------------------------------------------------- */
@@ -182,6 +184,23 @@ err_destroy:
     return status;
 }
 
+/* Nodes that were told goodbye stop sending and answer.  Until then their messages are taken
+ * from the port's queue: what finds no room there stays with a node for ever. */
+static void wait_for_partings(struct kv_client *client)
+{
+    const uint64_t until_us = client->loop.now_us + PARTING_US;
+
+    while (client->port->has_queue && client->n_partings > 0 &&
+           client->loop.now_us < until_us) {
+        if (kv_port_progress(client->port) == 0)
+            kv_sleep_fds(NULL, 0, PARTING_TURN_US);
+        kvc_loop_update_time(&client->loop);
+        for (uint32_t i = 0; i < client->n_nodes; i++)
+            if (client->nodes[i].control != NULL)
+                client->nodes[i].control->transport->progress(client->nodes[i].control);
+    }
+}
+
 void kv_client_close(struct kv_client *client)
 {
     if (client == NULL)
@@ -201,8 +220,10 @@ void kv_client_close(struct kv_client *client)
 
         if (node->state == KVC_NODE_CONNECTED && node->failure == KV_OK)
             kvc_node_goodbye(node);
-        kvc_node_close(node);
     }
+    wait_for_partings(client);
+    for (uint32_t i = 0; i < client->n_nodes; i++)
+        kvc_node_close(&client->nodes[i]);
     destroy(client);
 }
 

@@ -127,10 +127,12 @@ static void keep_id(struct kvc_node *node, const Kvpb__HelloReply *reply)
     memcpy(node->node_id.bytes, reply->node_id.data, 16);
 }
 
-static void ignored(
+static void parted(
     void *arg, kv_status_t status, const uint8_t *reply, size_t reply_bytes, const char *detail)
 {
-    (void)arg;
+    struct kv_client *client = arg;
+
+    client->n_partings--;
     (void)status;
     (void)reply;
     (void)reply_bytes;
@@ -147,9 +149,10 @@ void kvc_node_goodbye(struct kvc_node *node)
     request.client_token.len = sizeof(node->client_token.bytes);
     if (kvpb__goodbye_request__get_packed_size(&request) > sizeof(packed))
         return;
-    (void)node->control->transport->call(node->control, KV_OP_GOODBYE, packed,
-                                         kvpb__goodbye_request__pack(&request, packed),
-                                         node->client->peer_timeout_us, ignored, NULL);
+    if (node->control->transport->call(
+            node->control, KV_OP_GOODBYE, packed, kvpb__goodbye_request__pack(&request, packed),
+            node->client->peer_timeout_us, parted, node->client) == KV_OK)
+        node->client->n_partings++;
 }
 
 /* Returns another entry of the list with the same node, or NULL. */

@@ -70,6 +70,7 @@ struct kv_client {
     struct kvc_list calling; /* nodes with calls that their control transports have */
     uint32_t n_attached;     /* nodes whose control transports watch the client */
     uint64_t attached_us;    /* when those last made progress */
+    uint32_t n_partings;     /* nodes that have yet to answer a goodbye */
 
     struct kv_pool *op_pool;
     struct kvc_list ops; /* not ended */

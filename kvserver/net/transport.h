@@ -85,6 +85,8 @@ struct kv_transport {
 };
 struct kv_port {
     const struct kv_transport_ops *ops;
+    bool has_queue; /* peers write into a queue of its own, which has room only while it is
+                     * driven: whoever closes it should wait until they have stopped */
 };
 struct kv_channel {
     const struct kv_transport_ops *ops;

@@ -297,6 +297,7 @@ kv_status_t kv_ucx_port_open(struct kv_transport *base,
     if (port == NULL)
         return KV_NO_MEMORY;
     port->base.ops = base->ops;
+    port->base.has_queue = transport->contexts[KV_UCX_LINK_SHARED] != NULL;
     port->transport = transport;
     port->events = *events;
     port->owner = owner;

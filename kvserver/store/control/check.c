@@ -209,7 +209,8 @@ static void check_client(const struct kvs_control *control,
     assert(client == &control->clients[client->index]);
     assert(client->credits >= control->credits_sure &&
            client->credits <= control->config.credits);
-    assert(client->state != KVS_CLIENT_CLOSING || client->channel == NULL);
+    assert(client->state != KVS_CLIENT_CLOSING || client->channel == NULL ||
+           client->n_asked > 0);
     assert(client->state != KVS_CLIENT_OPENING ||
            n_calls_of_client(control, client, KV_OP_HELLO) == 1);
     assert((client->n_asked > 0) == (n_calls_of_client(control, client, KV_OP_GOODBYE) > 0));

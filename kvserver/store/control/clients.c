@@ -103,6 +103,16 @@ kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128
     return client;
 }
 
+struct kv_channel *kvs_client_channel(const struct kvs_control *control,
+                                      uint32_t index,
+                                      const struct kv_id128 *token)
+{
+    if (index >= control->config.clients_max ||
+        !kv_token_equal(&control->clients[index].token, token))
+        return NULL;
+    return control->clients[index].channel;
+}
+
 /* ---- credits and removal ----------------------------------------------------------------- */
 
 uint32_t kvs_client_grant(struct kvs_control *control)
@@ -115,50 +125,77 @@ uint32_t kvs_client_grant(struct kvs_control *control)
     return control->credits_sure + more;
 }
 
-static void client_closed(struct kvs_control_call *call)
+static void close_channel(struct kvs_client_record *client)
 {
-    struct kvs_client_record *client = call->client;
-
-    client->n_asked = 0;
-    if (call->status == KV_OK) {
-        client->state = KVS_CLIENT_FREE;
-        call->control->credits_spare += client->credits - call->control->credits_sure;
-        list_add(&call->control->free_clients, client);
-    } else {
-        list_add(&call->control->unclosed_clients, client);
-    }
-    kvs_control_call_end(call);
+    if (client->channel != NULL)
+        client->channel->ops->channel_close(client->channel);
+    client->channel = NULL;
 }
 
-static void client_close(struct kvs_control *control, struct kvs_client_record *client)
+static void client_closed(struct kvs_control_call *call)
+{
+    struct kvs_control *control = call->control;
+    struct kvs_client_record *client = call->client;
+    const bool is_over = call->status == KV_OK;
+
+    client->n_asked = 0;
+    if (call->reply != NULL)
+        kvs_call_reply_ok(call);
+    else
+        kvs_control_call_end(call);
+    close_channel(client); /* which may have carried the reply */
+    if (is_over) {
+        client->state = KVS_CLIENT_FREE;
+        control->credits_spare += client->credits - control->credits_sure;
+    }
+    list_add(is_over ? &control->free_clients : &control->unclosed_clients, client);
+}
+
+/* The call ends when every data thread has closed its channel to the client. */
+static void client_close(struct kvs_client_record *client, struct kvs_control_call *call)
+{
+    list_remove(client);
+    call->client = client;
+    client->n_asked = call->control->n_threads;
+    kvs_control_broadcast(
+        call, &(struct kvs_command){.kind = KVS_COMMAND_CLIENT_CLOSE, .index = client->index},
+        client_closed);
+}
+
+/* As client_close(), where nobody waits for a reply. */
+static void client_close_itself(struct kvs_control *control, struct kvs_client_record *client)
 {
     struct kvs_control_call *call = kvs_control_call_internal(control, KV_OP_GOODBYE);
 
     client->closing_us = kv_clock_now(control->config.clock);
-    if (call == NULL)
-        return;
+    if (call != NULL)
+        client_close(client, call);
+}
+
+/* It is known no more. */
+static void forget(struct kvs_control *control, struct kvs_client_record *client)
+{
+    client->state = KVS_CLIENT_CLOSING;
+    client->n_asked = 0;
+    client->closing_us = kv_clock_now(control->config.clock);
+    kv_map_remove(control->client_of_id, &client->id);
     list_remove(client);
-    call->client = client;
-    client->n_asked = control->n_threads;
-    kvs_control_broadcast(
-        call, &(struct kvs_command){.kind = KVS_COMMAND_CLIENT_CLOSE, .index = client->index},
-        client_closed);
+    list_add(&control->unclosed_clients, client);
+}
+
+void kvs_client_part(struct kvs_client_record *client, struct kvs_control_call *goodbye)
+{
+    forget(goodbye->control, client);
+    client_close(client, goodbye);
 }
 
 void kvs_client_remove(struct kvs_control *control, struct kvs_client_record *client)
 {
     if (client->state != KVS_CLIENT_OPEN && client->state != KVS_CLIENT_OPENING)
         return;
-    client->state = KVS_CLIENT_CLOSING;
-    client->n_asked = 0;
-    kv_map_remove(control->client_of_id, &client->id);
-    list_remove(client);
-    list_add(&control->unclosed_clients, client);
-    if (client->channel != NULL) {
-        client->channel->ops->channel_close(client->channel);
-        client->channel = NULL;
-    }
-    client_close(control, client);
+    forget(control, client);
+    close_channel(client);
+    client_close_itself(control, client);
 }
 
 void kvs_control_client_gone(struct kvs_control *control,
@@ -220,7 +257,7 @@ void kvs_clients_check(struct kvs_control *control, uint64_t now_us)
     for (client = control->unclosed_clients; client != NULL; client = next) {
         next = client->next;
         if (now_us - client->closing_us > CLOSE_AGAIN_US)
-            client_close(control, client); /* its last requests may have ended since */
+            client_close_itself(control, client); /* its last requests may have ended */
     }
     for (client = control->unwatched_clients; client != NULL; client = next) {
         next = client->next;

@@ -399,6 +399,14 @@ kvs_client_of(struct kvs_control *control, uint32_t index, const struct kv_id128
  * always at least credits_sure. */
 uint32_t kvs_client_grant(struct kvs_control *control);
 void kvs_client_remove(struct kvs_control *control, struct kvs_client_record *client);
+/* As kvs_client_remove(), and ends the client's own call with a reply once no data thread sends
+ * to it any more. */
+void kvs_client_part(struct kvs_client_record *client, struct kvs_control_call *goodbye);
+/* Returns the control port's channel to the client, also to one that has said goodbye and waits
+ * for the reply; NULL: there is none. */
+struct kv_channel *kvs_client_channel(const struct kvs_control *control,
+                                      uint32_t index,
+                                      const struct kv_id128 *token);
 /* A data thread reports that its channel to the client has failed or makes no progress. */
 void kvs_client_stuck(struct kvs_control *control, const struct kvs_command *notice);
 /* Removes clients that have been silent for too long, and continues closing others. */

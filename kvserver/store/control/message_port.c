@@ -59,11 +59,8 @@ static void message_reply(void *arg, const uint8_t *bytes, size_t n_bytes)
     if (reply->channel != NULL) {
         channel = hello_channel(reply, bytes, n_bytes);
     } else {
-        /* Looked up again: the client may have left while its request was being served. */
-        const struct kvs_client_record *client = kvs_client_of(
-            reply->control, reply->request.client_index, &reply->request.client_token);
-        if (client != NULL)
-            channel = client->channel;
+        channel = kvs_client_channel(reply->control, reply->request.client_index,
+                                     &reply->request.client_token);
     }
     if (channel == NULL) {
         message_sent(reply, KV_OK);

@@ -176,13 +176,11 @@ void kvs_control_goodbye(struct kvs_control_call *call)
         struct kvs_client_record *client = &control->clients[request->client_index];
         bool known = client->state == KVS_CLIENT_OPEN && kv_token_equal(&client->token, &token);
 
-        /* The reply goes first: removing the client closes the channel that may carry it. */
-        if (known) {
-            kvs_call_reply_ok(call);
-            kvs_client_remove(control, client);
-        } else {
+        /* The reply says that nothing is sent to the client any more. */
+        if (known)
+            kvs_client_part(client, call);
+        else
             kvs_control_refuse(call, KV_NOT_FOUND, "goodbye: unknown client");
-        }
     }
     kvpb__goodbye_request__free_unpacked(request, NULL);
 }
