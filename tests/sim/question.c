@@ -258,20 +258,35 @@ static const char *__attribute__((format(printf, 1, 2))) say(const char *format,
 /* One kv head's candidates, as the truth has them. */
 struct candidates {
     struct oracle_rows rows;
-    bool *held;    /* (n) the asker said so, and was right */
+    bool *held;    /* (n) the asker said so, and was right, and the node knew it */
     bool is_known; /* every row can only have been what it is taken for */
 };
 
-/* Whether the asker said that it holds the token's block, and was right. */
-static bool holds(const struct question *question, uint32_t head, uint32_t token)
+/* Whether the answer says of a row of the block that the asker has it. */
+static bool is_left_out(const struct kv_query_result *found, uint32_t block)
 {
+    for (uint32_t i = 0; found->row_index != NULL && i < found->n_ids; i++)
+        if (found->ids[i] / KV_BLOCK_TOKENS == block && found->row_index[i] == KV_ROW_CACHED)
+            return true;
+    return false;
+}
+
+/* Whether the asker said that it holds the token's block, was right, and the node knew it.  A node
+ * that may lack CRCs of the block knew it if it left out any row.  If it left out rows and named
+ * none of them, attention over what was chosen is not what it answered. */
+static bool holds(const struct question *question,
+                  uint32_t head,
+                  uint32_t token,
+                  const struct kv_query_result *found)
+{
+    const uint32_t block = token / KV_BLOCK_TOKENS;
     uint32_t at = 0;
 
     for (uint32_t i = 0; i < head; i++)
         at += question->n_held[i];
     for (uint32_t i = at; i < at + question->n_held[head]; i++)
-        if (question->held[i].block == token / KV_BLOCK_TOKENS && question->is_right[i])
-            return true;
+        if (question->held[i].block == block && question->is_right[i])
+            return !question->may_lack_crcs || is_left_out(found, block);
     return false;
 }
 
@@ -284,7 +299,8 @@ static void candidates_make(struct candidates *candidates,
                             const struct question *question,
                             const struct truth *truth,
                             uint32_t head,
-                            uint64_t since)
+                            uint64_t since,
+                            const struct kv_query_result *found)
 {
     const struct kv_query *query = &question->query;
     const struct kv_layer_schema *layer = &truth->schema.layers[query->layer];
@@ -309,7 +325,7 @@ static void candidates_make(struct candidates *candidates,
             oracle_load(type, row, layer->d_k, rows->keys + (size_t)n * layer->d_k);
             oracle_load(type, row + kv_dtype_bytes(type) * layer->d_k, layer->d_v,
                         rows->values + (size_t)n * layer->d_v);
-            candidates->held[n] = holds(question, head, token);
+            candidates->held[n] = holds(question, head, token, found);
             rows->tokens[n++] = token;
         }
     }
@@ -553,10 +569,9 @@ held_fault(const struct question *question, uint32_t head, const struct kv_query
     if (found->row_index == NULL)
         return NULL;
     for (uint32_t i = 0; i < found->n_ids; i++) {
-        bool is_held = holds(question, head, found->ids[i]);
+        bool is_held = holds(question, head, found->ids[i], found);
 
-        if (is_held != (found->row_index[i] == KV_ROW_CACHED) &&
-            !(is_held && question->may_lack_crcs))
+        if (is_held != (found->row_index[i] == KV_ROW_CACHED))
             return say("token %u: %s", found->ids[i], is_held ? "held, and sent" : "not sent");
     }
     return NULL;
@@ -628,7 +643,7 @@ const char *question_fault(const struct question *question,
 
         if (kv_op_query_result(op, head, &found) != KV_OK)
             return "nothing was found";
-        candidates_make(&candidates, question, truth, head, since);
+        candidates_make(&candidates, question, truth, head, since, &found);
         why = ids_fault(query, &found);
         if (why == NULL)
             why = counts_fault(query, candidates.rows.n, &found);

@@ -27,7 +27,7 @@ struct question {
     uint32_t tokens;    /* that must be committed */
     bool is_sure;       /* all candidates must be there */
     bool has_codes;     /* of these keys none can be scored */
-    bool may_lack_crcs; /* a node may have lost some, and know no block that the client has */
+    bool may_lack_crcs; /* a node may have lost some, and not know blocks that the client has */
     float *vectors;
     struct kv_range ranges[QUESTION_RANGES_MAX];
     uint32_t n_held[TRUTH_UNITS_MAX];
