@@ -387,8 +387,10 @@ static void check_session_ops(const struct kv_session *session)
     check_ranked(session);
 }
 
-static void check_session(const struct kv_client *client, const struct kv_session *session)
+/* Returns how many calls have the session. */
+static uint32_t check_session(const struct kv_client *client, const struct kv_session *session)
 {
+    const uint32_t n_calls = check_list(&session->calls);
     uint32_t n_renewing = 0, n_catch_ups = 0, n_catching_up = 0;
     struct kvc_list *link, *follow;
 
@@ -399,7 +401,6 @@ static void check_session(const struct kv_client *client, const struct kv_sessio
         assert(session->log[i].generation == session->log[0].generation + i);
     if (session->n_log > 0)
         assert(session->log[session->n_log - 1].generation + 1 - session->generation <= 1);
-    check_list(&session->calls);
     KVC_LIST_EACH(link, follow, &session->calls)
     {
         const struct kvc_call *call = KVC_LIST_ENTRY(link, struct kvc_call, of_session);
@@ -414,6 +415,7 @@ static void check_session(const struct kv_client *client, const struct kv_sessio
     for (uint32_t i = 0; i < session->row.n_nodes; i++)
         n_catching_up += session->nodes[i].is_catching_up;
     assert(n_renewing == session->n_renewing && n_catch_ups == n_catching_up);
+    return n_calls;
 }
 
 static void check_call(const struct kv_client *client, const struct kvc_call *call)
@@ -422,8 +424,6 @@ static void check_call(const struct kv_client *client, const struct kvc_call *ca
     if (call->owner != NULL)
         assert(kvc_call_op(call)->is_in_use && kvc_call_op(call)->stage != KVC_STAGE_ENDED);
     assert((call->owner != NULL) == !kvc_list_empty(&call->of_owner));
-    if (call->session != NULL)
-        assert(has_link(&client->sessions, &call->session->of_client));
     assert((call->session != NULL) == !kvc_list_empty(&call->of_session));
     assert(call->is_out == (call->resend.at_us == KVC_NEVER));
     if (!call->is_out)
@@ -465,6 +465,7 @@ void kvc_client_check(struct kv_client *client)
 {
     struct kvc_list *link, *follow;
     struct live live;
+    uint32_t n_of_sessions = 0; /* calls that have one */
 
     check_list(&client->sessions);
     check_list(&client->buffers);
@@ -481,9 +482,13 @@ void kvc_client_check(struct kv_client *client)
     check_nodes(client, &live);
     check_dues(client);
     KVC_LIST_EACH(link, follow, &client->calls)
-    check_call(client, KVC_LIST_ENTRY(link, struct kvc_call, of_client));
+    {
+        check_call(client, KVC_LIST_ENTRY(link, struct kvc_call, of_client));
+        n_of_sessions += KVC_LIST_ENTRY(link, struct kvc_call, of_client)->session != NULL;
+    }
     KVC_LIST_EACH(link, follow, &client->sessions)
-    check_session(client, KVC_LIST_ENTRY(link, struct kv_session, of_client));
+    n_of_sessions -= check_session(client, KVC_LIST_ENTRY(link, struct kv_session, of_client));
+    assert(n_of_sessions == 0);
     KVC_LIST_EACH(link, follow, &client->buffers)
     check_buffer(client, KVC_LIST_ENTRY(link, struct kv_buffer, of_client), &live);
 }
