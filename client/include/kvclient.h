@@ -110,10 +110,11 @@ struct kv_client_options {
  * Borrows `options` during the call.  Transfers *ret_client (free with kv_client_close()).
  *
  * Fails with KV_INVALID if an option is invalid, if a node is in the list twice or calls itself
- * by another name than the list, with KV_VERSION if a node has another version of the protocol, with KV_UNSUPPORTED if this build has no
- * network, and with KV_UNREACHABLE if no node responds.  If all nodes fail in the same way (for
- * example with KV_DRAINING), that is the result.  `detail` (detail_bytes, 0-terminated) then
- * says what failed and names the nodes; on success it is "". */
+ * by another name than the list, with KV_VERSION if a node speaks no version of the protocol
+ * that the client speaks, with KV_UNSUPPORTED if this build has no network, and with
+ * KV_UNREACHABLE if no node responds.  If all nodes fail in the same way (for example with
+ * KV_DRAINING), that is the result.  `detail` (detail_bytes, 0-terminated) then says what failed
+ * and names the nodes; on success it is "". */
 KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
                                   struct kv_client **ret_client,
                                   char *detail,
@@ -526,7 +527,8 @@ struct kv_query {
     const struct kv_range *ranges;        /* (n_ranges) eligible rows: ascending, disjoint */
     const uint32_t *n_cached;             /* (n_kv_heads); NULL: none */
     const struct kv_cached_block *cached; /* (sum of n_cached) ascending in each head; rows
-                                             are selected like others, but not sent */
+                                             are selected like others, but not sent, unless
+                                             the node's block has another fingerprint */
 };
 
 /* Returns the most bytes that the rows of a result can take; 0 if the query does not fit the
