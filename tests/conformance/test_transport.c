@@ -1498,15 +1498,65 @@ static void peer_is_killed(void **state)
     }
 }
 
-/* The peer's queue is full, and it is killed before its data has come: nothing stays with the
- * transport for ever. */
-static void sender_is_killed_with_a_full_queue(void **state)
+static void await_sleep(struct pair *pair)
+{
+    struct kv_port *port = pair->a.port;
+    kv_status_t status = KV_BUSY;
+    int fd = -1;
+
+    for (uint64_t begin = now_us(); status == KV_BUSY && now_us() - begin < WAIT_US;) {
+        step(pair);
+        status = port->ops->port_arm(port, &fd);
+    }
+    assert_int_equal(status, KV_OK);
+}
+
+/* Kills a stopped peer whose queue is full, and closes the channel.  All sends end. */
+static void kill_with_a_full_queue(struct pair *pair, struct child *child, size_t bytes)
 {
     enum {
-        N_SMALL = 400 /* more than a queue has room for */
+        N_SENDINGS = 400 /* more than a queue has room for */
     };
-    static struct sending small[N_SMALL];
+    static struct sending sendings[N_SENDINGS];
     unsigned n_ended;
+
+    for (unsigned i = 0; i < N_SENDINGS; i++)
+        assert_true(begin_send(&pair->a, &sendings[i], 2, bytes, 0) >= 0);
+    kill_child(child);
+    drive_for(pair, 10000);
+    close_channel(&pair->a);
+    do {
+        n_ended = 0;
+        step(pair);
+        for (unsigned i = 0; i < N_SENDINGS; i++)
+            n_ended += sendings[i].n_done;
+    } while (n_ended < N_SENDINGS);
+    for (unsigned i = 0; i < N_SENDINGS; i++)
+        end_send(&sendings[i]);
+}
+
+/* What it had of messages is no reason to stay awake for ever. */
+static void killed_with_a_full_queue(void **state)
+{
+    struct child child;
+    struct pair pair;
+
+    (void)state;
+    if (!subject.has_processes)
+        skip();
+    for (unsigned i = 0; i < 2; i++) {
+        meet_child(&pair, &child, "echo");
+        ask_for_echoes(&pair, 10, 1000, 0);
+        assert_int_equal(kill(child.process, SIGSTOP), 0);
+        kill_with_a_full_queue(&pair, &child, i == 0 ? 100 : 20000);
+        await_sleep(&pair);
+        close_pair(&pair);
+    }
+}
+
+/* It is killed before its data has come: nothing stays with the transport for ever. */
+static void sender_is_killed_with_a_full_queue(void **state)
+{
     struct child child;
     struct pair pair;
     kv_status_t status;
@@ -1520,21 +1570,10 @@ static void sender_is_killed_with_a_full_queue(void **state)
     assert_int_equal(kill(child.process, SIGSTOP), 0);
     status = receive(&pair.a, &pair.a.held_headers[0], pair.a.held[0]);
     drive_for(&pair, 10000);
-    for (unsigned i = 0; i < N_SMALL; i++)
-        assert_true(begin_send(&pair.a, &small[i], 2, 100, 0) >= 0);
-    kill_child(&child);
-    drive_for(&pair, 10000);
-    close_channel(&pair.a);
+    kill_with_a_full_queue(&pair, &child, 100);
     if (status == KV_IN_PROGRESS)
         DRIVE_UNTIL(&pair, pair.a.n_ended == 1);
-    do {
-        n_ended = 0;
-        step(&pair);
-        for (unsigned i = 0; i < N_SMALL; i++)
-            n_ended += small[i].n_done;
-    } while (n_ended < N_SMALL);
-    for (unsigned i = 0; i < N_SMALL; i++)
-        end_send(&small[i]);
+    await_sleep(&pair);
     close_pair(&pair);
 }
 
@@ -1611,6 +1650,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(received_after_the_channels),
         cmocka_unit_test(talks_to_child),
         cmocka_unit_test(peer_is_killed),
+        cmocka_unit_test(killed_with_a_full_queue),
         cmocka_unit_test(sender_is_killed_with_a_full_queue),
         cmocka_unit_test(bad_configurations),
     };

@@ -144,9 +144,10 @@ static void close_endpoint(struct kv_ucx_channel *channel)
         ucp_request_free(request);
     port->settle = KV_UCX_SETTLE_ROUNDS;
     channel->link->n_channels--;
-    if (channel->link->kind == KV_UCX_LINK_SHARED) {
+    if (channel->link == port->links[KV_UCX_LINK_SHARED]) {
         port->must_probe = true;
         port->must_look = true;
+        port->is_restless = true;
     }
     free(channel);
 }

@@ -330,14 +330,30 @@ void kv_ucx_port_address(struct kv_port *port, const void **ret_address, size_t 
     *ret_bytes = address->bytes;
 }
 
+/* What a closed channel left behind may keep it from sleeping (ucx_probe.c). */
+static ucs_status_t arm_shared(struct kv_ucx_port *port)
+{
+    const ucs_status_t ucs = port->must_look
+                                 ? UCS_ERR_BUSY
+                                 : ucp_worker_arm(port->links[KV_UCX_LINK_SHARED]->worker);
+
+    if (ucs == UCS_ERR_BUSY) {
+        port->is_kept_awake = true;
+    } else {
+        port->is_restless = false;
+        port->left_us = port->awake_us = 0;
+    }
+    return ucs;
+}
+
 kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
 {
     struct kv_ucx_port *port = kv_ucx_port_of(base);
 
     uint64_t wakes;
 
-    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->must_look ||
-        port->retired != NULL || port->due != NULL)
+    if (port->settle > 0 || port->n_failures > 0 || port->is_probing || port->retired != NULL ||
+        port->due != NULL)
         return KV_BUSY;
     if (port->wake_fd >= 0 && read(port->wake_fd, &wakes, sizeof(wakes)) > 0)
         return KV_BUSY;
@@ -346,7 +362,8 @@ kv_status_t kv_ucx_port_arm(struct kv_port *base, int *ret_fd)
 
         if (port->links[kind] == NULL)
             continue;
-        ucs = ucp_worker_arm(port->links[kind]->worker);
+        ucs = kind == KV_UCX_LINK_SHARED ? arm_shared(port)
+                                         : ucp_worker_arm(port->links[kind]->worker);
         if (ucs != UCS_OK)
             return ucs == UCS_ERR_BUSY ? KV_BUSY : KV_IO;
     }

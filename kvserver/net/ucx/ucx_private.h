@@ -56,8 +56,14 @@ enum {
     KV_UCX_PROBE_EVERY_US = 1000000, /* between two probes of the shared queue */
     KV_UCX_PROBE_LOST_US = 1000000,  /* a probe not received after this time is lost */
     KV_UCX_PROBE_STEP_US = 250000,   /* counted at most between two looks at the queue */
-    /* How long UCX may keep what a closed channel left behind before the queue is replaced. */
+    /* How long UCX may receive for a channel that was closed before the queue is replaced. */
     KV_UCX_LEFT_US = 1000000,
+    /* How long what a closed channel left behind may keep the port awake: without other
+     * channels, which would have to connect again; if no message has come of late; at most. */
+    KV_UCX_AWAKE_ALONE_US = 1000000,
+    KV_UCX_AWAKE_US = 10000000,
+    KV_UCX_QUIET_US = 500000,
+    KV_UCX_AWAKE_MAX_US = 60000000,
 };
 
 /* A port's address: this prefix, and then one address of a UCX worker per link, in the order of
@@ -197,8 +203,14 @@ struct kv_ucx_port {
     uint64_t waited_us;  /* for the probe, while the port made progress */
     bool is_probing;     /* it has not been received yet */
     bool must_probe;     /* a peer may have left the queue half written */
-    bool must_look;      /* a closed channel may have left behind what UCX does not end */
-    uint64_t left_us;    /* how long it has, while the port was driven */
+    bool must_look;      /* a closed channel may have left requests that UCX does not end */
+    bool is_restless;    /* one was closed, and UCX has not been idle since */
+    bool is_kept_awake;  /* since the last look the owner wanted to sleep, and UCX was busy */
+    bool is_quiet;       /* no message has come since the last look */
+    /* While the port was driven: */
+    uint64_t left_us;  /* how long UCX has received for a closed channel */
+    uint64_t awake_us; /* how long UCX has kept it awake since it became restless */
+    uint64_t quiet_us; /* how long no message has come */
     bool in_progress;
     bool closing;
 };

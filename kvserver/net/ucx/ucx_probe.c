@@ -4,10 +4,11 @@
  * middle of a message blocks all messages after it.  The port therefore sends itself a probe at
  * intervals; if one does not arrive, the queue is stuck, and the port replaces it.
  *
- * UCX ends the requests of a closed endpoint once what the endpoint had to write is in the
- * peer's queue.  If that is full, and the peer gone, this never happens: the owner's memory stays
- * with UCX, and the worker is never idle.  Only the end of the worker ends such requests, so the
- * port replaces its queue here, too.
+ * UCX closes an endpoint once what the endpoint had to write is in the peer's queue.  If that is
+ * full, and the peer gone, this never happens: requests stay with UCX, and the worker is never
+ * idle.  Only the end of the worker ends this, so the port replaces its queue here, too: soon if
+ * UCX may write to the owner's memory, else after a while in which nothing else happens, because
+ * the other peers have to connect again.
  */
 #include "kvserver/net/ucx/ucx_private.h"
 
@@ -86,6 +87,8 @@ static void replace_queue(struct kv_ucx_port *port)
         kv_ucx_close_link(fresh);
         return;
     }
+    port->must_look = port->is_restless = false;
+    port->left_us = port->awake_us = 0;
     for (struct kv_ucx_channel *channel = port->channels; channel != NULL;
          channel = channel->next)
         if (channel->link == old)
@@ -94,29 +97,51 @@ static void replace_queue(struct kv_ucx_port *port)
     port->retired = old;
 }
 
-/* Whether UCX still has something of a channel of the link that was closed. */
-static bool has_left(const struct kv_ucx_link *link)
+/* Whether UCX may still write to memory for a closed channel of the link. */
+static bool has_left_receive(const struct kv_ucx_link *link)
 {
     for (const struct kv_ucx_incoming *incoming = link->port->incomings; incoming != NULL;
          incoming = incoming->next)
         if (incoming->link == link && incoming->is_left)
             return true;
+    return false;
+}
+
+/* Whether UCX still has a send over the link: of a channel that was closed, or of another. */
+static bool has_send(const struct kv_ucx_link *link, bool is_closed)
+{
     for (const struct kv_ucx_pending_send *pending = link->port->pending_sends; pending != NULL;
          pending = pending->next)
-        if (pending->link == link && pending->channel == NULL)
+        if (pending->link == link && (pending->channel == NULL) == is_closed)
             return true;
     return false;
 }
 
+/* Whether UCX has kept what closed channels left behind for too long. */
+static bool is_left_too_long(struct kv_ucx_port *port, uint64_t passed_us)
+{
+    const struct kv_ucx_link *link = port->links[KV_UCX_LINK_SHARED];
+    const bool has_receive = has_left_receive(link);
+
+    port->must_look = has_receive || has_send(link, true);
+    port->left_us = has_receive ? port->left_us + passed_us : 0;
+    /* A peer that is only slow keeps the port awake, too. */
+    if (port->is_kept_awake && !has_send(link, false))
+        port->awake_us += passed_us;
+    port->quiet_us = port->is_quiet ? port->quiet_us + passed_us : 0;
+    port->is_kept_awake = false;
+    port->is_quiet = true;
+    return port->left_us >= KV_UCX_LEFT_US ||
+           (port->awake_us >= KV_UCX_AWAKE_ALONE_US && link->n_channels == 0) ||
+           (port->awake_us >= KV_UCX_AWAKE_US && port->quiet_us >= KV_UCX_QUIET_US) ||
+           port->awake_us >= KV_UCX_AWAKE_MAX_US;
+}
+
 static void look_at_left(struct kv_ucx_port *port, uint64_t passed_us)
 {
-    if (!port->must_look || port->settle > 0)
+    if (!port->is_restless || port->settle > 0 || !is_left_too_long(port, passed_us))
         return;
-    port->must_look = has_left(port->links[KV_UCX_LINK_SHARED]);
-    port->left_us = port->must_look ? port->left_us + passed_us : 0;
-    if (port->left_us < KV_UCX_LEFT_US)
-        return;
-    port->left_us = 0;
+    port->left_us = port->awake_us = 0;
     replace_queue(port);
 }
 
@@ -128,7 +153,7 @@ void kv_ucx_look_at_queue(struct kv_ucx_port *port)
     uint64_t now_us, passed_us;
 
     if (link == NULL || port->closing ||
-        (link->n_channels == 0 && !port->is_probing && !port->must_look))
+        (link->n_channels == 0 && !port->is_probing && !port->is_restless))
         return;
     now_us = kv_clock_now(&kv_clock_real);
     passed_us = now_us - port->look_us;

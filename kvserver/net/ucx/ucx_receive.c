@@ -294,6 +294,7 @@ ucs_status_t kv_ucx_on_message(void *arg,
 
     if (port->closing)
         return UCS_OK;
+    port->is_quiet = false;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
         if (header_bytes <= KV_TRANSPORT_HEADER_MAX)
             port->events.message(port->owner, header, header_bytes, data, data_bytes);
