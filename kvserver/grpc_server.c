@@ -96,6 +96,7 @@ struct kvs_grpc_server {
     uint32_t n_calls, n_armed;
     struct call *free;
     uint64_t swept_us;
+    uint64_t n_lost; /* clients, when it swept */
 
     /* An empty batch on a call to nowhere: the only event that any thread may add to the
      * queue. */
@@ -413,12 +414,25 @@ static void sweep(struct kvs_grpc_server *server, uint64_t now_us)
     }
 }
 
+/* At once if a client was lost: it connects again when its attach call has ended. */
+static void sweep_if_due(struct kvs_grpc_server *server)
+{
+    const uint64_t now_us = kv_clock_now(&kv_clock_real);
+    const uint64_t n_lost = kvs_node_clients_lost(server->node);
+
+    if (now_us - server->swept_us < SWEEP_US && n_lost == server->n_lost)
+        return;
+    server->swept_us = now_us;
+    server->n_lost = n_lost;
+    sweep(server, now_us);
+}
+
 void kvs_grpc_server_step(struct kvs_grpc_server *server, uint64_t timeout_us)
 {
     gpr_timespec deadline = gpr_time_add(
         gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros((int64_t)timeout_us, GPR_TIMESPAN));
-    uint64_t now_us;
 
+    sweep_if_due(server);
     for (unsigned i = 0; i < EVENTS_PER_STEP; i++) {
         grpc_event event = grpc_completion_queue_next(server->queue, deadline, NULL);
 
@@ -427,11 +441,6 @@ void kvs_grpc_server_step(struct kvs_grpc_server *server, uint64_t timeout_us)
         handle(server, &event);
         /* Only the first event is waited for. */
         deadline = gpr_inf_past(GPR_CLOCK_MONOTONIC);
-    }
-    now_us = kv_clock_now(&kv_clock_real);
-    if (now_us - server->swept_us >= SWEEP_US) {
-        server->swept_us = now_us;
-        sweep(server, now_us);
     }
 }
 

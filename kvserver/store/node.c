@@ -216,6 +216,11 @@ bool kvs_node_has_client(struct kvs_node *node,
     return kvs_client_of(&node->control, client_index, client_token) != NULL;
 }
 
+uint64_t kvs_node_clients_lost(const struct kvs_node *node)
+{
+    return kvs_counted(&node->control.stats.clients_lost);
+}
+
 void kvs_node_drain(struct kvs_node *node)
 {
     kvs_control_drain(&node->control);

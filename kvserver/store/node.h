@@ -84,6 +84,8 @@ bool kvs_node_attach_client(struct kvs_node *node,
 bool kvs_node_has_client(struct kvs_node *node,
                          uint32_t client_index,
                          const struct kv_id128 *client_token);
+/* Returns how many clients the node has lost since it was created. */
+uint64_t kvs_node_clients_lost(const struct kvs_node *node);
 
 /* Sets the function that wakes a control thread that sleeps elsewhere (the gRPC loop).  A data
  * thread calls it after it has put a reply into the control thread's ring.  Set it before
