@@ -185,7 +185,8 @@ err_destroy:
 }
 
 /* Nodes that were told goodbye stop sending and answer.  Until then their messages are taken
- * from the port's queue: what finds no room there stays with a node for ever. */
+ * from the port's queue: what finds no room there keeps a node awake, which may then replace a
+ * queue that other clients use (net/ucx/ucx_probe.c). */
 static void wait_for_partings(struct kv_client *client)
 {
     const uint64_t until_us = client->loop.now_us + PARTING_US;
