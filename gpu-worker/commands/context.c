@@ -271,6 +271,12 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
 
         if (result != KVW_DONE)
             return result;
+        if (salt_bytes == 0) {
+            kvw_error(worker, "salt-file: %s: empty: a secret has one byte at least",
+                      options->salt_file);
+            free(salt);
+            return KVW_USAGE;
+        }
     }
 
     if (is_embedded) {

@@ -229,7 +229,7 @@ static const struct {
       .offset = FIELD(store),
       .type = KV_CONFIG_TEXT,
       .value = "embedded|HOST:PORT,..."}},
-    {KVW_COMMAND_ALL,
+    {KVW_COMMAND_NAMES,
      {.name = "salt-file",
       .default_text = "",
       .help =

@@ -19,6 +19,9 @@ enum kvw_command_set {
     KVW_COMMAND_ASK = 32,
     KVW_COMMAND_RUNS = KVW_COMMAND_GENERATE | KVW_COMMAND_CHAT | KVW_COMMAND_LOGITS,
     KVW_COMMAND_COMPUTES = KVW_COMMAND_RUNS | KVW_COMMAND_EVAL | KVW_COMMAND_ASK,
+    KVW_COMMAND_NAMES =
+        KVW_COMMAND_COMPUTES & ~KVW_COMMAND_CHAT, /* prompts; a chat has none yet
+                                                                   * when it opens its session */
     KVW_COMMAND_ALL = KVW_COMMAND_INFO | KVW_COMMAND_COMPUTES,
 };
 

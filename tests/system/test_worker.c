@@ -201,16 +201,23 @@ static void the_same_tokens_everywhere(void **state)
         assert_non_null(strstr(result.output, members[i]));
 }
 
-static void a_salt_that_is_not_there(void **state)
+static void expect_bad_salt(const char *salt_file, const char *says)
 {
-    const char *const argv[] = {kvworker, "generate",    "--model",      model, "--store",
-                                one,      "--salt-file", "/nonexistent", EXACT, NULL};
+    const char *const argv[] = {kvworker, "generate",    "--model", model, "--store",
+                                one,      "--salt-file", salt_file, EXACT, NULL};
     const struct process_spec spec = {.argv = argv};
 
-    (void)state;
     assert_true(process_run(&spec, TIMEOUT_MS, &result));
     assert_int_equal(result.status, 2);
-    assert_non_null(strstr(result.errors, "salt-file: /nonexistent: No such file"));
+    assert_non_null(strstr(result.errors, says));
+}
+
+/* Nobody goes on without the secret that they asked for. */
+static void a_salt_that_is_not_there(void **state)
+{
+    (void)state;
+    expect_bad_salt("/nonexistent", "salt-file: /nonexistent: No such file");
+    expect_bad_salt("/dev/null", "salt-file: /dev/null: empty");
 }
 
 /* It says which node, what was asked of it and after how long, and ends. */
