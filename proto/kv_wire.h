@@ -98,6 +98,7 @@ extern "C" {
  *   6  the first with which later builds are compatible
  *   7  a reply's header says how long the node had the request
  *   8  replies may travel together
+ *   9  prefixes are shared by content: fields and operations that kvstore.proto says so of
  *
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
@@ -105,7 +106,8 @@ extern "C" {
 #define KV_WIRE_VERSION_LEAST     6
 #define KV_WIRE_VERSION_NODE_TIME 7
 #define KV_WIRE_VERSION_REPLIES   8
-#define KV_WIRE_VERSION           8
+#define KV_WIRE_VERSION_PREFIXES  9
+#define KV_WIRE_VERSION           9
 
 /* The version that two peers use, given the least and the greatest that each speaks; 0: there
  * is none. */
