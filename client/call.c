@@ -126,6 +126,23 @@ static const char *renewed_fault(const struct kvc_call *call, const Kvpb__RenewR
     return reply->lease_ms == 0 || reply->lease_ms > most_ms ? "lease_ms" : NULL;
 }
 
+/* Checks the lengths of the layers: none, or one each, of which the least is the session's. */
+static bool are_layer_tokens(const struct kv_session *session, const Kvpb__SessionReply *reply)
+{
+    uint32_t least = NO_UNITS;
+
+    if (reply->n_layer_tokens == 0)
+        return true;
+    for (size_t i = 0; i < reply->n_layer_tokens; i++) {
+        const uint32_t tokens = reply->layer_tokens[i];
+
+        if (tokens > session->tokens_max && tokens != NO_UNITS)
+            return false;
+        least = tokens < least ? tokens : least;
+    }
+    return reply->n_layer_tokens == session->schema.n_layers && least == reply->tokens;
+}
+
 /* A node's generation never decreases. */
 static const char *looked_fault(const struct kvc_call *call, const Kvpb__SessionReply *reply)
 {
@@ -136,6 +153,8 @@ static const char *looked_fault(const struct kvc_call *call, const Kvpb__Session
     if (reply->tokens > session->tokens_max &&
         (reply->tokens != NO_UNITS || has_units(session, call->node)))
         return "tokens";
+    if (!are_layer_tokens(session, reply))
+        return "layer_tokens";
     return reply->generation < kvc_session_on(call->session, call->node)->generation
                ? "generation"
                : NULL;

@@ -311,7 +311,7 @@ KV_API kv_status_t kv_renew_begin(struct kv_session *session,
                                   struct kv_op **ret_op);
 
 /* Requests the committed length, in tokens: the minimum over all units.  kv_op_tokens() returns
- * it. */
+ * it, and kv_op_layer_tokens() that of each layer. */
 KV_API kv_status_t kv_length_begin(struct kv_session *session,
                                    uint32_t deadline_ms,
                                    struct kv_op **ret_op);
@@ -323,6 +323,12 @@ KV_API struct kv_session *kv_op_session(struct kv_op *op);
 
 /* Returns the tokens that a resume, fork, truncate or length operation reports. */
 KV_API uint32_t kv_op_tokens(const struct kv_op *op);
+
+/* Returns the committed length of one layer, in tokens, that a length operation reports: the
+ * minimum over its kv heads, so rows before it can be read without waiting.  Of nodes that speak
+ * no version 9 of the protocol, only the minimum over all layers is known, and counts for each.
+ * 0 unless the operation succeeded. */
+KV_API uint32_t kv_op_layer_tokens(const struct kv_op *op, uint32_t layer);
 
 /* Properties of a session.  The schema is valid until the session is freed; the generation and
  * the lease (milliseconds, as granted) are as of the last reply. */

@@ -211,7 +211,7 @@ static void lengths_done(struct kvc_call *call,
 static void start_change(struct kv_op *op)
 {
     lifecycle_of(op)->least = UINT32_MAX;
-    kvc_ask_lengths(op, op->session, lengths_done);
+    kvc_ask_lengths(op, op->session, false, lengths_done);
 }
 
 /* The operation was done, or may have been on some node. */

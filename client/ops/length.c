@@ -9,7 +9,22 @@
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
 
-void kvc_ask_lengths(struct kv_op *op, struct kv_session *session, kvc_call_done_fn done)
+#include <assert.h>
+
+struct length_part {
+    uint32_t layer_tokens[KV_LAYERS_MAX];
+};
+static_assert(sizeof(struct length_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct length_part *length_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
+
+void kvc_ask_lengths(struct kv_op *op,
+                     struct kv_session *session,
+                     bool with_layers,
+                     kvc_call_done_fn done)
 {
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
 
@@ -19,6 +34,7 @@ void kvc_ask_lengths(struct kv_op *op, struct kv_session *session, kvc_call_done
         kv_status_t status;
 
         request.session_index = session->nodes[i].index;
+        request.with_layers = with_layers && node->version >= KV_WIRE_VERSION_PREFIXES;
         status = kvc_call_begin(node, &op->owner, session, KV_OP_SESSION, &request.base, done);
         if (status != KV_OK)
             kvc_op_fail(op, node, NULL, status, "cannot send the request");
@@ -54,15 +70,26 @@ static void length_done(struct kvc_call *call,
                         const ProtobufCMessage *message,
                         const char *detail)
 {
+    const Kvpb__SessionReply *reply = (const Kvpb__SessionReply *)message;
     struct kv_op *op = kvc_call_op(call);
 
-    if (op != NULL)
-        kvc_take_length(call, status, message, detail, &op->tokens);
+    if (op == NULL || !kvc_take_length(call, status, message, detail, &op->tokens))
+        return;
+    /* A node that does not tell the lengths of layers tells what all of its units have. */
+    for (uint32_t i = 0; i < op->session->schema.n_layers; i++) {
+        const uint32_t tokens =
+            i < reply->n_layer_tokens ? reply->layer_tokens[i] : reply->tokens;
+
+        if (tokens < length_of(op)->layer_tokens[i])
+            length_of(op)->layer_tokens[i] = tokens;
+    }
 }
 
 static void start_length(struct kv_op *op)
 {
-    kvc_ask_lengths(op, op->session, length_done);
+    for (uint32_t i = 0; i < op->session->schema.n_layers; i++)
+        length_of(op)->layer_tokens[i] = op->session->tokens_max;
+    kvc_ask_lengths(op, op->session, true, length_done);
 }
 
 static const struct kvc_op_type length_type = {
@@ -83,4 +110,11 @@ kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op *
         return status;
     op->tokens = session->tokens_max;
     return kvc_op_submit(op, ret_op);
+}
+
+uint32_t kv_op_layer_tokens(const struct kv_op *op, uint32_t layer)
+{
+    return op->type == &length_type && op->status == KV_OK && layer < KV_LAYERS_MAX
+               ? length_of(op)->layer_tokens[layer]
+               : 0;
 }

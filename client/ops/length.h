@@ -13,9 +13,13 @@
 struct kv_op;
 struct kv_session;
 
-/* Asks all nodes of the session; `done` gets the reply of each, a Kvpb__SessionReply.  The
- * operation fails if a request cannot be sent. */
-void kvc_ask_lengths(struct kv_op *op, struct kv_session *session, kvc_call_done_fn done);
+/* Asks all nodes of the session; `done` gets the reply of each, a Kvpb__SessionReply, with the
+ * lengths of the layers if they are wanted and the node tells them.  The operation fails if a
+ * request cannot be sent. */
+void kvc_ask_lengths(struct kv_op *op,
+                     struct kv_session *session,
+                     bool with_layers,
+                     kvc_call_done_fn done);
 
 /* For `done`: lowers *least to the node's length.  Returns false if the operation has ended, or
  * fails now, because the node did not tell, or is not at the session's generation. */

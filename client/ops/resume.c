@@ -287,7 +287,7 @@ static void start_resume(struct kv_op *op)
     Kvpb__ResumeRequest request = KVPB__RESUME_REQUEST__INIT;
 
     if (op->phase == 1) {
-        kvc_ask_lengths(op, op->result, relength_done);
+        kvc_ask_lengths(op, op->result, false, relength_done);
         return;
     }
     request.session_id = kvc_binary(&resume_of(op)->ticket.session_id);

@@ -177,6 +177,42 @@ static bool is_on(const struct kv_session *session, uint32_t node)
 
 /* ---- tests ------------------------------------------------------------------------------- */
 
+/* Each layer is told for itself: the least of its heads, on whichever nodes they are.  Rows of
+ * half of the heads are no rows of the layer. */
+static void layers_for_themselves(void **state)
+{
+    struct kv_session *session = open_session();
+    const struct kv_rows parts[] = {
+        {.n_layers = 1, .n_tokens = 3},
+        {.layer_begin = 1, .n_layers = 1, .n_kv_heads = N_HEADS / 2, .n_tokens = 5},
+        {.layer_begin = 2, .n_layers = 1, .n_kv_heads = N_HEADS / 2, .n_tokens = 5},
+        {.layer_begin = 2,
+         .n_layers = 1,
+         .kv_head_begin = N_HEADS / 2,
+         .n_kv_heads = N_HEADS - N_HEADS / 2,
+         .n_tokens = 4},
+    };
+    const struct kv_rows_io io = {.buffer = buffer};
+    struct kv_op *op;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        test_box(kv_buffer_data(buffer), kv_session_schema(session), &parts[i], 1);
+        assert_int_equal(kv_put_begin(session, &parts[i], &io, 0, &op), KV_OK);
+        finish(op, "put");
+    }
+    assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
+    assert_int_equal(kv_op_layer_tokens(op, 0), 0); /* not known yet */
+    assert_int_equal(kv_wait(op), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 0);
+    assert_int_equal(kv_op_layer_tokens(op, 0), 3);
+    assert_int_equal(kv_op_layer_tokens(op, 1), 0);
+    assert_int_equal(kv_op_layer_tokens(op, 2), 4);
+    assert_int_equal(kv_op_layer_tokens(op, N_LAYERS), 0);
+    kv_op_free(op);
+    close_session(session);
+}
+
 static void on_eight_nodes_and_no_other(void **state)
 {
     struct kv_session *session = open_session();
@@ -399,6 +435,7 @@ static void a_dead_node(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_for_themselves),
         cmocka_unit_test(on_eight_nodes_and_no_other),
         cmocka_unit_test(where_the_first_block_says),
         cmocka_unit_test(by_another_list),

@@ -85,9 +85,24 @@ static uint64_t read_waits(struct kv_session *session, struct kv_buffer *buffer)
     return times.node_us;
 }
 
+/* The session has rows in its first layer alone. */
+static void layers_are_told(struct kv_session *session, uint32_t version)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("length: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), 0);
+    assert_int_equal(kv_op_layer_tokens(op, 0),
+                     version >= KV_WIRE_VERSION_PREFIXES ? N_TOKENS : 0);
+    assert_int_equal(kv_op_layer_tokens(op, 1), 0);
+    kv_op_free(op);
+}
+
 static void work(struct kv_client *client, uint32_t version)
 {
-    const uint16_t heads[] = {N_HEADS};
+    const uint16_t heads[] = {N_HEADS, N_HEADS};
     struct kv_session *session;
     struct kv_model_info model;
     struct kv_buffer *buffer;
@@ -96,7 +111,7 @@ static void work(struct kv_client *client, uint32_t version)
 
     assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
     put_object(client, buffer);
-    test_model(&model, "versions", 1, heads, DIM, DIM);
+    test_model(&model, "versions", 2, heads, DIM, DIM);
     assert_int_equal(kv_open_begin(client, &model, NULL, 0, &op), KV_OK);
     if (kv_wait(op) != KV_OK)
         fail_msg("open: %s", kv_op_detail(op));
@@ -108,6 +123,7 @@ static void work(struct kv_client *client, uint32_t version)
     else
         assert_int_equal(node_us, 0);
     assert_int_equal(client->nodes[0].version, version);
+    layers_are_told(session, version);
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
     finish(op, "close");
     kv_session_free(session);

@@ -699,7 +699,9 @@ static void length(const char *name, struct kv_session *session)
     next_op(name);
     status = kv_length_begin(session, 0, &op);
     wait_for(status, op);
-    fprintf(answers, " tokens %u", kv_op_tokens(op));
+    fprintf(answers, " tokens %u layers", kv_op_tokens(op));
+    for (uint32_t i = 0; i < kv_session_schema(session)->n_layers; i++)
+        fprintf(answers, " %u", kv_op_layer_tokens(op, i));
     end_op(op);
 }
 

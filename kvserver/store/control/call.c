@@ -58,6 +58,7 @@ void kvs_control_call_end(struct kvs_control_call *call)
     call->control->n_calls--;
     free(call->address);
     free(call->writers);
+    free(call->layer_tokens);
     free(call);
 }
 

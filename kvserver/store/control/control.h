@@ -156,7 +156,9 @@ struct kvs_control_call {
     kv_status_t refusal;        /* status to reply with once its changes are undone */
     uint32_t tokens;            /* smallest number on any data thread */
     uint64_t bytes;             /* sum over all data threads */
-    uint8_t *address;           /* hello: address of the client's port; owned */
+    _Atomic uint32_t
+        *layer_tokens; /* (n_layers) session: kvs_command's; owned; NULL: not wanted */
+    uint8_t *address;  /* hello: address of the client's port; owned */
     struct kvs_control_call *list_next, **list_link;
     struct kvs_command commands[]; /* (n_threads) part of the call, so that a broadcast cannot
                                     * fail */

@@ -355,10 +355,11 @@ static void ask_length(struct kvs_control_call *call,
     session->busy = true;
     call->session = session;
     call->tokens = UINT32_MAX;
-    kvs_control_broadcast_session(
-        call, session,
-        &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH, .index = session->index},
-        done);
+    kvs_control_broadcast_session(call, session,
+                                  &(struct kvs_command){.kind = KVS_COMMAND_SESSION_LENGTH,
+                                                        .index = session->index,
+                                                        .layer_tokens = call->layer_tokens},
+                                  done);
 }
 
 static void resume_done(struct kvs_control_call *call)
@@ -447,6 +448,7 @@ static void session_length_done(struct kvs_control_call *call)
     struct kvs_session *session = call->session;
     Kvpb__SessionReply reply = KVPB__SESSION_REPLY__INIT;
     Kvpb__Outcome outcome = kvs_pb_ok_outcome();
+    uint32_t layer_tokens[KV_LAYERS_MAX];
 
     session->busy = false;
     reply.outcome = &outcome;
@@ -456,7 +458,23 @@ static void session_length_done(struct kvs_control_call *call)
     uint64_t now_us = kv_clock_now(call->control->config.clock);
     reply.lease_left_ms =
         (uint32_t)(kvs_session_lease_left_us(call->control, session, now_us) / 1000);
+    for (uint32_t i = 0; call->layer_tokens != NULL && i < session->model->info.schema.n_layers;
+         i++)
+        layer_tokens[reply.n_layer_tokens++] =
+            atomic_load_explicit(&call->layer_tokens[i], memory_order_relaxed);
+    reply.layer_tokens = layer_tokens;
     kvs_control_reply(call, &reply.base);
+}
+
+/* Makes room for the lengths of the layers.  Returns false if out of memory. */
+static bool want_layers(struct kvs_control_call *call, const struct kvs_session *session)
+{
+    const uint32_t n_layers = session->model->info.schema.n_layers;
+
+    call->layer_tokens = malloc(n_layers * sizeof(call->layer_tokens[0]));
+    for (uint32_t i = 0; call->layer_tokens != NULL && i < n_layers; i++)
+        atomic_init(&call->layer_tokens[i], UINT32_MAX);
+    return call->layer_tokens != NULL;
 }
 
 void kvs_control_session(struct kvs_control_call *call)
@@ -466,7 +484,9 @@ void kvs_control_session(struct kvs_control_call *call)
     if (request == NULL)
         return;
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
-    if (session != NULL)
+    if (session != NULL && request->with_layers && !want_layers(call, session))
+        kvs_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kvs_call_name(call));
+    else if (session != NULL)
         ask_length(call, session, session_length_done);
     kvpb__session_request__free_unpacked(request, NULL);
 }

@@ -167,6 +167,16 @@ static bool session_close(struct kvs_shard *shard, struct kvs_command *command)
     return true;
 }
 
+/* Relaxed: the control thread reads it after the last thread's reply. */
+static void lower(_Atomic uint32_t *least, uint32_t tokens)
+{
+    uint32_t now = atomic_load_explicit(least, memory_order_relaxed);
+
+    while (tokens < now && !atomic_compare_exchange_weak_explicit(
+                               least, &now, tokens, memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
 static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
 {
     const struct kvs_shard_session *session = &shard->sessions[command->index];
@@ -177,6 +187,8 @@ static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
         const struct kvs_unit *unit = &session->units[i];
         if (unit->committed < command->tokens)
             command->tokens = unit->committed;
+        if (command->layer_tokens != NULL)
+            lower(&command->layer_tokens[unit->layer], unit->committed);
         command->bytes += (uint64_t)kvs_unit_n_segments(unit) * KV_BLOCK_TOKENS *
                           (unit->row_bytes + sizeof(uint32_t));
     }

@@ -7,6 +7,7 @@
 #include "kvserver/store/shard/ended.h"
 #include "proto/kv_types.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -56,6 +57,9 @@ struct kvs_command {
     bool is_begun;   /* session_fork: its first slice has run */
     uint64_t bytes;  /* session_length: result */
     bool has_units;
+    /* session_length: lowered to what the thread's units of each layer have, by all threads;
+     * NULL: not wanted */
+    _Atomic uint32_t *layer_tokens;
 };
 
 #endif

@@ -124,6 +124,9 @@ enum lie {
     LIE_TOKENS_NONE, /* as where a node has no units */
     LIE_TOKENS_MAX_NONE,
     LIE_TOKENS_MAX_MANY,
+    LIE_LAYERS_FEW,
+    LIE_LAYER_LESS,
+    LIE_LAYER_MANY,
     LIE_GENERATION_BACK,
     LIE_LOG_GENERATION,
     LIE_LOG_TOKENS,
@@ -494,6 +497,7 @@ static void on_control(
 {
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
     Kvpb__SessionReply session = KVPB__SESSION_REPLY__INIT;
+    uint32_t layer_tokens[N_LAYERS];
     Kvpb__RenewReply renewed = KVPB__RENEW_REPLY__INIT;
     Kvpb__CloseReply other = KVPB__CLOSE_REPLY__INIT;
     struct kv_wire_header request;
@@ -528,6 +532,12 @@ static void on_control(
         session.tokens = f.node.lie == LIE_TOKENS        ? N_TOKENS + 1
                          : f.node.lie == LIE_TOKENS_NONE ? UINT32_MAX
                                                          : N_TOKENS;
+        for (uint32_t i = 0; i < N_LAYERS; i++)
+            layer_tokens[i] = N_TOKENS - (f.node.lie == LIE_LAYER_LESS);
+        if (f.node.lie == LIE_LAYER_MANY)
+            layer_tokens[0] = N_TOKENS + 1;
+        session.n_layer_tokens = f.node.lie == LIE_LAYERS_FEW ? N_LAYERS - 1 : N_LAYERS;
+        session.layer_tokens = layer_tokens;
         reply_control(&request, &session.base);
         break;
     case KV_OP_RENEW:
@@ -3161,6 +3171,9 @@ static void test_control_lies(void **state)
         {KV_OP_SESSION, {NO_LIE, NULL}},
         {KV_OP_SESSION, {LIE_TOKENS, "tokens: does not match"}},
         {KV_OP_SESSION, {LIE_TOKENS_NONE, "tokens: does not match"}},
+        {KV_OP_SESSION, {LIE_LAYERS_FEW, "layer_tokens: does not match"}},
+        {KV_OP_SESSION, {LIE_LAYER_LESS, "layer_tokens: does not match"}},
+        {KV_OP_SESSION, {LIE_LAYER_MANY, "layer_tokens: does not match"}},
         {KV_OP_SESSION, {LIE_GENERATION_BACK, "generation: does not match"}},
         {KV_OP_RENEW, {NO_LIE, NULL}},
         {KV_OP_RENEW, {LIE_LEASE_NONE, "lease_ms: does not match"}},
