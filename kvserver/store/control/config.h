@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 struct kv_disk;
+struct kvs_event_sink;
 
 struct kvs_node_config {
     const char *name;       /* shown in tables; copied */
@@ -36,9 +37,10 @@ struct kvs_node_config {
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least
                                 * KV_WIRE_VERSION_LEAST; 0: KV_WIRE_VERSION */
     const struct kv_clock *clock;
-    struct kv_transport *transport; /* borrowed for the node's life */
-    bool message_control;           /* open a control port on the transport as well */
-    struct kv_disk *disk;           /* borrowed for the node's life */
+    struct kv_transport *transport;      /* borrowed for the node's life */
+    bool message_control;                /* open a control port on the transport as well */
+    struct kv_disk *disk;                /* borrowed for the node's life */
+    const struct kvs_event_sink *events; /* NULL: none; borrowed for the node's life */
 };
 
 /* `reply` is a packed message, valid during the call. */
