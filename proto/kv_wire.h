@@ -130,6 +130,7 @@ enum {
     KV_WIRE_ENTRIES_MAX = 64,      /* requests, or replies, in one batch */
     KV_WIRE_BATCH_ALIGN = 16,      /* of the entries in it */
     KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
+    KV_WIRE_NAMES_MAX = 32768,     /* names of blocks in one */
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
 
@@ -175,7 +176,9 @@ enum kv_op_id {
     KV_OP_SESSION = 41,
     KV_OP_TABLE = 42,
     KV_OP_DRAIN = 43,
-    KV_OP_COUNT = 44, /* one more than the largest number */
+    KV_OP_PUBLISH = 44,
+    KV_OP_MATCH = 45,
+    KV_OP_COUNT = 46, /* one more than the largest number */
 };
 
 /* Every message starts with this header.

@@ -55,9 +55,52 @@ void kvs_node_check(const struct kvs_node *node)
     }
 }
 
+/* ---- blocks that prefixes keep ----------------------------------------------------------- */
+
+struct kept_visit {
+    uint32_t thread, n_threads;
+    void (*visit)(void *visitor, const struct kvs_block *block);
+    void *visitor;
+};
+
+static void visit_prefix(const struct kept_visit *to, struct kvs_prefix *prefix)
+{
+    struct kvs_block *const *block = kvs_prefix_block(prefix, to->thread, to->n_threads);
+
+    if (block != NULL && *block != NULL)
+        to->visit(to->visitor, *block);
+}
+
+static void visit_list(const struct kept_visit *to, struct kvs_prefix *list)
+{
+    for (; list != NULL; list = list->next)
+        visit_prefix(to, list);
+}
+
+/* Those in the index, those that a call is about to put there, and those that are to be freed. */
+static void visit_kept(const void *arg,
+                       uint32_t thread,
+                       void (*visit)(void *visitor, const struct kvs_block *block),
+                       void *visitor)
+{
+    const struct kvs_control *control = arg;
+    const struct kept_visit to = {thread, control->n_threads, visit, visitor};
+    struct kvs_prefix *prefix;
+    size_t cursor = 0;
+
+    while ((prefix = kvs_prefixes_next(control->prefixes, &cursor)) != NULL)
+        visit_prefix(&to, prefix);
+    visit_list(&to, control->released);
+    for (const struct kvs_control_call *call = control->calls; call != NULL;
+         call = call->list_next)
+        visit_list(&to, call->prefixes);
+}
+
 void kvs_node_check_memory(const struct kvs_node *node)
 {
+    const struct kvs_kept_blocks kept = {visit_kept, &node->control};
+
     kvs_pages_check(node->pages);
     for (uint32_t i = 0; i < node->n_threads; i++)
-        kvs_shard_check_memory(&node->shard[i]);
+        kvs_shard_check_memory(&node->shard[i], &kept);
 }

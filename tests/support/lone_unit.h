@@ -39,7 +39,7 @@ lone_unit_fork(const struct kvs_unit *unit, struct kvs_unit *child, uint32_t tok
     const kv_status_t status = kvs_blocks_fork_begin(child->blocks, tokens);
 
     /* A few at a time, as a data thread does it. */
-    while (status == KV_OK && !kvs_blocks_fork_on(unit->blocks, child->blocks, tokens, 3))
+    while (status == KV_OK && !kvs_blocks_fork_on(unit->blocks->list, child->blocks, tokens, 3))
         ;
     return status;
 }

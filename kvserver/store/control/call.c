@@ -56,6 +56,7 @@ void kvs_control_call_end(struct kvs_control_call *call)
     if (call->list_next != NULL)
         call->list_next->list_link = call->list_link;
     call->control->n_calls--;
+    kvs_call_drop_prefixes(call);
     free(call->address);
     free(call->writers);
     free(call->layer_tokens);
@@ -150,6 +151,7 @@ static void send_commands(struct kvs_control_call *call,
         copy->thread = shard->index;
         copy->owner = call;
         copy->bytes = 0;
+        copy->has_units = false;
         kvs_shard_give(shard, copy);
         call->n_pending++;
     }
@@ -176,11 +178,12 @@ void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_comma
 {
     if (command->status != KV_OK && call->status == KV_OK)
         call->status = command->status;
-    if (command->kind == KVS_COMMAND_SESSION_LENGTH) {
-        if (command->has_units && command->tokens < call->tokens)
+    if (command->has_units) {
+        call->has_units = true;
+        if (command->tokens < call->tokens)
             call->tokens = command->tokens;
-        call->bytes += command->bytes;
     }
+    call->bytes += command->bytes;
     if (--call->n_pending == 0)
         call->next(call);
 }

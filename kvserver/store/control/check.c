@@ -270,8 +270,41 @@ static void check_clients(const struct kvs_control *control)
     check_client_list(control, &control->unclosed_clients, is_unclosed);
 }
 
+/* ---- prefixes ---------------------------------------------------------------------------- */
+
+static uint32_t n_holders_of(const struct kvs_control *control, const struct kvs_prefix *prefix)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < control->config.sessions_max; i++)
+        n += control->sessions[i].used && control->sessions[i].prefix == prefix;
+    for (const struct kvs_control_call *call = control->calls; call != NULL;
+         call = call->list_next)
+        n += call->prefix == prefix;
+    return n;
+}
+
+/* There may be many: those that sessions or calls have are counted, and the others have no
+ * holder. */
+static void check_prefixes(const struct kvs_control *control)
+{
+    const struct kvs_prefix *prefix;
+    size_t cursor = 0;
+
+    kvs_prefixes_check(control->prefixes);
+    while ((prefix = kvs_prefixes_next(control->prefixes, &cursor)) != NULL)
+        assert(prefix->n_holders == 0 || prefix->n_holders == n_holders_of(control, prefix));
+    for (uint32_t i = 0; i < control->config.sessions_max; i++) {
+        const struct kvs_session *session = &control->sessions[i];
+
+        assert(session->prefix == NULL || (session->used && session->prefix->n_holders > 0));
+        assert(session->matched <= session->tokens_max);
+    }
+}
+
 void kvs_control_check(const struct kvs_control *control)
 {
+    check_prefixes(control);
     check_calls(control);
     check_models(control);
     check_sessions(control);

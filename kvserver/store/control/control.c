@@ -129,7 +129,9 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     control->replies = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
     const uint64_t secret = kv_random_next(&control->random);
 
-    return kvs_sessions_init(control, secret) &&
+    control->prefixes =
+        kvs_prefixes_create(kv_mix64(secret + 1), kvs_eviction_at(0), UINT64_MAX);
+    return control->prefixes != NULL && kvs_sessions_init(control, secret) &&
                    kvs_clients_init(control, kv_mix64(kv_mix64(secret))) &&
                    control->replies != NULL
                ? KV_OK
@@ -150,9 +152,13 @@ void kvs_control_fini(struct kvs_control *control)
         control->port->ops->port_close(control->port);
     kv_map_destroy(control->session_of_id);
     kvs_roots_fini(control);
-    if (control->sessions != NULL)
-        for (uint32_t i = 0; i < control->config.sessions_max; i++)
+    if (control->sessions != NULL) {
+        for (uint32_t i = 0; i < control->config.sessions_max; i++) {
+            kvs_session_leave_prefix(control, &control->sessions[i]);
             free(control->sessions[i].writers);
+        }
+    }
+    kvs_prefixes_stop(control);
     free(control->sessions);
     free(control->due);
     kvs_clients_fini(control);

@@ -28,6 +28,8 @@
  *       goodbye closes any more are in the list of these.
  *  (10) A root that sessions were opened with counts those that are here, and, row by row, those
  *       of them that came since it has as many rows as it has.  It has at least one session.
+ *  (11) The prefixes are sound by their own checks.  Each is held once by every session that has
+ *       it for its deepest, once by a publish that goes on from it, and once if it is to be freed.
  *
  * Threads: the control thread, except where stated otherwise.
  */
@@ -40,6 +42,7 @@
 #include "kvserver/cluster/placement.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/control/config.h"
+#include "kvserver/store/prefix/prefix.h"
 #include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
 
@@ -106,7 +109,12 @@ struct kvs_session {
     struct kv_writers *writers; /* data threads read it, until they have carried out the command
                                  * that replaces it */
     uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by
-                                 * forks */
+                                 * forks, or published */
+    uint32_t matched;           /* tokens that it was opened with */
+    struct kv_id128 *names;     /* (n_names) of its blocks, as far as they are known */
+    uint32_t n_names;
+    struct kvs_prefix
+        *prefix; /* the deepest that it has, or had when it was looked for; NULL: none */
     struct kvs_log_entry log[KVS_LOG_ENTRIES];
     uint32_t n_log; /* entries ever added; the last KVS_LOG_ENTRIES are kept */
 };
@@ -154,8 +162,11 @@ struct kvs_control_call {
     struct kvs_log_entry log_entry;
     struct kv_writers *writers; /* truncate: the session's writers afterwards */
     kv_status_t refusal;        /* status to reply with once its changes are undone */
-    uint32_t tokens;            /* smallest number on any data thread */
-    uint64_t bytes;             /* sum over all data threads */
+    uint32_t tokens; /* smallest number on any data thread with units of the session */
+    bool has_units;  /* one has */
+    struct kvs_prefix *prefix;   /* publish: goes on from it; held */
+    struct kvs_prefix *prefixes; /* to be published, or freed: a list, held */
+    uint64_t bytes;              /* sum over all data threads */
     _Atomic uint32_t
         *layer_tokens; /* (n_layers) session: kvs_command's; owned; NULL: not wanted */
     uint8_t *address;  /* hello: address of the client's port; owned */
@@ -181,11 +192,15 @@ struct kvs_control {
     struct kvs_session *sessions; /* (sessions_max) */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
-    struct kvs_session *free_session;  /* the first */
-    struct kvs_session **due;          /* (n_sessions) a heap by due_us, the earliest first */
-    struct kv_map *roots;              /* kvs_root */
-    uint64_t n_lease_looks;            /* how often a lease has been computed for its end */
-    struct kvs_ended_list ended;       /* sessions that ended */
+    struct kvs_session *free_session; /* the first */
+    struct kvs_session **due;         /* (n_sessions) a heap by due_us, the earliest first */
+    struct kv_map *roots;             /* kvs_root */
+    uint64_t n_lease_looks;           /* how often a lease has been computed for its end */
+    struct kvs_ended_list ended;      /* sessions that ended */
+    struct kvs_prefixes *prefixes;
+    struct kvs_prefix
+        *released;     /* a list: data threads are to give refs of their blocks back */
+    bool is_releasing; /* they do so for another list */
     struct kvs_client_record *clients; /* (clients_max) */
     struct kv_map *client_of_id;       /* of those that are open or being opened */
     struct kvs_client_record *free_clients;
@@ -221,10 +236,10 @@ static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *confi
 }
 
 /* Returns how many commands to one data thread can be in progress at once: one per session, two
- * per client, and one per call. */
+ * per client, one per call, and one that gives refs of prefixes back. */
 static inline uint32_t kvs_node_commands_max(const struct kvs_node_config *config)
 {
-    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 1;
+    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 2;
 }
 
 static inline bool kvs_control_has_op(const struct kvs_control *control, unsigned op)
@@ -369,6 +384,39 @@ void kvs_root_follow(struct kvs_session *child, const struct kvs_session *parent
 void kvs_root_leave(struct kvs_control *control, struct kvs_session *session);
 void kvs_roots_fini(struct kvs_control *control);
 
+/* ---- ops_prefix.c ---- */
+
+/* Gives a session that is being opened the names of its prompt's blocks and its writers; `match`:
+ * and the longest prefix of them that is here, which its data threads are then to be told.  Fails
+ * with KV_INVALID if the field is malformed, and with KV_NO_MEMORY. */
+kv_status_t kvs_session_match(struct kvs_control *control,
+                              struct kvs_session *session,
+                              const ProtobufCBinaryData *names,
+                              bool match,
+                              uint64_t writer);
+/* The block after `tokens` that matched has bad rows: it goes, and those behind it. */
+void kvs_session_found_bad(struct kvs_control *control,
+                           const struct kvs_session *session,
+                           uint32_t tokens);
+/* The session ends. */
+void kvs_session_leave_prefix(struct kvs_control *control, struct kvs_session *session);
+/* The session has only `tokens` tokens left. */
+void kvs_session_cut_names(struct kvs_control *control,
+                           struct kvs_session *session,
+                           uint32_t tokens);
+/* A fork has its parent's first tokens.  Returns KV_OK or KV_NO_MEMORY. */
+kv_status_t kvs_session_share_names(struct kvs_control *control,
+                                    const struct kvs_session *parent,
+                                    struct kvs_session *child,
+                                    uint32_t tokens);
+/* Takes a prefix without children out of the index; its blocks are freed where no session has
+ * them. */
+void kvs_control_evict(struct kvs_control *control, struct kvs_prefix *prefix);
+/* Ends the holds of a call. */
+void kvs_call_drop_prefixes(struct kvs_control_call *call);
+/* Frees all prefixes; no session has any. */
+void kvs_prefixes_stop(struct kvs_control *control);
+
 /* ---- clients.c ---- */
 
 /* As kvs_node_client_gone() and kvs_node_attach_client() in node.h. */
@@ -436,6 +484,8 @@ void kvs_control_truncate(struct kvs_control_call *call);
 void kvs_control_close(struct kvs_control_call *call);
 void kvs_control_renew(struct kvs_control_call *call);
 void kvs_control_session(struct kvs_control_call *call);
+void kvs_control_publish(struct kvs_control_call *call);
+void kvs_control_match(struct kvs_control_call *call);
 void kvs_control_table(struct kvs_control_call *call);
 void kvs_control_drain_begin(struct kvs_control_call *call);
 

@@ -163,6 +163,11 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     child->tokens_max = session->tokens_max;
     kvs_session_place(control, child, session->root, session->epoch, session->n_nodes,
                       session->position);
+    if (kvs_session_share_names(control, session, child, call->log_entry.tokens) != KV_OK) {
+        kvs_session_destroy(control, child);
+        kvs_control_refuse(call, KV_NO_MEMORY, "fork: out of memory");
+        return;
+    }
     kvs_session_set_lease(control, child, kvs_lease_of(control, request->lease_ms));
     kvs_root_follow(child, session);
     session->busy = true;
@@ -195,6 +200,7 @@ static void truncate_done(struct kvs_control_call *call)
     free(session->writers);
     session->writers = call->writers;
     call->writers = NULL;
+    kvs_session_cut_names(call->control, session, call->log_entry.tokens);
     log_entry_record(call);
     kvs_session_reply(call, false);
 }

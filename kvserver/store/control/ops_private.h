@@ -6,6 +6,7 @@
  *   ops_model.c     model
  *   ops_session.c   open, resume, close, renew, session
  *   ops_fork.c      fork, truncate
+ *   ops_prefix.c    publish, match
  *   ops_node.c      table, drain
  *
  * Threads: the control thread.
@@ -14,6 +15,7 @@
 #define KV_KVSERVER_STORE_CONTROL_OPS_PRIVATE_H
 
 #include "kvserver/store/control/control.h"
+#include "proto/kvstore.pb-c.h"
 
 /* ---- call.c ---- */
 
@@ -38,6 +40,8 @@ kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBin
 uint64_t kvs_lease_of(const struct kvs_control *control, uint32_t lease_ms);
 struct kvs_command kvs_session_command(enum kvs_command_kind kind,
                                        const struct kvs_session *session);
+/* Whether a request's placement can be one. */
+bool kvs_is_placement(const Kvpb__Placement *placement);
 /* Ends the call with a description of its session. */
 void kvs_session_reply(struct kvs_control_call *call, bool with_schema);
 

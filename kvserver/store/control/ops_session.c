@@ -149,7 +149,7 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
     reply.outcome = &outcome;
     reply.session_index = session->index;
     reply.generation = session->generation;
-    reply.tokens = call->tokens;
+    reply.tokens = call->op == KV_OP_OPEN ? session->matched : call->tokens;
     reply.tokens_max = session->tokens_max;
     reply.lease_ms = (uint32_t)(session->lease_us / 1000);
     reply.placement = &placement;
@@ -165,6 +165,8 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
         add_schema(&reply, &facts);
         add_log(&reply, session, &facts);
         reply.shared_tokens = session->shared_tokens;
+    }
+    if (with_schema || reply.tokens > 0) {
         reply.n_writers = session->writers->n_runs;
         reply.writers = writers_message(session->writers);
         if (reply.writers == NULL) {
@@ -200,6 +202,13 @@ static void open_done(struct kvs_control_call *call)
         kvs_session_close(call, session, KVS_ENDED_UNSAID, open_undone);
         return;
     }
+    /* What matched was found to have bad rows: it is gone when the open is repeated. */
+    if (call->has_units && call->tokens < session->matched) {
+        kvs_session_found_bad(call->control, session, call->tokens);
+        call->refusal = KV_BUSY;
+        kvs_session_close(call, session, KVS_ENDED_UNSAID, open_undone);
+        return;
+    }
     session->busy = false;
     session->renewed_us = kv_clock_now(call->control->config.clock);
     kvs_count(&call->control->stats.sessions_opened, 1);
@@ -226,7 +235,7 @@ struct kvs_command kvs_session_command(enum kvs_command_kind kind,
     };
 }
 
-static bool is_placement(const Kvpb__Placement *placement)
+bool kvs_is_placement(const Kvpb__Placement *placement)
 {
     return placement != NULL && placement->epoch != 0 && placement->n_nodes > 0 &&
            placement->n_nodes <= KV_ROW_NODES && placement->position < placement->n_nodes;
@@ -274,7 +283,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     kv_status_t status;
 
     if (!kvs_pb_get_id(&request->session_id, &id) || !kvs_pb_get_id(&request->token, &token) ||
-        !kvs_pb_get_id(&request->fingerprint, &fingerprint) || !is_placement(placement) ||
+        !kvs_pb_get_id(&request->fingerprint, &fingerprint) || !kvs_is_placement(placement) ||
         request->tokens_max > KV_TOKENS_MAX || request->writer == 0) {
         kvs_control_refuse(call, KV_INVALID,
                            "open: invalid id, placement, tokens_max (%u) or writer (%llx)",
@@ -319,21 +328,30 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         return;
     }
     session->tenant = call->tenant;
-    session->writers = kv_writers_create(NULL, 0, request->writer);
-    if (session->writers == NULL ||
-        (request->n_rows != 0 && !kvs_root_enter(control, session, request->prompt_root,
-                                                 request->branch, request->n_rows))) {
-        kvs_session_destroy(control, session);
-        kvs_control_refuse(call, KV_NO_MEMORY, "open: out of memory");
-        return;
-    }
     session->token = token;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
     kvs_session_place(control, session, placement->root, placement->epoch, placement->n_nodes,
                       placement->position);
+    status = kvs_session_match(control, session, &request->block_names, request->match,
+                               request->writer);
+    if (status == KV_OK && request->n_rows != 0 &&
+        !kvs_root_enter(control, session, request->prompt_root, request->branch,
+                        request->n_rows))
+        status = KV_NO_MEMORY;
+    if (status != KV_OK) {
+        kvs_session_destroy(control, session);
+        kvs_control_refuse(call, status,
+                           status == KV_NO_MEMORY ? "open: out of memory"
+                                                  : "open: block_names: %zu bytes",
+                           request->block_names.len);
+        return;
+    }
     kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
     call->session = session;
+    call->tokens = UINT32_MAX;
     struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
+    command.prefix = session->prefix;
+    command.tokens = session->matched;
     kvs_control_broadcast_session(call, session, &command, open_done);
 }
 

@@ -142,6 +142,7 @@ void kvs_session_destroy(struct kvs_control *control, struct kvs_session *sessio
 
     kv_map_remove(control->session_of_id, &session->id);
     kvs_root_leave(control, session);
+    kvs_session_leave_prefix(control, session);
     free(session->writers);
     session->writers = NULL;
     session->model->n_sessions--;

@@ -116,6 +116,12 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_SESSION] = {.name = "session",
                        .summary = "returns a session's length, bytes and lease",
                        .control = kvs_control_session},
+    [KV_OP_PUBLISH] = {.name = "publish",
+                       .summary = "keeps a session's blocks under their names, for others",
+                       .control = kvs_control_publish},
+    [KV_OP_MATCH] = {.name = "match",
+                     .summary = "returns how much of a prompt is here",
+                     .control = kvs_control_match},
     [KV_OP_TABLE] =
         {.name = "table",
          .summary = "returns a table: status, sessions, clients, models, ops, stats, scrub",
@@ -125,5 +131,5 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
                      .control = kvs_control_drain_begin},
 };
 
-static_assert(KV_OP_COUNT == 44,
+static_assert(KV_OP_COUNT == 46,
               "operation added or removed: update the table, and KV_WIRE_VERSION");

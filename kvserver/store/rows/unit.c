@@ -109,7 +109,7 @@ kv_status_t kvs_blocks_fork_begin(struct kvs_blocks *child, uint32_t tokens)
     return array_grow(child, kvs_blocks_for(tokens));
 }
 
-bool kvs_blocks_fork_on(const struct kvs_blocks *parent,
+bool kvs_blocks_fork_on(struct kvs_block *const *list,
                         struct kvs_blocks *child,
                         uint32_t tokens,
                         uint32_t most)
@@ -119,15 +119,13 @@ bool kvs_blocks_fork_on(const struct kvs_blocks *parent,
     /* No row is copied.  The last block may have rows after `tokens`, which are the parent's;
      * the child copies it when it first writes (tail_own()). */
     for (; most > 0 && child->n < n; most--, child->n++) {
-        child->list[child->n] = parent->list[child->n];
+        child->list[child->n] = list[child->n];
         child->list[child->n]->refs++;
     }
     if (child->n < n)
         return false;
-    for (uint32_t i = 0; i < child->n_units; i++) {
-        assert(tokens <= parent->units[i].committed);
+    for (uint32_t i = 0; i < child->n_units; i++)
         child->units[i].committed = child->units[i].reserved = tokens;
-    }
     child->n_top = tokens > 0 ? child->n_units : 0;
     return true;
 }

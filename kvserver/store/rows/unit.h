@@ -81,9 +81,9 @@ void kvs_blocks_clear(struct kvs_blocks *blocks);
 /* Begins to make `child`, whose units have no rows, share the blocks of the first `tokens` rows.
  * After KV_NO_MEMORY nothing has changed. */
 kv_status_t kvs_blocks_fork_begin(struct kvs_blocks *child, uint32_t tokens);
-/* Shares up to `most` more of them.  Returns true after the last: the child's units have their
- * rows. */
-bool kvs_blocks_fork_on(const struct kvs_blocks *parent,
+/* Shares up to `most` more of them, the blocks of `list`, all of whose units have so many rows; it
+ * may be the child's own list.  Returns true after the last: the child's units have their rows. */
+bool kvs_blocks_fork_on(struct kvs_block *const *list,
                         struct kvs_blocks *child,
                         uint32_t tokens,
                         uint32_t most);

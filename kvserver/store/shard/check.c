@@ -402,7 +402,15 @@ static void count_job(void *arg, const struct kvs_index_job_look *look)
         census->book_refs[look->codebook]++;
 }
 
-static void count_all(struct census *census)
+static void count_kept(void *arg, const struct kvs_block *block)
+{
+    struct census *census = arg;
+
+    if (!census->is_full)
+        find(census, block)->refs++;
+}
+
+static void count_all(struct census *census, const struct kvs_kept_blocks *kept)
 {
     const struct kvs_shard *shard = census->shard;
 
@@ -415,6 +423,8 @@ static void count_all(struct census *census)
             for (unsigned j = 0; j < request->n_pins && !census->is_full; j++)
                 find(census, request->pins[j])->pins++;
     kvs_indexer_visit(shard->indexer, count_job, census);
+    if (kept != NULL)
+        kept->each(kept->arg, shard->index, count_kept, census);
 }
 
 static void check_counts(struct census *census)
@@ -457,7 +467,7 @@ static void check_counts(struct census *census)
     }
 }
 
-static void check_owners(const struct kvs_shard *shard)
+static void check_owners(const struct kvs_shard *shard, const struct kvs_kept_blocks *kept)
 {
     struct census census = {.shard = shard, .map = kv_map_create(1)};
 
@@ -466,7 +476,7 @@ static void check_owners(const struct kvs_shard *shard)
     census.book_holes = calloc(KVS_CODEBOOKS_MAX, sizeof(*census.book_holes));
     if (census.map != NULL && census.found != NULL && census.book_refs != NULL &&
         census.book_holes != NULL) {
-        count_all(&census);
+        count_all(&census, kept);
         if (!census.is_full)
             check_counts(&census);
     }
@@ -476,7 +486,7 @@ static void check_owners(const struct kvs_shard *shard)
     free(census.book_holes);
 }
 
-void kvs_shard_check_memory(const struct kvs_shard *shard)
+void kvs_shard_check_memory(const struct kvs_shard *shard, const struct kvs_kept_blocks *kept)
 {
     struct kv_pool *const pools[] = {shard->requests,         shard->middles,
                                      shard->bodies,           shard->stagings,
@@ -491,5 +501,5 @@ void kvs_shard_check_memory(const struct kvs_shard *shard)
     kvs_codebooks_check(&shard->codebooks);
     kvs_indexer_check(shard->indexer);
     check_sessions(shard);
-    check_owners(shard);
+    check_owners(shard, kept);
 }

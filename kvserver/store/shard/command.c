@@ -1,5 +1,6 @@
 /* Runs the commands of the control thread on a data thread, in slices. */
 #include "kvserver/base/slice.h"
+#include "kvserver/store/prefix/prefix.h"
 #include "kvserver/store/shard/shard_private.h"
 
 #include <assert.h>
@@ -54,13 +55,80 @@ static bool client_close(struct kvs_shard *shard, struct kvs_command *command)
     return true;
 }
 
-static bool session_open(struct kvs_shard *shard, struct kvs_command *command)
+/* Returns whether some rows of the block are known to be bad. */
+static bool has_bad(const struct kvs_shard_session *session, struct kvs_block *block)
+{
+    for (uint32_t at = 0; at < session->n_units; at++)
+        if (kvs_segment_has_bad(kvs_block_owner(block, at), at))
+            return true;
+    return false;
+}
+
+/* Begins a session that has the blocks of a prefix.  Returns false if the command has failed, or
+ * there is nothing to share. */
+static bool open_init(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_shard_session *session = &shard->sessions[command->index];
 
+    command->is_begun = true;
     command->status = kvs_shard_session_init(shard, session, command);
-    if (command->status == KV_OK)
+    if (command->status != KV_OK)
+        return false;
+    command->has_units = session->n_units > 0;
+    if (command->prefix == NULL || session->n_units == 0) {
         session->used = true;
+        return false;
+    }
+    command->status = kvs_blocks_fork_begin(&session->blocks, command->tokens);
+    if (command->status != KV_OK)
+        kvs_shard_session_clear(shard, session);
+    return command->status == KV_OK;
+}
+
+/* Notes some of the prefix's blocks where the session is to have them, the last ones first: a prefix
+ * knows its parent.  Returns true when all are noted. */
+static bool note_blocks(struct kvs_shard *shard, struct kvs_command *command)
+{
+    struct kvs_block **list = shard->sessions[command->index].blocks.list;
+
+    for (int i = 0; i < PIECE_BLOCKS && command->prefix != NULL; i++) {
+        list[command->prefix->depth] =
+            *kvs_prefix_block(command->prefix, shard->index, shard->n_threads);
+        command->prefix = command->prefix->parent;
+    }
+    return command->prefix == NULL;
+}
+
+/* Shares some of the blocks that are noted, up to the first one with bad rows.  Returns true after the
+ * last. */
+static bool share_blocks(struct kvs_shard *shard, struct kvs_command *command)
+{
+    struct kvs_shard_session *session = &shard->sessions[command->index];
+    struct kvs_block **list = session->blocks.list;
+    const uint32_t end = kvs_blocks_for(command->tokens);
+
+    for (uint32_t i = session->blocks.n; i < end && i < session->blocks.n + PIECE_BLOCKS; i++) {
+        if (has_bad(session, list[i])) {
+            command->tokens = i * KV_BLOCK_TOKENS;
+            break;
+        }
+    }
+    return kvs_blocks_fork_on(list, &session->blocks, command->tokens, PIECE_BLOCKS);
+}
+
+static bool session_open(struct kvs_shard *shard, struct kvs_command *command)
+{
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+
+    if (!command->is_begun && !open_init(shard, command))
+        return true;
+    while (!note_blocks(shard, command))
+        if (kv_slice_over(&slice))
+            return false;
+    while (!share_blocks(shard, command))
+        if (kv_slice_over(&slice))
+            return false;
+    shard->sessions[command->index].used = true;
     return true;
 }
 
@@ -94,8 +162,8 @@ static bool session_fork(struct kvs_shard *shard, struct kvs_command *command)
 
     if (!command->is_begun && !fork_init(shard, command))
         return true;
-    while (session->n_units > 0 &&
-           !kvs_blocks_fork_on(&session->blocks, &child->blocks, command->tokens, PIECE_BLOCKS))
+    while (session->n_units > 0 && !kvs_blocks_fork_on(session->blocks.list, &child->blocks,
+                                                       command->tokens, PIECE_BLOCKS))
         if (kv_slice_over(&slice))
             return false;
     child->used = true;
@@ -195,6 +263,54 @@ static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
     return true;
 }
 
+static bool prefix_publish(struct kvs_shard *shard, struct kvs_command *command)
+{
+    const struct kvs_shard_session *session = &shard->sessions[command->index];
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+
+    if (!command->is_begun) {
+        command->is_begun = true;
+        command->has_units = session->n_units > 0;
+        command->tokens = command->has_units ? UINT32_MAX : 0;
+        for (uint32_t i = 0; i < session->n_units; i++)
+            if (session->units[i].committed < command->tokens)
+                command->tokens = session->units[i].committed;
+    }
+    for (;
+         command->prefix != NULL && command->prefix->depth < command->tokens / KV_BLOCK_TOKENS;
+         command->prefix = command->prefix->next) {
+        struct kvs_block *block = session->blocks.list[command->prefix->depth];
+
+        if (kv_slice_over(&slice))
+            return false;
+        if (has_bad(session, block)) {
+            command->tokens = command->prefix->depth * KV_BLOCK_TOKENS;
+            break;
+        }
+        block->refs++;
+        *kvs_prefix_block(command->prefix, shard->index, shard->n_threads) = block;
+    }
+    return true;
+}
+
+static bool prefix_release(struct kvs_shard *shard, struct kvs_command *command)
+{
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+
+    for (; command->prefix != NULL; command->prefix = command->prefix->next) {
+        struct kvs_block **block =
+            kvs_prefix_block(command->prefix, shard->index, shard->n_threads);
+
+        if (block == NULL || *block == NULL)
+            continue;
+        if (kv_slice_over(&slice))
+            return false;
+        kvs_block_unref(&shard->store, *block);
+        *block = NULL;
+    }
+    return true;
+}
+
 static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command) = {
     [KVS_COMMAND_CLIENT_OPEN] = client_open,
     [KVS_COMMAND_CLIENT_CLOSE] = client_close,
@@ -204,6 +320,8 @@ static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command)
     [KVS_COMMAND_SESSION_TRUNCATE] = session_truncate,
     [KVS_COMMAND_SESSION_CLOSE] = session_close,
     [KVS_COMMAND_SESSION_LENGTH] = session_length,
+    [KVS_COMMAND_PREFIX_PUBLISH] = prefix_publish,
+    [KVS_COMMAND_PREFIX_RELEASE] = prefix_release,
 };
 
 /* Whoever of the two comes second with the flag sees what the other one has done before: the

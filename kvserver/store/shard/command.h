@@ -23,8 +23,12 @@ enum kvs_command_kind {
     KVS_COMMAND_SESSION_TRUNCATE,
     KVS_COMMAND_SESSION_CLOSE,
     KVS_COMMAND_SESSION_LENGTH,
+    KVS_COMMAND_PREFIX_PUBLISH,
+    KVS_COMMAND_PREFIX_RELEASE,
     KVS_COMMAND_CLIENT_STUCK, /* from data to control: a client lost its channel */
 };
+
+struct kvs_prefix;
 
 struct kvs_command {
     enum kvs_command_kind kind;
@@ -36,7 +40,10 @@ struct kvs_command {
     struct kv_id128 token;
     uint32_t tenant;
     uint32_t generation;
-    uint32_t tokens;
+    uint32_t tokens; /* session_fork, _truncate; session_length, prefix_publish: result;
+                      * session_open: of `prefix`, and as a result those without bad rows */
+    struct kvs_prefix *prefix; /* session_open: the deepest that the session begins with; NULL:
+                                * none.  prefix_publish: a list by depth; prefix_release: a list */
 
     uint64_t root, epoch; /* session_open: its placement */
     uint32_t n_nodes, position;
@@ -54,9 +61,9 @@ struct kvs_command {
     const uint8_t *address;
 
     uint32_t cursor; /* for the data thread: units done */
-    bool is_begun;   /* session_fork: its first slice has run */
+    bool is_begun;   /* its first slice has run */
     uint64_t bytes;  /* session_length: result */
-    bool has_units;
+    bool has_units;  /* there are some of the session here: `tokens` is a result */
     /* session_length: lowered to what the thread's units of each layer have, by all threads;
      * NULL: not wanted */
     _Atomic uint32_t *layer_tokens;

@@ -39,7 +39,7 @@
  *       sound; one that is not in use has none, unless a command is changing it.
  *  (10) Rows are reserved only for outstanding transfers; a unit counts exactly the transfers
  *       and the coming puts of requests.
- *  (11) A block has one ref per session that has it and per block over it, and one pin per
+ *  (11) A block has one ref per session that has it, per block over it and per prefix that keeps it, and one pin per
  *       request and job that pins it; the store counts exactly the blocks and segments that
  *       somebody has.
  *  (12) The store counts the bad rows of all segments, the blocks that are absent or leave, and
@@ -169,7 +169,14 @@ void kvs_shard_awake(struct kvs_shard *shard);
 /* Walks clients and requests: some microseconds for each hundred. */
 void kvs_shard_check(const struct kvs_shard *shard);
 /* Walks all that is in memory, but for the rows.  Without memory for a walk's own list some of
- * it is left out. */
-void kvs_shard_check_memory(const struct kvs_shard *shard);
+ * it is left out.  `kept` visits the blocks that are kept for others than sessions; NULL: none. */
+struct kvs_kept_blocks {
+    void (*each)(const void *arg,
+                 uint32_t thread,
+                 void (*visit)(void *visitor, const struct kvs_block *block),
+                 void *visitor);
+    const void *arg;
+};
+void kvs_shard_check_memory(const struct kvs_shard *shard, const struct kvs_kept_blocks *kept);
 
 #endif

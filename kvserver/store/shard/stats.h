@@ -71,6 +71,8 @@
     X(sessions_opened, "sessions opened or forked")                                  \
     X(sessions_moved, "opens sent to another row of nodes of their root")            \
     X(sessions_closed, "sessions closed by a client")                                \
+    X(prefixes_published, "blocks kept under their names")                           \
+    X(prefixes_evicted, "blocks no longer kept under their names")                   \
     X(sessions_expired, "sessions closed because their lease ended")                 \
     X(clients_registered, "clients registered")                                      \
     X(clients_lost, "clients lost without a goodbye")

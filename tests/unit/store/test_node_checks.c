@@ -291,7 +291,7 @@ static void queries_find(void **state)
 
 static void check_memory(void)
 {
-    kvs_shard_check_memory(shard);
+    kvs_shard_check_memory(shard, NULL);
 }
 
 /* In the first session's place, not in use. */

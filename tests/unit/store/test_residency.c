@@ -369,7 +369,7 @@ static void absent_blocks_are_shared_and_freed(void **state)
         (void)evict(session, i);
     open_session(child);
     assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 200), KV_OK);
-    assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 200, 3));
+    assert_true(kvs_blocks_fork_on(session->blocks.list, &child->blocks, 200, 3));
     check(child);
     (void)kvs_block_need(&it.store, session->blocks.list[2]);
     for (uint32_t i = 0; i < N_UNITS; i++) /* the last block goes, while it is loading */
@@ -398,7 +398,7 @@ static void chains_wait_for_each_other(void **state)
     (void)state;
     open_session(child);
     assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 200), KV_OK);
-    assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 200, 3));
+    assert_true(kvs_blocks_fork_on(session->blocks.list, &child->blocks, 200, 3));
     assert_int_equal(kvs_unit_reserve(&child->units[0], 250), KV_OK);
     struct kvs_block *over = child->blocks.list[1], *under = over->under;
     assert_ptr_equal(under, session->blocks.list[1]);
@@ -452,7 +452,7 @@ static void sizes_are_kept_for_what_is_absent(void **state)
     (void)state;
     open_session(child);
     assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 200), KV_OK);
-    assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 200, 3));
+    assert_true(kvs_blocks_fork_on(session->blocks.list, &child->blocks, 200, 3));
     assert_int_equal(kvs_unit_reserve(&child->units[0], 250), KV_OK);
     struct kvs_block *under = child->blocks.list[1]->under;
     (void)evict(session, 1);

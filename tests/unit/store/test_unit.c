@@ -222,7 +222,7 @@ static void fork_session(const struct session *session)
     open_session(child);
     if (kvs_blocks_fork_begin(&child->blocks, tokens) != KV_OK)
         return;
-    while (!kvs_blocks_fork_on(&session->blocks, &child->blocks, tokens, 3))
+    while (!kvs_blocks_fork_on(session->blocks.list, &child->blocks, tokens, 3))
         ;
     for (uint32_t i = 0; i < N_UNITS; i++) {
         child->twins[i].n_rows = tokens;
@@ -690,7 +690,7 @@ static void hidden_rows_go(void **state)
         child = &world.sessions[i % 2];
         open_session(child);
         assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 10), KV_OK);
-        assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 10, 3));
+        assert_true(kvs_blocks_fork_on(session->blocks.list, &child->blocks, 10, 3));
         for (uint32_t j = 0; j < N_UNITS; j++) {
             child->twins[j].n_rows = 10;
             memcpy(child->twins[j].rows, session->twins[j].rows, 10 * sizeof(uint64_t));
@@ -787,7 +787,7 @@ static void codes_stay_with_their_rows(void **state)
     for (uint32_t i = 0; i < N_UNITS; i++)
         session->units[i].committed = 20;
     assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 20), KV_OK);
-    assert_true(kvs_blocks_fork_on(&session->blocks, &child->blocks, 20, 3));
+    assert_true(kvs_blocks_fork_on(session->blocks.list, &child->blocks, 20, 3));
     assert_int_equal(kvs_unit_reserve(&child->units[1], 30), KV_OK);
     give_codes(child->blocks.list[0], 1, 15);
     close_session(session);

@@ -1,0 +1,483 @@
+/* ops_prefix.c - prefixes that sessions share by content: what an open matches, publish, match, and
+ * how the refs of blocks that nobody needs any more are given back.
+ *
+ * A publish asks the session's data threads for its blocks that are complete; each puts its refs
+ * into prefixes that are not in the index yet.  When all have done so, those that all have, and
+ * whose names are new here, go into the index.  The others give their refs back. */
+#include "kvserver/store/control/ops_private.h"
+#include "kvserver/store/control/protobuf.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct kvs_prefix_place place_of(const struct kvs_session *session)
+{
+    return (struct kvs_prefix_place){.tenant = session->tenant,
+                                     .root = session->root,
+                                     .n_nodes = session->n_nodes,
+                                     .position = session->position};
+}
+
+/* Returns how many names the field has; UINT32_MAX: it is malformed. */
+static uint32_t count_names(const ProtobufCBinaryData *names)
+{
+    const size_t n = names->len / sizeof(struct kv_id128);
+
+    return names->len % sizeof(struct kv_id128) == 0 && n <= KV_WIRE_NAMES_MAX ? (uint32_t)n
+                                                                               : UINT32_MAX;
+}
+
+/* The names as they lie in a message: they are bytes, and need no alignment. */
+static const struct kv_id128 *names_in(const ProtobufCBinaryData *names)
+{
+    return (const struct kv_id128 *)(const void *)names->data;
+}
+
+/* ---- refs of blocks that are given back -------------------------------------------------- */
+
+static void release_step(struct kvs_control *control);
+
+static void free_list(struct kvs_control *control, struct kvs_prefix *list)
+{
+    struct kvs_prefix *next;
+
+    for (; list != NULL; list = next) {
+        next = list->next;
+        list->next = NULL;
+        kvs_prefix_release(control->prefixes, list);
+    }
+}
+
+static void release_done(struct kvs_control_call *call)
+{
+    struct kvs_control *control = call->control;
+
+    free_list(control, call->prefixes);
+    call->prefixes = NULL;
+    control->is_releasing = false;
+    kvs_control_call_end(call);
+    release_step(control);
+}
+
+/* Has the data threads give the refs back of what has gathered, all at once. */
+static void release_step(struct kvs_control *control)
+{
+    struct kvs_control_call *call;
+
+    if (control->is_releasing || control->released == NULL)
+        return;
+    call = kvs_control_call_internal(control, KV_OP_PUBLISH);
+    if (call == NULL)
+        return; /* the next one tries again */
+    call->prefixes = control->released;
+    control->released = NULL;
+    control->is_releasing = true;
+    kvs_control_broadcast(
+        call,
+        &(struct kvs_command){.kind = KVS_COMMAND_PREFIX_RELEASE, .prefix = call->prefixes},
+        release_done);
+}
+
+/* The caller's hold and refs of blocks of a prefix that is not in the index. */
+static void give_back(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    prefix->next = control->released;
+    control->released = prefix;
+}
+
+void kvs_control_evict(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    kvs_prefixes_remove(control->prefixes, prefix);
+    kvs_count(&control->stats.prefixes_evicted, 1);
+    give_back(control, prefix);
+    release_step(control);
+}
+
+void kvs_prefixes_stop(struct kvs_control *control)
+{
+    if (control->prefixes != NULL)
+        free_list(control, control->released);
+    control->released = NULL;
+    kvs_prefixes_destroy(control->prefixes);
+}
+
+/* ---- what a session has ------------------------------------------------------------------ */
+
+/* The session has this prefix and those before it, or none. */
+static void
+hold(struct kvs_control *control, struct kvs_session *session, struct kvs_prefix *prefix)
+{
+    if (prefix != NULL)
+        kvs_prefix_hold(control->prefixes, prefix);
+    if (session->prefix != NULL)
+        kvs_prefix_release(control->prefixes, session->prefix);
+    session->prefix = prefix;
+}
+
+static kv_status_t
+add_names(struct kvs_session *session, uint32_t first, const struct kv_id128 *names, uint32_t n)
+{
+    struct kv_id128 *larger;
+
+    if (first + n > session->n_names) {
+        larger = realloc(session->names, (first + n) * sizeof(names[0]));
+        if (larger == NULL)
+            return KV_NO_MEMORY;
+        session->names = larger;
+        session->n_names = first + n;
+    }
+    memcpy(session->names + first, names, n * sizeof(names[0]));
+    return KV_OK;
+}
+
+void kvs_session_leave_prefix(struct kvs_control *control, struct kvs_session *session)
+{
+    hold(control, session, NULL);
+    free(session->names);
+    session->names = NULL;
+    session->n_names = 0;
+}
+
+void kvs_session_cut_names(struct kvs_control *control,
+                           struct kvs_session *session,
+                           uint32_t tokens)
+{
+    const struct kvs_prefix_place place = place_of(session);
+
+    if (session->n_names <= tokens / KV_BLOCK_TOKENS)
+        return;
+    session->n_names = tokens / KV_BLOCK_TOKENS;
+    hold(control, session,
+         kvs_prefixes_find(control->prefixes, &place, session->names, session->n_names));
+}
+
+kv_status_t kvs_session_share_names(struct kvs_control *control,
+                                    const struct kvs_session *parent,
+                                    struct kvs_session *child,
+                                    uint32_t tokens)
+{
+    const struct kvs_prefix_place place = place_of(parent);
+    const uint32_t n =
+        tokens / KV_BLOCK_TOKENS < parent->n_names ? tokens / KV_BLOCK_TOKENS : parent->n_names;
+
+    if (n == 0)
+        return KV_OK;
+    if (add_names(child, 0, parent->names, n) != KV_OK)
+        return KV_NO_MEMORY;
+    hold(control, child, kvs_prefixes_find(control->prefixes, &place, child->names, n));
+    return KV_OK;
+}
+
+/* ---- open -------------------------------------------------------------------------------- */
+
+kv_status_t kvs_session_match(struct kvs_control *control,
+                              struct kvs_session *session,
+                              const ProtobufCBinaryData *names,
+                              bool match,
+                              uint64_t writer)
+{
+    const struct kvs_prefix_place place = place_of(session);
+    const uint32_t n = count_names(names);
+    struct kvs_prefix *prefix = NULL;
+    kv_status_t status = KV_OK;
+
+    if (n == UINT32_MAX)
+        return KV_INVALID;
+    if (n > 0)
+        status = add_names(session, 0, names_in(names), n);
+    if (status != KV_OK)
+        return status;
+    if (match)
+        prefix = kvs_prefixes_find(control->prefixes, &place, session->names,
+                                   n < session->tokens_max / KV_BLOCK_TOKENS
+                                       ? n
+                                       : session->tokens_max / KV_BLOCK_TOKENS);
+    if (prefix != NULL) {
+        session->writers = kvs_prefix_writers(prefix, writer);
+        session->matched = (prefix->depth + 1) * KV_BLOCK_TOKENS;
+        hold(control, session, prefix);
+        kvs_prefix_use(control->prefixes, prefix, kv_clock_now(control->config.clock));
+    } else {
+        session->writers = kv_writers_create(NULL, 0, writer);
+    }
+    return session->writers != NULL ? KV_OK : KV_NO_MEMORY;
+}
+
+void kvs_session_found_bad(struct kvs_control *control,
+                           const struct kvs_session *session,
+                           uint32_t tokens)
+{
+    const struct kvs_prefix_place place = place_of(session);
+    const uint32_t block = tokens / KV_BLOCK_TOKENS;
+    struct kvs_prefix *prefix, *last;
+
+    prefix = kvs_prefixes_find(control->prefixes, &place, session->names, block + 1);
+    while (prefix != NULL && prefix->depth == block) {
+        last = kvs_prefix_last(prefix);
+        kvs_control_evict(control, last);
+        if (last == prefix)
+            break;
+    }
+}
+
+/* ---- publish ----------------------------------------------------------------------------- */
+
+/* Returns the bytes that a block of the session takes on this node, in rows and CRCs. */
+static uint64_t block_bytes(const struct kvs_session *session)
+{
+    const kv_schema_t *schema = &session->model->info.schema;
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < schema->n_layers; i++)
+        for (uint32_t head = 0; head < schema->layers[i].n_kv_heads; head++)
+            if (kv_placement_unit_position(kv_schema_unit(schema, i, head), session->n_nodes) ==
+                session->position)
+                bytes += schema->layers[i].row_bytes + sizeof(uint32_t);
+    return bytes * KV_BLOCK_TOKENS;
+}
+
+/* Whose the block's rows are.  Returns false if out of memory. */
+static bool name_writers(struct kvs_prefix *prefix, const struct kv_writers *writers)
+{
+    const uint32_t begin = prefix->depth * KV_BLOCK_TOKENS, end = begin + KV_BLOCK_TOKENS;
+    const size_t bytes = kv_writers_slice_bytes(writers, begin, end);
+    struct kv_writers *slice = malloc(bytes);
+
+    if (slice == NULL)
+        return false;
+    kv_writers_slice(writers, begin, end, slice);
+    if (slice->n_runs > 1) {
+        prefix->mixed = slice;
+        return true;
+    }
+    prefix->writer = slice->runs[0].writer;
+    free(slice);
+    return true;
+}
+
+/* Puts what all data threads have into the index; the list is not the call's any more. */
+static struct kvs_prefix *index_list(struct kvs_control_call *call, uint32_t n_complete)
+{
+    struct kvs_control *control = call->control;
+    const struct kvs_session *session = call->session;
+    const uint64_t now_us = kv_clock_now(control->config.clock);
+    const struct kvs_prefix_home home = {.place = place_of(session),
+                                         .block_bytes = block_bytes(session)};
+    struct kvs_prefix *parent = call->prefix, *next, *old;
+    bool goes_on = true;
+
+    for (struct kvs_prefix *prefix = call->prefixes; prefix != NULL; prefix = next) {
+        next = prefix->next;
+        prefix->next = NULL;
+        goes_on = goes_on && prefix->depth < n_complete &&
+                  name_writers(prefix, session->writers) &&
+                  kvs_prefixes_add(control->prefixes, parent, &home, prefix, now_us, &old);
+        if (!goes_on || old != NULL) {
+            if (goes_on)
+                parent = old;
+            give_back(control, prefix);
+            continue;
+        }
+        kvs_count(&control->stats.prefixes_published, 1);
+        parent = prefix;
+        kvs_prefix_release(control->prefixes, prefix);
+    }
+    call->prefixes = NULL;
+    return parent;
+}
+
+static void publish_done(struct kvs_control_call *call)
+{
+    struct kvs_control *control = call->control;
+    struct kvs_session *session = call->session;
+    Kvpb__PublishReply reply = KVPB__PUBLISH_REPLY__INIT;
+    Kvpb__Outcome outcome = kvs_pb_ok_outcome();
+    struct kvs_prefix *deepest = NULL;
+
+    session->busy = false;
+    reply.tokens = UINT32_MAX;
+    if (call->has_units) {
+        deepest = index_list(call, call->tokens / KV_BLOCK_TOKENS);
+        reply.tokens = deepest != NULL ? (deepest->depth + 1) * KV_BLOCK_TOKENS : 0;
+        if (deepest != NULL)
+            hold(control, session, deepest);
+        if (call->prefix != NULL)
+            kvs_prefix_release(control->prefixes, call->prefix);
+        call->prefix = NULL;
+        if (reply.tokens > session->shared_tokens)
+            session->shared_tokens = reply.tokens;
+    }
+    release_step(control);
+    reply.outcome = &outcome;
+    kvs_control_reply(call, &reply.base);
+}
+
+/* Lists prefixes for the names of [first, end).  Returns false if out of memory. */
+static bool make_list(struct kvs_control_call *call, uint32_t first, uint32_t end)
+{
+    const struct kvs_session *session = call->session;
+    struct kvs_prefix **tail = &call->prefixes;
+
+    for (uint32_t i = first; i < end; i++) {
+        *tail =
+            kvs_prefix_create(&session->names[i], i, session->first_thread, session->n_threads);
+        if (*tail == NULL)
+            return false;
+        tail = &(*tail)->next;
+    }
+    return true;
+}
+
+/* Gives each prefix its tokens, for readers of events. */
+static bool give_tokens(struct kvs_control_call *call, const Kvpb__PublishRequest *request)
+{
+    const size_t bytes = KV_BLOCK_TOKENS * sizeof(uint32_t);
+
+    if (request->tokens.len == 0)
+        return true;
+    for (struct kvs_prefix *prefix = call->prefixes; prefix != NULL; prefix = prefix->next) {
+        if (prefix->depth < request->first_block)
+            continue;
+        prefix->tokens = malloc(bytes);
+        if (prefix->tokens == NULL)
+            return false;
+        memcpy(prefix->tokens,
+               request->tokens.data + (prefix->depth - request->first_block) * bytes, bytes);
+    }
+    return true;
+}
+
+/* Returns false after refusing the call. */
+static bool check_publish(struct kvs_control_call *call,
+                          const struct kvs_session *session,
+                          const Kvpb__PublishRequest *request)
+{
+    const uint32_t n = count_names(&request->block_names), first = request->first_block;
+
+    if (request->generation != session->generation) {
+        kvs_control_refuse(call, KV_STALE, "publish: session %u is at generation %u, not %u",
+                           session->index, session->generation, request->generation);
+        return false;
+    }
+    if (n == UINT32_MAX || first > session->n_names ||
+        first > session->tokens_max / KV_BLOCK_TOKENS ||
+        n > session->tokens_max / KV_BLOCK_TOKENS - first) {
+        kvs_control_refuse(call, KV_INVALID,
+                           "publish: names of %zu bytes from block %u on: %u blocks have names",
+                           request->block_names.len, first, session->n_names);
+        return false;
+    }
+    if (request->tokens.len != 0 &&
+        request->tokens.len != (size_t)n * KV_BLOCK_TOKENS * sizeof(uint32_t)) {
+        kvs_control_refuse(call, KV_INVALID, "publish: tokens: %zu bytes, for %u blocks",
+                           request->tokens.len, n);
+        return false;
+    }
+    for (uint32_t i = first; i < session->n_names && i - first < n; i++) {
+        if (memcmp(&session->names[i], &names_in(&request->block_names)[i - first],
+                   sizeof(session->names[0])) != 0) {
+            kvs_control_refuse(call, KV_CONFLICT, "publish: block %u has another name", i);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void publish(struct kvs_control_call *call, const Kvpb__PublishRequest *request)
+{
+    struct kvs_control *control = call->control;
+    struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
+    const uint32_t n = count_names(&request->block_names);
+
+    if (session == NULL || !check_publish(call, session, request))
+        return;
+    const struct kvs_prefix_place place = place_of(session);
+
+    if (n > 0 &&
+        add_names(session, request->first_block, names_in(&request->block_names), n) != KV_OK) {
+        kvs_control_refuse(call, KV_NO_MEMORY, "publish: out of memory");
+        return;
+    }
+    call->session = session;
+    /* From the first one on that is not here: what was evicted meanwhile comes back. */
+    call->prefix =
+        kvs_prefixes_find(control->prefixes, &place, session->names, session->n_names);
+    if (call->prefix != NULL)
+        kvs_prefix_hold(control->prefixes, call->prefix);
+    if (!make_list(call, call->prefix != NULL ? call->prefix->depth + 1 : 0,
+                   session->n_names) ||
+        !give_tokens(call, request)) {
+        kvs_control_refuse(call, KV_NO_MEMORY, "publish: out of memory");
+        return;
+    }
+    session->busy = true;
+    call->tokens = UINT32_MAX;
+    kvs_control_broadcast_session(call, session,
+                                  &(struct kvs_command){.kind = KVS_COMMAND_PREFIX_PUBLISH,
+                                                        .index = session->index,
+                                                        .prefix = call->prefixes},
+                                  publish_done);
+}
+
+void kvs_control_publish(struct kvs_control_call *call)
+{
+    Kvpb__PublishRequest *request = kvs_call_unpack(call, &kvpb__publish_request__descriptor);
+
+    if (request == NULL)
+        return;
+    publish(call, request);
+    kvpb__publish_request__free_unpacked(request, NULL);
+}
+
+void kvs_call_drop_prefixes(struct kvs_control_call *call)
+{
+    struct kvs_control *control = call->control;
+
+    if (call->prefix != NULL)
+        kvs_prefix_release(control->prefixes, call->prefix);
+    free_list(control, call->prefixes);
+    call->prefix = call->prefixes = NULL;
+}
+
+/* ---- match ------------------------------------------------------------------------------- */
+
+static void match(struct kvs_control_call *call, const Kvpb__MatchRequest *request)
+{
+    struct kvs_control *control = call->control;
+    const uint32_t n = count_names(&request->block_names);
+    Kvpb__MatchReply reply = KVPB__MATCH_REPLY__INIT;
+    Kvpb__MatchTier tier = KVPB__MATCH_TIER__INIT, *tiers[] = {&tier};
+    Kvpb__Outcome outcome = kvs_pb_ok_outcome();
+    char medium[] = "CPU";
+
+    if (n == UINT32_MAX || !kvs_is_placement(request->placement)) {
+        kvs_control_refuse(call, KV_INVALID, "match: invalid placement, or names of %zu bytes",
+                           request->block_names.len);
+        return;
+    }
+    const struct kvs_prefix_place place = {.tenant = call->tenant,
+                                           .root = request->placement->root,
+                                           .n_nodes = request->placement->n_nodes,
+                                           .position = request->placement->position};
+    const struct kvs_prefix *prefix =
+        kvs_prefixes_find(control->prefixes, &place, names_in(&request->block_names), n);
+
+    reply.outcome = &outcome;
+    reply.tokens = prefix != NULL ? (prefix->depth + 1) * KV_BLOCK_TOKENS : 0;
+    tier.medium = medium;
+    tier.end = reply.tokens;
+    reply.tiers = tiers;
+    reply.n_tiers = prefix != NULL;
+    kvs_control_reply(call, &reply.base);
+}
+
+void kvs_control_match(struct kvs_control_call *call)
+{
+    Kvpb__MatchRequest *request = kvs_call_unpack(call, &kvpb__match_request__descriptor);
+
+    if (request == NULL)
+        return;
+    match(call, request);
+    kvpb__match_request__free_unpacked(request, NULL);
+}

@@ -1,0 +1,605 @@
+#include "kvserver/store/prefix/prefix.h"
+
+#include "kvserver/base/hash.h"
+#include "kvserver/base/map.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HEAP_ROOM_MIN = 64,
+};
+
+struct kvs_prefixes {
+    const struct kvs_eviction_policy *policy;
+    struct kv_map *map;     /* kvs_prefix, by name and place */
+    struct kv_map *tenants; /* kvs_prefix_tenant */
+    struct kvs_prefix *pinned;
+    uint64_t quota; /* of each tenant */
+    uint64_t bytes;
+    double floor; /* the value of what went last */
+};
+
+/* ---- keys -------------------------------------------------------------------------------- */
+
+/* A name is unique already; what else it is looked for by is mixed into it. */
+static struct kv_id128 key_of(const struct kvs_prefix_place *place, const struct kv_id128 *name)
+{
+    const uint64_t where =
+        (uint64_t)place->tenant << 32 | place->n_nodes << 16 | place->position;
+    uint64_t half[2];
+    struct kv_id128 key;
+
+    memcpy(half, name->bytes, sizeof(half));
+    half[0] ^= kv_mix64(where + 1);
+    half[1] ^= kv_mix64(place->root + 2);
+    memcpy(key.bytes, half, sizeof(half));
+    return key;
+}
+
+static struct kv_id128 tenant_key(uint32_t tenant)
+{
+    struct kv_id128 key = {{0}};
+
+    memcpy(key.bytes, &tenant, sizeof(tenant));
+    return key;
+}
+
+/* ---- the heap of those that may go ------------------------------------------------------- */
+
+static void heap_place(struct kvs_prefix_tenant *tenant, uint32_t at, struct kvs_prefix *prefix)
+{
+    tenant->heap[at] = prefix;
+    prefix->heap_at = at;
+}
+
+/* Moves the prefix to its place, up or down from the one that it has. */
+static void heap_sift(struct kvs_prefix_tenant *tenant, struct kvs_prefix *prefix)
+{
+    uint32_t at = prefix->heap_at, child;
+
+    for (; at > 0 && tenant->heap[(at - 1) / 2]->value > prefix->value; at = (at - 1) / 2)
+        heap_place(tenant, at, tenant->heap[(at - 1) / 2]);
+    for (; (child = 2 * at + 1) < tenant->n_heap; at = child) {
+        if (child + 1 < tenant->n_heap &&
+            tenant->heap[child + 1]->value < tenant->heap[child]->value)
+            child++;
+        if (tenant->heap[child]->value >= prefix->value)
+            break;
+        heap_place(tenant, at, tenant->heap[child]);
+    }
+    heap_place(tenant, at, prefix);
+}
+
+/* Room for all prefixes of the tenant, so that none fails to enter later. */
+static bool heap_grow(struct kvs_prefix_tenant *tenant, uint64_t n)
+{
+    uint32_t room = tenant->heap_room > 0 ? tenant->heap_room : HEAP_ROOM_MIN;
+    struct kvs_prefix **heap;
+
+    if (n <= tenant->heap_room)
+        return true;
+    if (n > UINT32_MAX / 2)
+        return false;
+    while (room < n)
+        room *= 2;
+    heap = realloc(tenant->heap, room * sizeof(heap[0]));
+    if (heap == NULL)
+        return false;
+    tenant->heap = heap;
+    tenant->heap_room = room;
+    return true;
+}
+
+static void heap_leave(struct kvs_prefix *prefix)
+{
+    struct kvs_prefix_tenant *tenant = prefix->home->tenant;
+    struct kvs_prefix *last = tenant->heap[--tenant->n_heap];
+
+    if (last != prefix) {
+        last->heap_at = prefix->heap_at;
+        heap_sift(tenant, last);
+    }
+    prefix->heap_at = UINT32_MAX;
+}
+
+static bool may_go(const struct kvs_prefix *prefix)
+{
+    return prefix->child == NULL && prefix->n_holders == 0 && prefix->pinned_link == NULL;
+}
+
+/* Something has changed of what the heap depends on. */
+static void heap_update(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    const struct kvs_eviction_facts facts = {.used_us = prefix->used_us,
+                                             .n_uses = prefix->n_uses,
+                                             .depth = prefix->depth,
+                                             .bytes = prefix->home->block_bytes,
+                                             .floor = prefixes->floor};
+    struct kvs_prefix_tenant *tenant = prefix->home->tenant;
+
+    if (!may_go(prefix)) {
+        if (prefix->heap_at != UINT32_MAX)
+            heap_leave(prefix);
+        return;
+    }
+    prefix->value = prefixes->policy->value(&facts);
+    if (prefix->heap_at == UINT32_MAX)
+        prefix->heap_at = tenant->n_heap++;
+    heap_sift(tenant, prefix);
+}
+
+/* ---- tenants ----------------------------------------------------------------------------- */
+
+struct kvs_prefix_tenant *kvs_prefixes_tenant(const struct kvs_prefixes *prefixes,
+                                              uint32_t tenant)
+{
+    const struct kv_id128 key = tenant_key(tenant);
+
+    return kv_map_get(prefixes->tenants, &key);
+}
+
+static struct kvs_prefix_tenant *tenant_make(struct kvs_prefixes *prefixes, uint32_t number)
+{
+    const struct kv_id128 key = tenant_key(number);
+    struct kvs_prefix_tenant *tenant = kv_map_get(prefixes->tenants, &key);
+
+    if (tenant != NULL)
+        return tenant;
+    tenant = calloc(1, sizeof(*tenant));
+    if (tenant == NULL || !kv_map_set(prefixes->tenants, &key, tenant)) {
+        free(tenant);
+        return NULL;
+    }
+    tenant->tenant = number;
+    tenant->quota = prefixes->quota;
+    return tenant;
+}
+
+/* Nothing is kept for a tenant that has nothing. */
+static void tenant_settle(struct kvs_prefixes *prefixes, struct kvs_prefix_tenant *tenant)
+{
+    const struct kv_id128 key = tenant_key(tenant->tenant);
+
+    if (tenant->n_prefixes > 0)
+        return;
+    kv_map_remove(prefixes->tenants, &key);
+    free(tenant->heap);
+    free(tenant);
+}
+
+void kvs_prefixes_set_quota(struct kvs_prefixes *prefixes, uint64_t quota)
+{
+    struct kvs_prefix_tenant *tenant;
+    size_t cursor = 0;
+
+    prefixes->quota = quota;
+    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL)
+        tenant->quota = quota;
+}
+
+/* ---- the index --------------------------------------------------------------------------- */
+
+struct kvs_prefixes *
+kvs_prefixes_create(uint64_t secret, const struct kvs_eviction_policy *policy, uint64_t quota)
+{
+    struct kvs_prefixes *prefixes = calloc(1, sizeof(*prefixes));
+
+    if (prefixes == NULL)
+        return NULL;
+    prefixes->policy = policy;
+    prefixes->quota = quota;
+    prefixes->map = kv_map_create(secret);
+    prefixes->tenants = kv_map_create(kv_mix64(secret));
+    if (prefixes->map == NULL || prefixes->tenants == NULL) {
+        kvs_prefixes_destroy(prefixes);
+        return NULL;
+    }
+    return prefixes;
+}
+
+static void prefix_free(struct kvs_prefix *prefix)
+{
+    free(prefix->mixed);
+    free(prefix->tokens);
+    free(prefix);
+}
+
+void kvs_prefixes_destroy(struct kvs_prefixes *prefixes)
+{
+    struct kvs_prefix *prefix;
+    struct kvs_prefix_tenant *tenant;
+    size_t cursor = 0;
+
+    if (prefixes == NULL)
+        return;
+    while (prefixes->map != NULL && (prefix = kv_map_next(prefixes->map, &cursor)) != NULL) {
+        if (prefix->depth == 0)
+            free(prefix->home);
+        prefix_free(prefix);
+    }
+    cursor = 0;
+    while (prefixes->tenants != NULL &&
+           (tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
+        free(tenant->heap);
+        free(tenant);
+    }
+    kv_map_destroy(prefixes->map);
+    kv_map_destroy(prefixes->tenants);
+    free(prefixes);
+}
+
+struct kvs_prefix *kvs_prefix_create(const struct kv_id128 *name,
+                                     uint32_t depth,
+                                     uint32_t first_thread,
+                                     uint32_t n_threads)
+{
+    struct kvs_prefix *prefix =
+        calloc(1, sizeof(*prefix) + n_threads * sizeof(prefix->blocks[0]));
+
+    if (prefix == NULL)
+        return NULL;
+    prefix->name = *name;
+    prefix->depth = depth;
+    prefix->first_thread = (uint8_t)first_thread;
+    prefix->n_threads = (uint8_t)n_threads;
+    prefix->n_holders = 1;
+    prefix->heap_at = UINT32_MAX;
+    return prefix;
+}
+
+static struct kvs_prefix *find(const struct kvs_prefixes *prefixes,
+                               const struct kvs_prefix_place *place,
+                               const struct kv_id128 *name,
+                               uint32_t depth)
+{
+    const struct kv_id128 key = key_of(place, name);
+    struct kvs_prefix *prefix = kv_map_get(prefixes->map, &key);
+
+    /* A name says how deep it is; a client that says otherwise finds nothing. */
+    return prefix != NULL && prefix->depth == depth ? prefix : NULL;
+}
+
+struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
+                                     const struct kvs_prefix_place *place,
+                                     const struct kv_id128 *names,
+                                     uint32_t n)
+{
+    struct kvs_prefix *deepest = NULL;
+    uint32_t low = 0, high = n;
+
+    /* [0, low) are here, `high` is not: a prefix has its parent here. */
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        struct kvs_prefix *prefix = find(prefixes, place, &names[middle], middle);
+
+        if (prefix != NULL) {
+            deepest = prefix;
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return deepest;
+}
+
+static struct kvs_prefix_home *home_make(struct kvs_prefixes *prefixes,
+                                         const struct kvs_prefix_home *from)
+{
+    struct kvs_prefix_home *home = malloc(sizeof(*home));
+
+    if (home == NULL)
+        return NULL;
+    *home = *from;
+    home->n_prefixes = 0;
+    home->tenant = tenant_make(prefixes, from->place.tenant);
+    if (home->tenant == NULL) {
+        free(home);
+        return NULL;
+    }
+    return home;
+}
+
+static void home_settle(struct kvs_prefixes *prefixes, struct kvs_prefix_home *home)
+{
+    if (home->n_prefixes > 0)
+        return;
+    tenant_settle(prefixes, home->tenant);
+    free(home);
+}
+
+static void link_to_parent(struct kvs_prefix *prefix, struct kvs_prefix *parent)
+{
+    prefix->parent = parent;
+    prefix->prev = NULL;
+    prefix->next = parent != NULL ? parent->child : NULL;
+    if (prefix->next != NULL)
+        prefix->next->prev = prefix;
+    if (parent != NULL)
+        parent->child = prefix;
+}
+
+bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
+                      struct kvs_prefix *parent,
+                      const struct kvs_prefix_home *home,
+                      struct kvs_prefix *prefix,
+                      uint64_t now_us,
+                      struct kvs_prefix **ret_old)
+{
+    const struct kv_id128 key = key_of(&home->place, &prefix->name);
+    struct kvs_prefix_home *own = parent != NULL ? parent->home : NULL;
+
+    assert(prefix->depth == (parent != NULL ? parent->depth + 1 : 0));
+    assert(parent == NULL || parent->home != NULL);
+    *ret_old = kv_map_get(prefixes->map, &key);
+    if (*ret_old != NULL)
+        return true;
+    if (own == NULL)
+        own = home_make(prefixes, home);
+    if (own == NULL)
+        return false;
+    if (!heap_grow(own->tenant, own->tenant->n_prefixes + 1) ||
+        !kv_map_set(prefixes->map, &key, prefix)) {
+        home_settle(prefixes, own);
+        return false;
+    }
+    prefix->home = own;
+    prefix->used_us = now_us;
+    prefix->n_uses = 1;
+    link_to_parent(prefix, parent);
+    own->n_prefixes++;
+    own->tenant->n_prefixes++;
+    own->tenant->bytes += own->block_bytes;
+    prefixes->bytes += own->block_bytes;
+    heap_update(prefixes, prefix);
+    if (parent != NULL)
+        heap_update(prefixes, parent);
+    return true;
+}
+
+void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t now_us)
+{
+    /* Those before it hear of it when it goes (kvs_prefixes_remove()): until then it is here, and
+     * so are they. */
+    if (prefix->used_us < now_us)
+        prefix->used_us = now_us;
+    if (prefix->n_uses < UINT32_MAX)
+        prefix->n_uses++;
+    heap_update(prefixes, prefix);
+}
+
+void kvs_prefix_hold(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    prefix->n_holders++;
+    if (prefix->home != NULL)
+        heap_update(prefixes, prefix);
+}
+
+void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    assert(prefix->n_holders > 0);
+    prefix->n_holders--;
+    if (prefix->home != NULL)
+        heap_update(prefixes, prefix);
+    else if (prefix->n_holders == 0)
+        prefix_free(prefix);
+}
+
+struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
+                                       const struct kvs_prefix_tenant *tenant)
+{
+    struct kvs_prefix *least = NULL;
+    size_t cursor = 0;
+
+    if (tenant != NULL)
+        return tenant->n_heap > 0 ? tenant->heap[0] : NULL;
+    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL)
+        if (tenant->n_heap > 0 && (least == NULL || tenant->heap[0]->value < least->value))
+            least = tenant->heap[0];
+    return least;
+}
+
+struct kvs_prefix *kvs_prefix_last(struct kvs_prefix *prefix)
+{
+    while (prefix->child != NULL)
+        prefix = prefix->child;
+    return prefix;
+}
+
+/* What was known of the one that goes is true of its parent, too. */
+static void inherit(struct kvs_prefix *parent, const struct kvs_prefix *prefix)
+{
+    if (parent->used_us < prefix->used_us)
+        parent->used_us = prefix->used_us;
+    parent->n_uses = parent->n_uses < UINT32_MAX - prefix->n_uses
+                         ? parent->n_uses + prefix->n_uses
+                         : UINT32_MAX;
+}
+
+void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    struct kvs_prefix_home *home = prefix->home;
+    struct kvs_prefix *parent = prefix->parent;
+    const struct kv_id128 key = key_of(&home->place, &prefix->name);
+
+    assert(prefix->home != NULL && prefix->child == NULL);
+    if (prefix->pinned_link != NULL)
+        kvs_prefix_unpin(prefixes, prefix);
+    if (prefix->heap_at != UINT32_MAX) {
+        if (prefix->value > prefixes->floor)
+            prefixes->floor = prefix->value;
+        heap_leave(prefix);
+    }
+    kv_map_remove(prefixes->map, &key);
+    if (prefix->prev != NULL)
+        prefix->prev->next = prefix->next;
+    else if (parent != NULL)
+        parent->child = prefix->next;
+    if (prefix->next != NULL)
+        prefix->next->prev = prefix->prev;
+    prefix->next = prefix->prev = NULL;
+    prefix->home = NULL;
+    prefix->n_holders++;
+    prefixes->bytes -= home->block_bytes;
+    home->tenant->bytes -= home->block_bytes;
+    home->tenant->n_prefixes--;
+    home->n_prefixes--;
+    if (parent != NULL) {
+        inherit(parent, prefix);
+        heap_update(prefixes, parent);
+    }
+    home_settle(prefixes, home);
+}
+
+/* ---- pins -------------------------------------------------------------------------------- */
+
+void kvs_prefix_pin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t until_us)
+{
+    prefix->pinned_us = until_us;
+    if (prefix->pinned_link != NULL)
+        return;
+    prefix->pinned_next = prefixes->pinned;
+    prefix->pinned_link = &prefixes->pinned;
+    if (prefix->pinned_next != NULL)
+        prefix->pinned_next->pinned_link = &prefix->pinned_next;
+    prefixes->pinned = prefix;
+    heap_update(prefixes, prefix);
+}
+
+void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    if (prefix->pinned_link == NULL)
+        return;
+    *prefix->pinned_link = prefix->pinned_next;
+    if (prefix->pinned_next != NULL)
+        prefix->pinned_next->pinned_link = prefix->pinned_link;
+    prefix->pinned_link = NULL;
+    prefix->pinned_next = NULL;
+    heap_update(prefixes, prefix);
+}
+
+void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us)
+{
+    struct kvs_prefix *next;
+
+    for (struct kvs_prefix *prefix = prefixes->pinned; prefix != NULL; prefix = next) {
+        next = prefix->pinned_next;
+        if (prefix->pinned_us <= now_us)
+            kvs_prefix_unpin(prefixes, prefix);
+    }
+}
+
+/* ---- sums and lists ---------------------------------------------------------------------- */
+
+uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes)
+{
+    return kv_map_count(prefixes->map);
+}
+
+uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes)
+{
+    return prefixes->bytes;
+}
+
+struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t *cursor)
+{
+    return kv_map_next(prefixes->map, cursor);
+}
+
+/* ---- writers ----------------------------------------------------------------------------- */
+
+/* The runs of all blocks up to the prefix, from the last one on backwards.  Returns their number;
+ * `runs` has room for that many, or is NULL.  Neighbors of one writer are one run. */
+static uint32_t runs_of(const struct kvs_prefix *prefix, uint32_t n, struct kv_writer_run *runs)
+{
+    uint32_t n_runs = 0;
+    uint64_t after = 0;
+
+    for (; prefix != NULL; prefix = prefix->parent) {
+        const uint32_t end = (prefix->depth + 1) * KV_BLOCK_TOKENS;
+        const uint32_t n_here = prefix->mixed != NULL ? prefix->mixed->n_runs : 1;
+
+        for (uint32_t i = n_here; i-- > 0;) {
+            const uint64_t writer =
+                prefix->mixed != NULL ? prefix->mixed->runs[i].writer : prefix->writer;
+
+            if (writer == after)
+                continue;
+            after = writer;
+            n_runs++;
+            if (runs != NULL)
+                runs[n - n_runs] = (struct kv_writer_run){
+                    .writer = writer,
+                    .end = i + 1 == n_here ? end : prefix->mixed->runs[i].end};
+        }
+    }
+    return n_runs;
+}
+
+struct kv_writers *kvs_prefix_writers(const struct kvs_prefix *prefix, uint64_t writer)
+{
+    const uint32_t n = runs_of(prefix, 0, NULL);
+    struct kv_writers *writers;
+
+    if (n + 1 > KV_WRITER_RUNS_MAX)
+        return NULL;
+    writers = malloc(sizeof(*writers) + (n + 1) * sizeof(writers->runs[0]));
+    if (writers == NULL)
+        return NULL;
+    (void)runs_of(prefix, n, writers->runs);
+    writers->n_runs = n + 1;
+    writers->runs[n] = (struct kv_writer_run){.writer = writer, .end = UINT32_MAX};
+    return writers;
+}
+
+/* ---- check ------------------------------------------------------------------------------- */
+
+static void check_prefix(const struct kvs_prefixes *prefixes, const struct kvs_prefix *prefix)
+{
+    const struct kvs_prefix *parent = prefix->parent;
+    const struct kvs_prefix_tenant *tenant = prefix->home->tenant;
+
+    assert(find(prefixes, &prefix->home->place, &prefix->name, prefix->depth) == prefix);
+    assert(prefix->depth == (parent != NULL ? parent->depth + 1 : 0));
+    assert(parent == NULL || parent->home == prefix->home);
+    assert(prefix->prev != NULL ? prefix->prev->next == prefix
+                                : parent == NULL || parent->child == prefix);
+    assert(prefix->next == NULL || prefix->next->prev == prefix);
+    assert(prefix->child == NULL ||
+           (prefix->child->parent == prefix && prefix->child->prev == NULL));
+    assert(may_go(prefix) == (prefix->heap_at != UINT32_MAX));
+    assert(prefix->heap_at == UINT32_MAX || tenant->heap[prefix->heap_at] == prefix);
+}
+
+void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
+{
+    const struct kvs_prefix_tenant *tenant;
+    const struct kvs_prefix *prefix;
+    uint64_t bytes = 0, of_tenants = 0, n_pinned = 0, n_listed = 0, n = 0;
+    size_t cursor = 0;
+
+    kv_map_check(prefixes->map);
+    while ((prefix = kv_map_next(prefixes->map, &cursor)) != NULL) {
+        check_prefix(prefixes, prefix);
+        bytes += prefix->home->block_bytes;
+        n_pinned += prefix->pinned_link != NULL;
+    }
+    cursor = 0;
+    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
+        assert(tenant->n_prefixes > 0 && tenant->n_heap <= tenant->n_prefixes);
+        assert(tenant->n_prefixes <= tenant->heap_room);
+        of_tenants += tenant->bytes;
+        n += tenant->n_prefixes;
+        for (uint32_t i = 0; i < tenant->n_heap; i++) {
+            assert(tenant->heap[i]->heap_at == i && tenant->heap[i]->home->tenant == tenant);
+            assert(i == 0 || tenant->heap[(i - 1) / 2]->value <= tenant->heap[i]->value);
+        }
+    }
+    for (prefix = prefixes->pinned; prefix != NULL; prefix = prefix->pinned_next) {
+        assert(*prefix->pinned_link == prefix);
+        n_listed++;
+    }
+    assert(n_pinned == n_listed);
+    assert(bytes == prefixes->bytes && of_tenants == bytes && n == kv_map_count(prefixes->map));
+}
