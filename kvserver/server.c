@@ -132,6 +132,7 @@ static struct kvs_node_config node_config(const struct kvs_server_options *optio
         .clients_max = (uint32_t)options->clients,
         .credits = (uint32_t)options->credits,
         .lease_ms = (uint32_t)options->lease_ms,
+        .object_ttl_s = (uint32_t)options->object_ttl,
         .clock = &kv_clock_real,
     };
 }

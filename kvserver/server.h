@@ -41,6 +41,7 @@ struct kvs_server_options {
     uint64_t clients;
     uint64_t credits;
     uint64_t lease_ms;
+    uint64_t object_ttl; /* seconds; 0: none */
 };
 
 /* The settings in effect, for display. */

@@ -123,6 +123,10 @@ struct kv_id128 {
     uint8_t bytes[16];
 };
 
+/* How long an object stays, in milliseconds. */
+#define KV_OBJECT_TTL_MAX_MS 2592000000u /* 30 days */
+#define KV_OBJECT_TTL_NONE   UINT32_MAX  /* it is not removed, whatever the node's default is */
+
 /* A model.  Sessions of different fingerprints never share data. */
 struct kv_model_info {
     char name[KV_NAME_BYTES_MAX + 1]; /* 0-terminated, not empty */

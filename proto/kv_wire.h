@@ -98,7 +98,8 @@ extern "C" {
  *   6  the first with which later builds are compatible
  *   7  a reply's header says how long the node had the request
  *   8  replies may travel together
- *   9  prefixes are shared by content: fields and operations that kvstore.proto says so of
+ *   9  prefixes are shared by content; objects have times, and are listed: fields and operations
+ *      that kvstore.proto says so of, and two fields of object_put
  *
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
@@ -181,6 +182,9 @@ enum kv_op_id {
     KV_OP_COUNT = 46, /* one more than the largest number */
 };
 
+/* Of an object_put: when memory is short, the object may go. */
+#define KV_WIRE_OBJECT_EVICTABLE 1u
+
 /* Every message starts with this header.
  *
  *    0  u16  version        that hello agreed on; in a hello over this transport, the least
@@ -207,8 +211,10 @@ enum kv_op_id {
  *   88  u32  body_crc       CRC32C of the body
  *   92  u32  n_units        in a batch: its entries; in the KV_BUSY that answers a batch: its
  *                         requests; in any other reply 0
- *   96  u32  token_begin
- *  100  u32  token_count
+ *   96  u32  token_begin    object_put, from version 9 on: milliseconds after which the object is
+ *                         removed, at most KV_OBJECT_TTL_MAX_MS; 0: the node's default;
+ *                         KV_OBJECT_TTL_NONE: never
+ *  100  u32  token_count    object_put, from version 9 on: KV_WIRE_OBJECT_EVICTABLE, or 0
  *  104  u32  snapshot       requests: tokens that must be committed; the node waits for them.
  *                         put, append: token_begin if other messages of this client carry the
  *                         rows before it, else 0: a gap that no outstanding put at the node

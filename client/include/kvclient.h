@@ -637,10 +637,19 @@ struct kv_object {
     size_t offset;      /* in the buffer, in bytes */
     size_t bytes;       /* put: size; get: in: capacity, out: size; exists: out: size */
     kv_status_t status; /* out: of this object */
+    uint32_t ttl_ms;    /* put: milliseconds after which the node removes it, at most
+                           KV_OBJECT_TTL_MAX_MS; 0: the node's default (--object-ttl: none, unless
+                           its operator says otherwise); KV_OBJECT_TTL_NONE: never */
+    bool evictable;     /* put: it is a copy of what can be had again, and goes when memory is
+                           short, the least recently used first.  Others never do: when memory is
+                           full of them, puts fail with KV_NO_MEMORY */
 };
 
 enum kv_object_verb {
-    KV_OBJECT_PUT,    /* KV_EXISTS: the name has different bytes; KV_NO_MEMORY: store full */
+    KV_OBJECT_PUT,    /* KV_EXISTS: the name has different bytes; KV_NO_MEMORY: store full;
+                         KV_UNSUPPORTED: ttl_ms, and the node speaks a version below 9.  Of the
+                         same bytes: renews the time.  An object stays as long as any put of it
+                         says, and is evictable only if every one says so */
     KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` is the size, nothing was written;
                          KV_CONFLICT: replaced while it was read, try again */
     KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` is the size */

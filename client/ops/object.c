@@ -40,6 +40,8 @@ struct object_state {
     uint8_t *base;      /* of its bytes, in the buffer */
     size_t bytes;       /* put: its size; get: capacity */
     kv_status_t status; /* its result */
+    uint32_t ttl_ms;    /* put */
+    bool evictable;     /* put */
     uint64_t size;      /* get: known from the first piece */
     uint32_t n_pieces;  /* get: not received yet */
     uint64_t
@@ -94,7 +96,8 @@ static bool
 seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *item)
 {
     for (; *item < objects_of(op)->n_objects; ++*item)
-        if (object_connection(op, *item) == connection)
+        if (object_connection(op, *item) == connection &&
+            objects_of(op)->states[*item].status == KV_IN_PROGRESS)
             return true;
     return false;
 }
@@ -124,6 +127,10 @@ static kv_status_t build_put(struct kvc_request *request, const struct object_st
         request->header.bulk_bytes = state->bytes;
     }
     request->header.object_bytes = state->bytes;
+    if (request->node->version >= KV_WIRE_VERSION_PREFIXES) {
+        request->header.token_begin = state->ttl_ms;
+        request->header.token_count = state->evictable ? KV_WIRE_OBJECT_EVICTABLE : 0;
+    }
     return KV_OK;
 }
 
@@ -245,6 +252,10 @@ static void start_node(struct kv_op *op, const struct kvc_node *node)
 
         if (!lives_on(op, i, node))
             continue;
+        if (objects_of(op)->states[i].ttl_ms != 0 && node->version < KV_WIRE_VERSION_PREFIXES) {
+            fail_item(op, node, i, KV_UNSUPPORTED, "ttl_ms: the node's version has no times");
+            continue;
+        }
         connection = object_connection(op, i);
         if (!kvc_connection_mark(connection))
             continue;
@@ -457,6 +468,9 @@ static const char *object_fault(const struct kv_client *client,
     if (uses_buffers(type) &&
         !kvc_buffer_holds(client, object->buffer, object->offset, object->bytes))
         return "bytes do not fit the buffer";
+    if (type->id == KV_OP_OBJECT_PUT && object->ttl_ms > KV_OBJECT_TTL_MAX_MS &&
+        object->ttl_ms != KV_OBJECT_TTL_NONE)
+        return "ttl_ms: must be at most 2592000000, or KV_OBJECT_TTL_NONE";
     return NULL;
 }
 
@@ -486,6 +500,8 @@ static bool keep(struct kv_op *op, struct kv_object *objects, uint32_t n_objects
             state->buffer = object->buffer;
             state->base = object->buffer->base + object->offset;
             state->bytes = object->bytes;
+            state->ttl_ms = op->type->id == KV_OP_OBJECT_PUT ? object->ttl_ms : 0;
+            state->evictable = object->evictable;
             kvc_buffer_hold(state->buffer);
         }
         kvc_op_require_node(op, state->node);

@@ -14,7 +14,9 @@ enum {
     MEMORY_PER_THREAD_MIN = 16 << 20
 };
 
-static_assert(KV_THREADS_MAX == 128 && KV_CREDITS_MAX == 256, "limits named in messages below");
+static_assert(KV_THREADS_MAX == 128 && KV_CREDITS_MAX == 256 &&
+                  KV_OBJECT_TTL_MAX_MS == 2592000000u,
+              "limits named in messages below");
 
 static kv_status_t
 reject(char *detail, size_t bytes, const char *what, unsigned long long value)
@@ -60,6 +62,9 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
         config->root_sessions = (config->sessions_max + 15) / 16;
     if (config->clients_max > 1 << 16)
         return reject(detail, detail_bytes, "clients must be 1 to 65536", config->clients_max);
+    if (config->object_ttl_s > KV_OBJECT_TTL_MAX_MS / 1000)
+        return reject(detail, detail_bytes, "object-ttl must be at most 2592000 s",
+                      config->object_ttl_s);
     if (config->credits > KV_CREDITS_MAX)
         return reject(detail, detail_bytes, "credits must be 1 to 256", config->credits);
     return KV_OK;
@@ -91,6 +96,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .memory_bytes = config->memory_bytes / config->n_threads,
         .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
         .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
+        .object_ttl_us = config->object_ttl_s * UINT64_C(1000000),
         .secret = kv_random_next(&control->random),
         .clock = config->clock,
         .transport = config->transport,

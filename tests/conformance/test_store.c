@@ -1894,7 +1894,8 @@ static void batches_of_objects(void **state)
             i % 10 == 0 ? kv_random_below(&random, 1200000) : kv_random_below(&random, 50000);
 
         snprintf(names[i], sizeof(names[i]), "batch-%u", i);
-        objects[i] = (struct kv_object){names[i], side.out, offset, bytes, 0};
+        objects[i] = (struct kv_object){
+            .name = names[i], .buffer = side.out, .offset = offset, .bytes = bytes};
         test_fill((uint8_t *)kv_buffer_data(side.out) + offset, bytes, i);
         offset += bytes;
         assert_true(offset <= BUFFER_BYTES);
@@ -1940,6 +1941,76 @@ static void batches_of_objects(void **state)
     object(&side, KV_OBJECT_DELETE, &mine, KV_OK);
     close_side(&other);
     close_side(&side);
+}
+
+/* Objects that were put as evictable make room for rows and for other objects; those that were not
+ * stay. */
+static void cached_objects_make_room(void **state)
+{
+    enum {
+        N = 300,
+        BYTES = 1 << 20,
+        STEP = 200
+    };
+    struct kv_object cached = {.bytes = BYTES, .evictable = true};
+    struct kv_object kept = {.name = "kept", .bytes = BYTES};
+    struct kv_session *session;
+    struct cluster own;
+    struct side side;
+    uint32_t n_there = 0, n_tokens = 0;
+    kv_status_t status;
+    char name[16];
+
+    (void)state;
+    assert_true(open_own(&own, 32 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    kept.buffer = side.out;
+    test_fill(kv_buffer_data(side.out), BYTES, 7);
+    object(&side, KV_OBJECT_PUT, &kept, KV_OK);
+    cached.name = name;
+    for (uint32_t i = 0; i < N; i++) {
+        snprintf(name, sizeof(name), "cached-%u", i);
+        cached.buffer = side.out;
+        test_fill(kv_buffer_data(side.out), BYTES, i);
+        object(&side, KV_OBJECT_PUT, &cached, KV_OK);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        struct kv_op *op;
+
+        snprintf(name, sizeof(name), "cached-%u", i);
+        cached.buffer = side.in;
+        assert_int_equal(kv_objects_begin(side.client, KV_OBJECT_GET, &cached, 1, 0, &op),
+                         KV_OK);
+        status = kv_finish(op);
+        if (status == KV_OK) {
+            assert_true(test_is_filled(kv_buffer_data(side.in), BYTES, i));
+            n_there++;
+        } else {
+            assert_int_equal(status, KV_NOT_FOUND);
+        }
+    }
+    assert_true(n_there > 0 && n_there < N);
+    cluster_look(&own);
+    assert_true(cluster_total(side.client, "stats", "objects_evicted") >= N - n_there);
+
+    /* Until nothing is left to evict. */
+    session = open_session(&side, &models[EVEN]);
+    do {
+        struct kv_rows box = all_rows(session, n_tokens, STEP);
+        struct kv_op *op;
+
+        assert_int_equal(begin_put(&side, session, &box, 0, 1, 0, &op), KV_OK);
+        status = kv_finish(op);
+        n_tokens += status == KV_OK ? STEP : 0;
+    } while (status == KV_OK);
+    assert_int_equal(status, KV_NO_MEMORY);
+    read_back(&side, session, 0, n_tokens, 1);
+    kept.buffer = side.in;
+    object(&side, KV_OBJECT_GET, &kept, KV_OK);
+    assert_true(test_is_filled(kv_buffer_data(side.in), BYTES, 7));
+    close_session(session);
+    close_side(&side);
+    cluster_close(&own);
 }
 
 /* ---- faults
@@ -2499,6 +2570,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ended_sessions_are_told_of),
         cmocka_unit_test(objects_of_all_sizes),
         cmocka_unit_test(batches_of_objects),
+        cmocka_unit_test(cached_objects_make_room),
         cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(deletes_leave_later_objects_alone),
         cmocka_unit_test(deleted_objects_stay_deleted),

@@ -53,6 +53,25 @@ static void put_object(struct kv_client *client, struct kv_buffer *buffer)
     assert_true(test_is_filled((uint8_t *)kv_buffer_data(buffer) + READ_AT, object.bytes, 1));
 }
 
+/* Times are not known below version 9; that an object may go is a hint. */
+static void put_with_time(struct kv_client *client, struct kv_buffer *buffer, uint32_t version)
+{
+    struct kv_object object = {.name = "for a day",
+                               .buffer = buffer,
+                               .bytes = 100,
+                               .ttl_ms = 24 * 3600 * 1000,
+                               .evictable = true};
+    struct kv_op *op;
+
+    assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), version >= 9 ? KV_OK : KV_UNSUPPORTED);
+    assert_int_equal(object.status, version >= 9 ? KV_OK : KV_UNSUPPORTED);
+    kv_op_free(op);
+    object.ttl_ms = 0;
+    assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
+    finish(op, "put");
+}
+
 /* A read that waits at the node for rows that are put later.  Returns what its reply says that
  * the node had it. */
 static uint64_t read_waits(struct kv_session *session, struct kv_buffer *buffer)
@@ -111,6 +130,7 @@ static void work(struct kv_client *client, uint32_t version)
 
     assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
     put_object(client, buffer);
+    put_with_time(client, buffer, version);
     test_model(&model, "versions", 2, heads, DIM, DIM);
     assert_int_equal(kv_open_begin(client, &model, NULL, 0, &op), KV_OK);
     if (kv_wait(op) != KV_OK)

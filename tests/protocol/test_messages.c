@@ -2288,6 +2288,89 @@ static void objects_are_their_tenants(void **state)
     clear_objects();
 }
 
+/* A put of one byte with a time. */
+static kv_status_t put_with_terms(const char *name, uint32_t ttl_ms, uint32_t flags)
+{
+    const size_t name_bytes = strlen(name);
+    const struct kv_id128 hash = kv_hash128(name, name_bytes);
+    struct kv_wire_header header = request_of(KV_OP_OBJECT_PUT);
+    uint32_t crc = kv_crc32c(kv_object_seed(&hash), "x", 1);
+    uint8_t body[64];
+    size_t bytes = put_bytes(body, 0, name, name_bytes);
+
+    header.name_bytes = (uint32_t)name_bytes;
+    header.object_bytes = 1;
+    header.token_begin = ttl_ms;
+    header.token_count = flags;
+    number_put(&header, thread_of_name(name, name_bytes));
+    bytes = put_bytes(body, bytes, &crc, sizeof(crc));
+    bytes = put_bytes(body, bytes, "x", 1);
+    return ask(world.data[thread_of_name(name, name_bytes)], &header, body, bytes);
+}
+
+static uint64_t n_objects(void)
+{
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < N_THREADS; i++)
+        n += kv_map_count(world.node->shard[i].objects.map);
+    return n;
+}
+
+static bool has_object(const char *name)
+{
+    const kv_status_t status = ask_object(KV_OP_OBJECT_EXISTS, name, 0);
+
+    assert_true(status == KV_OK || status == KV_NOT_FOUND);
+    return status == KV_OK;
+}
+
+/* An object is there until its time is over, and at no moment after it; its memory is freed
+ * although nobody asks for it.  A put of the same bytes gives it more time, never less. */
+static void objects_have_times(void **state)
+{
+    char name[16];
+
+    (void)state;
+    settle();
+    assert_int_equal(put_with_terms("t", KV_OBJECT_TTL_MAX_MS + 1, 0), KV_INVALID);
+    assert_true(says("ttl of 2592000001 ms: limit 2592000000"));
+    assert_int_equal(put_with_terms("t", KV_OBJECT_TTL_NONE - 1, 0), KV_INVALID);
+    assert_int_equal(put_with_terms("t", 0, 2), KV_INVALID);
+    assert_true(says("evictable: 2: must be 0 or 1"));
+    assert_int_equal(put_with_terms("t", 0, UINT32_MAX), KV_INVALID);
+    assert_int_equal(n_objects(), 0);
+
+    assert_int_equal(put_with_terms("t", 1000, 0), KV_OK);
+    assert_int_equal(put_with_terms("longest", KV_OBJECT_TTL_MAX_MS, 1), KV_OK);
+    assert_int_equal(put_with_terms("none", KV_OBJECT_TTL_NONE, 0), KV_OK);
+    world.clock.virtual_us += 800000;
+    assert_true(has_object("t"));
+    assert_int_equal(put_with_terms("t", 1000, 0), KV_OK);
+    assert_int_equal(put_with_terms("t", 1, 0), KV_OK); /* takes nothing back */
+    world.clock.virtual_us += 800000;
+    assert_true(has_object("t"));
+    assert_int_equal(ask_object(KV_OP_OBJECT_GET, "t", 0), KV_OK);
+    world.clock.virtual_us += 300000;
+    assert_int_equal(ask_object(KV_OP_OBJECT_GET, "t", 0), KV_NOT_FOUND);
+    assert_false(has_object("t"));
+    assert_true(has_object("longest") && has_object("none"));
+    /* The name is free: these are other bytes, and nobody deleted it. */
+    assert_int_equal(put_with_terms("t", 1000, 0), KV_OK);
+
+    for (unsigned i = 0; i < 200; i++) {
+        snprintf(name, sizeof(name), "soon %u", i);
+        assert_int_equal(put_with_terms(name, 500 + i, i % 2), KV_OK);
+    }
+    assert_int_equal(n_objects(), 203);
+    world.clock.virtual_us += 2000000;
+    settle();
+    assert_int_equal(n_objects(), 2);
+    assert_true(COUNTED(objects_expired) >= 202);
+    assert_int_equal(COUNTED(objects_evicted), 0);
+    clear_objects();
+}
+
 /* A put of one name, in numbers that the test chooses; its bytes come by bulk. */
 static struct kv_wire_header
 numbered_put(uint32_t number, uint32_t settled, uint8_t *body, size_t *ret_bytes)
@@ -3782,6 +3865,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(strangers_take_no_buffers),
         cmocka_unit_test(control_needs_a_client),
         cmocka_unit_test(objects_are_their_tenants),
+        cmocka_unit_test(objects_have_times),
         cmocka_unit_test(sessions_are_their_tenants),
         cmocka_unit_test(roots_get_rows),
         cmocka_unit_test(forks_count_for_their_root),

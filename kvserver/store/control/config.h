@@ -32,6 +32,8 @@ struct kvs_node_config {
                                * transport watches its process; 0: 30000 */
     uint32_t stuck_send_ms;    /* a client that for this long neither receives a reply nor sends
                                * announced data is disconnected; 0: 10000 */
+    uint32_t object_ttl_s;     /* after which an object is removed whose put says none, in
+                                * seconds; 0: it stays */
     uint64_t scrub_bytes;      /* of memory verified per second in the background; 0: none */
     uint64_t seed;             /* for tokens and ids; 0: from the system */
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least

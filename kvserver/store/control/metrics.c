@@ -91,6 +91,8 @@ static const struct {
     {"index_jobs", "index jobs queued or running", offsetof(struct kvs_stats, index_jobs)},
     {"objects", "objects in memory", offsetof(struct kvs_stats, objects)},
     {"object_bytes", "bytes of objects in memory", offsetof(struct kvs_stats, object_bytes)},
+    {"evictable_bytes", "memory of objects that go when memory is short",
+     offsetof(struct kvs_stats, objects_evictable)},
     {"refused_rows", "bad rows in memory, not served until put again",
      offsetof(struct kvs_stats, rows_bad)},
     {"refused_objects", "bad object pieces in memory, not served until put again",

@@ -1,6 +1,7 @@
-/* The background jobs of a data thread, most urgent first.  Room that the node needs is given back
- * before anything that may take long.  The scrubber limits itself to its rate and gets every other
+/* The background jobs of a data thread, most urgent first.  Room that the node needs is given back,
+ * and objects whose time is over are freed, before anything that may take long.  The scrubber limits itself to its rate and gets every other
  * turn; then come index jobs, and samples of recall. */
+#include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/query.h"
@@ -56,6 +57,22 @@ static bool room_step(struct kvs_shard *shard, void *state)
     return kvs_query_queue_drop_room(kvs_query_queue_of(shard));
 }
 
+/* Frees objects whose time is over, and cached ones while the node is short of pages. */
+static bool objects_step(struct kvs_shard *shard, void *state)
+{
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+    bool has_worked = false;
+
+    (void)state;
+    while (kvs_objects_expire(&shard->objects, shard->now_us) ||
+           (kvs_pages_are_wanted(shard->pages) && kvs_objects_evict(&shard->objects))) {
+        has_worked = true;
+        if (kv_slice_over(&slice))
+            break;
+    }
+    return has_worked;
+}
+
 static bool recall_step(struct kvs_shard *shard, void *state)
 {
     (void)state;
@@ -64,6 +81,7 @@ static bool recall_step(struct kvs_shard *shard, void *state)
 
 const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {
     [KVS_BACKGROUND_ROOM] = {.every = 1, .step = room_step},
+    [KVS_BACKGROUND_OBJECTS] = {.every = 1, .step = objects_step},
     [KVS_BACKGROUND_SCRUB] = {.every = 2,
                               .open = scrub_open,
                               .close = scrub_close,

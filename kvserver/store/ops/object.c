@@ -2,7 +2,7 @@
  *
  * A client numbers its puts, so that each is done once although messages are repeated and
  * arrive late.  An object is published when all its bytes have been verified; a put of an
- * existing name succeeds if the bytes are the same. */
+ * existing name succeeds if the bytes are the same, and renews its time. */
 #include "kernels/checksum.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/slice.h"
@@ -98,7 +98,52 @@ object_key(struct kvs_request *request, struct kv_id128 *ret_name, struct kv_id1
     return true;
 }
 
+/* Returns the tenant's object of that name, or NULL. */
+static struct kvs_stored_object *find_object(struct kvs_request *request,
+                                             const struct kv_id128 *key)
+{
+    struct kvs_shard *shard = request->shard;
+    struct kvs_stored_object *object =
+        kvs_objects_find_live(&shard->objects, key, shard->now_us);
+
+    if (object != NULL)
+        kvs_object_touch(&shard->objects, object);
+    return object;
+}
+
 /* ---- put --------------------------------------------------------------------------------- */
+
+/* Returns how long the put says that its object stays. */
+static struct kvs_object_terms terms_of(const struct kvs_request *request)
+{
+    const struct kvs_shard *shard = request->shard;
+    const struct kv_wire_header *header = &request->header;
+    const uint64_t ttl_us =
+        header->token_begin != 0 ? header->token_begin * UINT64_C(1000) : shard->object_ttl_us;
+
+    return (struct kvs_object_terms){
+        .expires_us = ttl_us == 0 || header->token_begin == KV_OBJECT_TTL_NONE
+                          ? KVS_EXPIRY_NEVER
+                          : shard->now_us + ttl_us,
+        .is_evictable = header->token_count == KV_WIRE_OBJECT_EVICTABLE,
+    };
+}
+
+/* Returns whether the put says what it may; otherwise fails the request. */
+static bool check_terms(struct kvs_request *request)
+{
+    const struct kv_wire_header *header = &request->header;
+
+    if (header->token_begin > KV_OBJECT_TTL_MAX_MS && header->token_begin != KV_OBJECT_TTL_NONE)
+        kvs_request_fail(request, KV_INVALID, "object_put: ttl of %u ms: limit %u",
+                         header->token_begin, KV_OBJECT_TTL_MAX_MS);
+    else if (header->token_count > KV_WIRE_OBJECT_EVICTABLE)
+        kvs_request_fail(request, KV_INVALID, "object_put: evictable: %u: must be 0 or 1",
+                         header->token_count);
+    else
+        return true;
+    return false;
+}
 
 /* All bytes have been verified: publishes the object, unless another put of the name was
  * first. */
@@ -106,7 +151,7 @@ static void put_finish(struct kvs_request *request)
 {
     struct kvs_objects *objects = &request->shard->objects;
     struct kvs_stored_object *object = request->object;
-    struct kvs_stored_object *other = kvs_objects_find(objects, &object->key);
+    struct kvs_stored_object *other = find_object(request, &object->key);
     uint32_t number = request->header.put_number;
 
     if (!put_is_due(request))
@@ -124,6 +169,8 @@ static void put_finish(struct kvs_request *request)
             kvs_request_fail(request, KV_EXISTS, "object_put: the name holds other bytes");
             return;
         }
+        const struct kvs_object_terms terms = terms_of(request);
+        kvs_object_renew(objects, other, &terms);
         if (kvs_object_n_bad(other) > 0 && kvs_objects_replace(objects, object) != KV_OK) {
             kvs_request_fail(request, KV_NO_MEMORY, "object_put: out of memory");
             return;
@@ -272,14 +319,18 @@ void kvs_op_object_put_begin(struct kvs_request *request)
     }
     memcpy(crcs, request->body + header->name_bytes, n_pieces * sizeof(uint32_t));
 
-    if (!put_is_due(request))
+    if (!check_terms(request) || !put_is_due(request))
         return;
-    struct kvs_stored_object *there = kvs_objects_find(&request->shard->objects, &key);
+    const struct kvs_object_terms terms = terms_of(request);
+    struct kvs_stored_object *there = find_object(request, &key);
     bool is_done = put_is_done(request->client, header->put_number);
     if (!is_done && there != NULL && !kvs_object_same(there, header->object_bytes, crcs)) {
         kvs_request_fail(request, KV_EXISTS, "object_put: the name holds other bytes");
         return;
     }
+    /* From here on the object stays for this put, too; while it is verified, it is pinned. */
+    if (!is_done && there != NULL)
+        kvs_object_renew(&request->shard->objects, there, &terms);
     if (!is_done && there != NULL && in_body)
         (void)kvs_object_verify(&request->shard->objects, there, 0);
     if (is_done || (there != NULL && kvs_object_n_bad(there) == 0)) {
@@ -291,10 +342,18 @@ void kvs_op_object_put_begin(struct kvs_request *request)
             await_discard(request, is_done ? NULL : there);
         return;
     }
-    request->object = kvs_object_create(&request->shard->objects, &key, header->object_bytes,
-                                        kv_object_seed(&name), crcs);
+    request->object = kvs_object_create(
+        &request->shard->objects, &(struct kvs_object_facts){.key = key,
+                                                             .bytes = header->object_bytes,
+                                                             .seed = kv_object_seed(&name),
+                                                             .tenant = request->client->tenant,
+                                                             .crcs = crcs,
+                                                             .name = request->body,
+                                                             .name_bytes = header->name_bytes,
+                                                             .now_us = request->shard->now_us,
+                                                             .terms = terms});
     if (request->object == NULL) {
-        kvs_request_fail(request, KV_NO_MEMORY, "object_put: store full");
+        kvs_request_fail_full(request, header->object_bytes);
         return;
     }
     for (uint32_t i = 0; i < n_pieces; i++)
@@ -317,7 +376,7 @@ void kvs_op_object_get_begin(struct kvs_request *request)
 
     if (!object_key(request, &name, &key))
         return;
-    struct kvs_stored_object *object = kvs_objects_find(&request->shard->objects, &key);
+    struct kvs_stored_object *object = find_object(request, &key);
     if (object == NULL) {
         kvs_request_fail(request, KV_NOT_FOUND, "object_get: no such object");
         return;
@@ -361,7 +420,7 @@ void kvs_op_object_exists_begin(struct kvs_request *request)
 
     if (!object_key(request, &name, &key))
         return;
-    const struct kvs_stored_object *object = kvs_objects_find(&request->shard->objects, &key);
+    const struct kvs_stored_object *object = find_object(request, &key);
     if (object == NULL) {
         kvs_request_fail(request, KV_NOT_FOUND, "object_exists: no such object");
         return;

@@ -16,6 +16,7 @@ extern const struct kvs_op_type kvs_ops[KV_OP_COUNT];
 /* In order of priority. */
 enum kvs_background_id {
     KVS_BACKGROUND_ROOM,
+    KVS_BACKGROUND_OBJECTS,
     KVS_BACKGROUND_SCRUB,
     KVS_BACKGROUND_INDEX,
     KVS_BACKGROUND_RECALL,

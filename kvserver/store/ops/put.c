@@ -323,7 +323,7 @@ static void put_copy(struct kvs_request *request, const uint8_t *rows)
                 if (done->committed < end)
                     kvs_unit_unreserve(done, done->committed);
             }
-            kvs_request_fail(request, KV_NO_MEMORY, "%s: store full", request->type->name);
+            kvs_request_fail_full(request, header->body_bytes + header->bulk_bytes);
             return;
         }
     }
@@ -547,7 +547,8 @@ static void put_bulk(struct kvs_request *request)
             return;
         }
         if (status == KV_NO_MEMORY) {
-            kvs_request_fail(request, status, "%s: store full", request->type->name);
+            kvs_request_fail_full(request,
+                                  request->header.body_bytes + request->header.bulk_bytes);
             return;
         }
     }

@@ -305,6 +305,11 @@ unsigned kvs_arena_touch_ahead(struct kvs_arena *arena)
     return kvs_pages_touch_ahead(arena->pages);
 }
 
+struct kvs_pages *kvs_arena_pages(const struct kvs_arena *arena)
+{
+    return arena->pages;
+}
+
 void *kvs_arena_base(const struct kvs_arena *arena)
 {
     return arena->pages->base;

@@ -82,6 +82,7 @@ bool kvs_arena_is_in_use(const struct kvs_arena *arena, int class_id, const void
 void kvs_arena_check(const struct kvs_arena *arena);
 
 /* Of the node's pages. */
+struct kvs_pages *kvs_arena_pages(const struct kvs_arena *arena);
 void *kvs_arena_base(const struct kvs_arena *arena);
 uint64_t kvs_arena_bytes(const struct kvs_arena *arena);
 uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena); /* in whole pages */

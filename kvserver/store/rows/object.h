@@ -1,18 +1,27 @@
 /* object.h - immutable bytes under a caller's name, stored in pieces of KV_WIRE_BULK_MAX bytes.
  *
  *     kvs_object_create -> filling -> kvs_objects_publish -> in the map -> kvs_objects_remove
+ *                                                                          or expired, or evicted
  *
  * After its removal an object stays in memory until no transfer has it pinned.
+ *
+ * Whoever puts an object says how long it must stay: until a time (kvs_object_terms.expires_us),
+ * and whether it may go before, when memory is short (is_evictable).  What one put was promised no
+ * other put of the same bytes takes back: the later time counts, and an object is evictable only
+ * while all who put it say so.  The least recently used of the evictable ones goes first.
  *
  * Invariants, which kvs_objects_check() asserts:
  *   (1) The published objects are those in the map, each under its key, and those in the list.
  *       Every back link is the reverse of a forward link.
  *   (2) Their total size is at most `bytes`, which also counts objects that are being filled
  *       and removed ones that are still pinned.
- *   (3) The scrubber is at one of them, or past the last.
+ *   (3) The scrubber is at one of them, or past the last; so is a walk, and where one has ended.
  *   (4) `health` counts their bad pieces.
  *   (5) The record and every piece of each are elements of the arena in use, and its version is
  *       not 0.
+ *   (6) The list is in the order of their numbers, which begin above 0.
+ *   (7) Those that expire are in the heap, and no others; those that are evictable are in the list
+ *       of these, and the pages of the node have been told of their bytes.
  *
  * Threads: the data thread that owns the object's slot.  Memory: the arena's.
  */
@@ -21,6 +30,7 @@
 
 #include "kvserver/base/map.h"
 #include "kvserver/store/rows/arena.h"
+#include "kvserver/store/rows/expiry.h"
 #include "kvserver/store/rows/health.h"
 #include "proto/kv_wire.h"
 
@@ -33,27 +43,61 @@ struct kvs_object_piece {
     bool is_bad; /* its checksum is wrong: rejected until the object is put again */
 };
 
+/* How long an object stays. */
+struct kvs_object_terms {
+    uint64_t expires_us; /* KVS_EXPIRY_NEVER: it does not */
+    bool is_evictable;
+};
+
 struct kvs_stored_object {
     struct kv_id128 key;
     uint64_t bytes;
     uint32_t n_pieces;
     uint32_t pins;
     uint64_t version;                      /* unique among the objects of this name; never 0 */
-    uint32_t seed;                         /* kv_object_seed(name) */
+    uint64_t number;                       /* of the published objects, in their order */
+    uint64_t created_us;                   /* when it was put first */
     struct kvs_stored_object *next, *prev; /* list of published objects */
+    struct kvs_stored_object *used_after,
+        *used_before;         /* list of evictable objects; of published ones only */
+    struct kvs_expiry expiry; /* at_us: as terms; in the heap while it is published */
+    uint32_t seed;            /* kv_object_seed(name) */
+    uint32_t tenant;
+    bool is_evictable;
     bool published;
     uint8_t class_id; /* of this record */
-    struct kvs_object_piece pieces[];
+    uint8_t name_bytes;
+    struct kvs_object_piece pieces[]; /* (n_pieces), and behind them the name */
+};
+
+enum {
+    KVS_OBJECTS_MARKS = 4, /* walks that go on where they were without a search */
+};
+
+/* Where a walk has ended. */
+struct kvs_objects_mark {
+    struct kvs_stored_object *object; /* NULL: not in use */
+    uint64_t after;
 };
 
 struct kvs_objects {
     struct kvs_arena *arena;
     struct kv_map *map;
     uint64_t bytes;
+    uint64_t memory;                        /* bytes of the arena's elements that they take */
     uint64_t version;                       /* of the newest object */
+    uint64_t number;                        /* of the object that was published last */
     struct kvs_stored_object *first, *last; /* the published objects, oldest first */
     struct kvs_stored_object *looked; /* next for the scrubber (scrub.h); NULL: past the last */
     bool looked_begun;                /* the scrubber has begun with it */
+    struct kvs_stored_object *least_used, *most_used; /* of the evictable ones */
+    size_t n_evictable;
+    uint64_t evictable_memory; /* bytes of arena elements that these take */
+    struct kvs_expiries expiries;
+    struct kvs_stored_object *walk; /* the next one of a walk; NULL: none, or past the last */
+    struct kvs_objects_mark marks[KVS_OBJECTS_MARKS];
+    uint32_t next_mark;
+    uint64_t n_expired, n_evicted; /* ever */
     struct kvs_health *health;
 };
 
@@ -79,12 +123,22 @@ static inline uint32_t kvs_object_piece_bytes(uint64_t bytes, uint32_t piece)
     return left < KV_WIRE_BULK_MAX ? (uint32_t)left : KV_WIRE_BULK_MAX;
 }
 
+/* What an object is created from. */
+struct kvs_object_facts {
+    struct kv_id128 key;
+    uint64_t bytes;
+    uint32_t seed;
+    uint32_t tenant;
+    const uint32_t *crcs; /* (kvs_object_n_pieces(bytes)) */
+    const void *name;     /* (name_bytes) */
+    uint32_t name_bytes;  /* at most KV_NAME_BYTES_MAX */
+    uint64_t now_us;
+    struct kvs_object_terms terms;
+};
+
 /* Allocates an object, pinned once.  Returns NULL if the arena is full. */
 struct kvs_stored_object *kvs_object_create(struct kvs_objects *objects,
-                                            const struct kv_id128 *key,
-                                            uint64_t bytes,
-                                            uint32_t seed,
-                                            const uint32_t *crcs);
+                                            const struct kvs_object_facts *facts);
 void kvs_object_pin(struct kvs_stored_object *object);
 void kvs_object_unpin(struct kvs_objects *objects, struct kvs_stored_object *object);
 
@@ -92,7 +146,38 @@ void kvs_object_unpin(struct kvs_objects *objects, struct kvs_stored_object *obj
 kv_status_t kvs_objects_publish(struct kvs_objects *objects, struct kvs_stored_object *object);
 struct kvs_stored_object *kvs_objects_find(const struct kvs_objects *objects,
                                            const struct kv_id128 *key);
+/* The same of an object whose time is not over; one whose time is over is removed. */
+struct kvs_stored_object *
+kvs_objects_find_live(struct kvs_objects *objects, const struct kv_id128 *key, uint64_t now_us);
 bool kvs_objects_remove(struct kvs_objects *objects, const struct kv_id128 *key);
+
+/* It has been put again: it stays at least as long as these terms say. */
+void kvs_object_renew(struct kvs_objects *objects,
+                      struct kvs_stored_object *object,
+                      const struct kvs_object_terms *terms);
+/* It has been used: others are evicted before it. */
+void kvs_object_touch(struct kvs_objects *objects, struct kvs_stored_object *object);
+
+/* Removes the object that expires first, if its time is over.  Returns false if it is not. */
+bool kvs_objects_expire(struct kvs_objects *objects, uint64_t now_us);
+/* Removes the least recently used evictable object that is not pinned.  Returns false if there is
+ * none. */
+bool kvs_objects_evict(struct kvs_objects *objects);
+
+/* A walk over the published objects in their order, one at a time, that may stop and go on later:
+ * objects->walk is the next one, NULL past the last, also if it is removed meanwhile.  Begins at
+ * or before the first object with a number above `after`; where it begins is known, without a
+ * search, if a walk ended there not long ago. */
+void kvs_objects_walk_begin(struct kvs_objects *objects, uint64_t after);
+void kvs_objects_walk_on(struct kvs_objects *objects);
+/* Remembers the place for a walk that will begin after the same number. */
+void kvs_objects_walk_end(struct kvs_objects *objects, uint64_t after);
+
+/* Returns its name, which is not 0-terminated. */
+static inline const char *kvs_object_name(const struct kvs_stored_object *object)
+{
+    return (const char *)&object->pieces[object->n_pieces];
+}
 
 /* Verifies a piece, and marks it if it is bad.  Returns whether it is good. */
 bool kvs_object_verify(struct kvs_objects *objects,
@@ -108,7 +193,8 @@ void kvs_object_mark_bad(struct kvs_objects *objects,
 uint32_t kvs_object_n_bad(const struct kvs_stored_object *object);
 
 /* Replaces an object, some pieces of which are bad, with one that has the same bytes.  The new
- * object gets the old one's version, so clients see no difference. */
+ * object gets the old one's version and age, so clients see no difference, and stays as long as
+ * either was to. */
 kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_object *object);
 
 /* Asserts the invariants; visits all published objects. */

@@ -124,6 +124,37 @@ void kvs_pages_take_back(struct kvs_pages *pages, struct kvs_lent_pages *lent, u
     }
 }
 
+bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes)
+{
+    const uint64_t n_lacking = bytes / KVS_ARENA_PAGE + KVS_PAGES_SPARE;
+    const uint64_t n = atomic_load_explicit(&pages->n_free, memory_order_relaxed) + n_lacking;
+    const uint32_t n_wanted = n < pages->n_pages ? (uint32_t)n : pages->n_pages;
+    uint32_t wanted = atomic_load_explicit(&pages->wanted, memory_order_relaxed);
+
+    if (atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0)
+        return false;
+    while (wanted < n_wanted &&
+           !atomic_compare_exchange_weak_explicit(&pages->wanted, &wanted, n_wanted,
+                                                  memory_order_relaxed, memory_order_relaxed))
+        ;
+    return true;
+}
+
+bool kvs_pages_are_wanted(struct kvs_pages *pages)
+{
+    const uint32_t n_free = atomic_load_explicit(&pages->n_free, memory_order_relaxed);
+    const uint32_t wanted = atomic_load_explicit(&pages->wanted, memory_order_relaxed);
+    const uint32_t n_kept =
+        pages->n_pages / 64 +
+        (pages->n_pages / 8 < KVS_PAGES_SPARE ? pages->n_pages / 8 : KVS_PAGES_SPARE);
+
+    /* They are there, or there is nothing left to free. */
+    if (wanted != 0 && (n_free >= wanted ||
+                        atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0))
+        atomic_store_explicit(&pages->wanted, 0, memory_order_relaxed);
+    return n_free < n_kept || n_free < wanted;
+}
+
 unsigned kvs_pages_touch_ahead(struct kvs_pages *pages)
 {
     const uint32_t n_used =

@@ -49,7 +49,9 @@ struct kvs_pages {
     struct kv_lock *lock;
     int32_t free_first; /* under the lock */
     _Atomic uint32_t n_free, n_arenas;
-    _Atomic uint64_t touched; /* bytes from the base on that the system has provided */
+    _Atomic uint32_t wanted;      /* pages that are to be free; 0: nobody lacks any */
+    _Atomic uint64_t spare_bytes; /* of elements that their owners free when pages are wanted */
+    _Atomic uint64_t touched;     /* bytes from the base on that the system has provided */
 };
 
 /* Reserves `bytes`, rounded down to whole pages, at least one.  Returns NULL if the system has
@@ -85,6 +87,24 @@ static inline bool kvs_pages_are_short(const struct kvs_pages *pages)
 
     return n_free < KVS_PAGES_SPARE || n_free < pages->n_pages / 8;
 }
+
+/* What an owner could do without: cached data.  While pages are wanted, it frees some of it. */
+static inline void kvs_pages_add_spare(struct kvs_pages *pages, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&pages->spare_bytes, bytes, memory_order_relaxed);
+}
+
+static inline void kvs_pages_sub_spare(struct kvs_pages *pages, uint64_t bytes)
+{
+    atomic_fetch_sub_explicit(&pages->spare_bytes, bytes, memory_order_relaxed);
+}
+
+/* Somebody did not find pages for `bytes`: as many more than now are to be free.  Returns whether
+ * there is something to free for it; if so, it is worth another try. */
+bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes);
+/* Returns whether owners are to free what they can do without: few pages are left, or some were
+ * wanted. */
+bool kvs_pages_are_wanted(struct kvs_pages *pages);
 
 /* Touches part of the next page before it is needed, so that its first user does not wait for
  * the system to clear it.  Returns 0 if enough pages are ready. */

@@ -516,6 +516,15 @@ void kvs_request_fail(struct kvs_request *request, kv_status_t status, const cha
         kvs_request_reply_status(request);
 }
 
+void kvs_request_fail_full(struct kvs_request *request, uint64_t bytes)
+{
+    if (kvs_pages_want(request->shard->pages, bytes))
+        kvs_request_fail(request, KV_BUSY, "%s: store full: cached objects make room",
+                         request->type->name);
+    else
+        kvs_request_fail(request, KV_NO_MEMORY, "%s: store full", request->type->name);
+}
+
 /* ---- bulk data --------------------------------------------------------------------------- */
 
 void kvs_request_received(void *arg, kv_status_t status)

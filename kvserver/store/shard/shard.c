@@ -108,6 +108,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
     shard->index = setup->index;
     shard->n_threads = setup->n_threads;
     shard->stuck_send_us = setup->stuck_send_us;
+    shard->object_ttl_us = setup->object_ttl_us;
     shard->clock = setup->clock;
     atomic_init(&shard->seen_us, kv_clock_now(setup->clock));
     shard->replies = setup->replies;

@@ -88,6 +88,7 @@ struct kvs_shard {
     uint32_t index;
     uint32_t n_threads;
     uint64_t stuck_send_us;
+    uint64_t object_ttl_us; /* of objects whose put says none; 0: they stay */
     const struct kv_clock *clock;
     uint64_t now_us;       /* at the start of this step */
     uint64_t moved_us;     /* of the last step that did anything */
@@ -145,7 +146,7 @@ struct kvs_shard_setup {
     struct kvs_pages *pages; /* of the node */
     uint64_t memory_bytes;   /* of the node's, this thread's share: what operations take is a
                               * part of it */
-    uint64_t scrub_bytes, stuck_send_us, secret, object_version;
+    uint64_t scrub_bytes, stuck_send_us, object_ttl_us, secret, object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *replies;

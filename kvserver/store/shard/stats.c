@@ -17,6 +17,10 @@ static void tell_memory(struct kvs_shard *shard)
     kvs_stat_set(&stats->summaries_bytes, books->summaries_bytes);
     kvs_stat_set(&stats->objects, kv_map_count(shard->objects.map));
     kvs_stat_set(&stats->object_bytes, shard->objects.bytes);
+    kvs_stat_set(&stats->objects_memory, shard->objects.memory);
+    kvs_stat_set(&stats->objects_evictable, shard->objects.evictable_memory);
+    kvs_stat_set(&stats->objects_expired, shard->objects.n_expired);
+    kvs_stat_set(&stats->objects_evicted, shard->objects.n_evicted);
 }
 
 static void tell_index(struct kvs_shard *shard)

@@ -37,6 +37,8 @@
     X(index_failed, "index jobs that failed because memory ran out")                 \
     X(objects_in, "objects stored")                                                  \
     X(objects_out, "object pieces sent in replies")                                  \
+    X(objects_expired, "objects removed because their time was over")                \
+    X(objects_evicted, "objects removed to make room")                               \
     X(receives_in_place, "bulk puts received in place, without a copy")              \
     X(receives_staged, "bulk puts received through a staging buffer")                \
     X(direct_sends, "bulk replies sent in place, without a copy")                    \
@@ -104,6 +106,8 @@ struct kvs_stats {
     _Atomic uint64_t index_jobs; /* queued and running */
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
+    _Atomic uint64_t objects_evictable; /* bytes of memory */
+    _Atomic uint64_t objects_memory;    /* bytes of memory, names and records included */
     _Atomic uint64_t in_flight;
     _Atomic uint64_t rows_bad, objects_bad; /* rejected until written again: rows, and object
                                              * pieces */

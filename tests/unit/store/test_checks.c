@@ -33,7 +33,12 @@ static int set_up(void **state)
     for (unsigned i = 0; i < 3; i++) {
         const struct kv_id128 key = {.bytes = {(uint8_t)(i + 1)}};
 
-        object[i] = kvs_object_create(&objects, &key, 1500000, 0, crcs);
+        object[i] = kvs_object_create(
+            &objects, &(struct kvs_object_facts){
+                          .key = key,
+                          .bytes = 1500000,
+                          .crcs = crcs,
+                          .terms = {.expires_us = 1000 - i, .is_evictable = i > 0}});
         if (object[i] == NULL || kvs_objects_publish(&objects, object[i]) != KV_OK)
             return -1;
         kvs_object_unpin(&objects, object[i]);
@@ -364,6 +369,56 @@ static void object_looked_at_is_gone(void)
     objects.looked = &gone;
 }
 
+static void object_out_of_order(void)
+{
+    object[1]->number = 3;
+}
+
+static void object_not_in_heap(void)
+{
+    kvs_expiry_remove(&objects.expiries, &object[1]->expiry);
+    object[1]->expiry.at_us = 999;
+}
+
+static void object_heap_out_of_order(void)
+{
+    object[2]->expiry.at_us = 2000;
+}
+
+static void object_not_evictable(void)
+{
+    object[1]->is_evictable = false;
+}
+
+static void object_used_link_back(void)
+{
+    object[2]->used_before = NULL;
+}
+
+static void object_evictable_memory(void)
+{
+    objects.evictable_memory += 1;
+}
+
+static void object_memory(void)
+{
+    objects.memory -= 4096;
+}
+
+static void object_walk_is_gone(void)
+{
+    static struct kvs_stored_object gone;
+
+    objects.walk = &gone;
+}
+
+static void object_mark_is_gone(void)
+{
+    static struct kvs_stored_object gone;
+
+    objects.marks[2].object = &gone;
+}
+
 static void objects_find(void **state)
 {
     (void)state;
@@ -376,6 +431,15 @@ static void objects_find(void **state)
     expect_found(object_bad_not_counted, check_objects);
     expect_found(object_piece_given_back, check_objects);
     expect_found(object_looked_at_is_gone, check_objects);
+    expect_found(object_out_of_order, check_objects);
+    expect_found(object_not_in_heap, check_objects);
+    expect_found(object_heap_out_of_order, check_objects);
+    expect_found(object_not_evictable, check_objects);
+    expect_found(object_used_link_back, check_objects);
+    expect_found(object_evictable_memory, check_objects);
+    expect_found(object_memory, check_objects);
+    expect_found(object_walk_is_gone, check_objects);
+    expect_found(object_mark_is_gone, check_objects);
 }
 
 int main(void)

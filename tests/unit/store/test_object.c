@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -21,6 +22,30 @@ enum {
 static struct kv_id128 key_of(uint32_t i)
 {
     return kv_hash128(&i, sizeof(i));
+}
+
+static struct kvs_stored_object *create(struct kvs_objects *objects,
+                                        uint32_t i,
+                                        uint64_t bytes,
+                                        const uint32_t *crcs,
+                                        uint64_t expires_us,
+                                        bool is_evictable)
+{
+    char name[16];
+    const int name_bytes = snprintf(name, sizeof(name), "name %u", i);
+    const struct kvs_object_facts facts = {.key = key_of(i),
+                                           .bytes = bytes,
+                                           .crcs = crcs,
+                                           .name = name,
+                                           .name_bytes = (uint32_t)name_bytes,
+                                           .terms = {expires_us, is_evictable}};
+    struct kvs_stored_object *object = kvs_object_create(objects, &facts);
+
+    if (object != NULL) {
+        assert_int_equal(object->name_bytes, name_bytes);
+        assert_memory_equal(kvs_object_name(object), name, name_bytes);
+    }
+    return object;
 }
 
 static void sizes_and_pieces(void **state)
@@ -65,7 +90,7 @@ static void random_operations(void **state)
             if (there[i] != NULL || pinned[i] != NULL)
                 break;
             crcs[0] = i;
-            object = kvs_object_create(&objects, &key, bytes, 0, crcs);
+            object = create(&objects, i, bytes, crcs, KVS_EXPIRY_NEVER, false);
             if (object == NULL)
                 break;
             assert_true(object->version != 0 && object->version != version);
@@ -135,12 +160,11 @@ static void does_not_fit(void **state)
     struct kvs_arena *arena = kvs_arena_create(8 << 20);
     struct kvs_health health = {0};
     struct kvs_objects objects;
-    struct kv_id128 key = key_of(1);
     uint32_t crcs[CRCS] = {0};
 
     (void)state;
     assert_true(kvs_objects_init(&objects, arena, &health, 7, UINT64_MAX - 2));
-    assert_null(kvs_object_create(&objects, &key, 60 << 20, 0, crcs));
+    assert_null(create(&objects, 1, 60 << 20, crcs, KVS_EXPIRY_NEVER, false));
     assert_int_equal(objects.bytes, 0);
     assert_int_equal(kvs_arena_bytes_used(arena), 0);
     kvs_objects_check(&objects);
@@ -149,12 +173,264 @@ static void does_not_fit(void **state)
     kvs_arena_destroy(arena);
 }
 
+/* ---- how long they stay ------------------------------------------------------------------ */
+
+struct bench {
+    struct kvs_arena *arena;
+    struct kvs_health health;
+    struct kvs_objects objects;
+};
+
+static void bench_open(struct bench *bench, uint64_t bytes)
+{
+    *bench = (struct bench){.arena = kvs_arena_create(bytes)};
+    assert_non_null(bench->arena);
+    assert_true(kvs_objects_init(&bench->objects, bench->arena, &bench->health, 7, 1));
+}
+
+/* Everything is given back, what is spare to others as well. */
+static void bench_close(struct bench *bench)
+{
+    struct kvs_objects *objects = &bench->objects;
+
+    while (objects->first != NULL) {
+        const struct kv_id128 key = objects->first->key;
+
+        assert_true(kvs_objects_remove(objects, &key));
+    }
+    kvs_objects_check(objects);
+    assert_int_equal(objects->bytes, 0);
+    assert_int_equal(objects->memory, 0);
+    assert_int_equal(kvs_arena_pages(bench->arena)->spare_bytes, 0);
+    assert_int_equal(kvs_arena_bytes_used(bench->arena), 0);
+    kvs_objects_fini(objects);
+    kvs_arena_destroy(bench->arena);
+}
+
+static struct kvs_stored_object *
+publish(struct bench *bench, uint32_t i, uint64_t bytes, uint64_t expires_us, bool is_evictable)
+{
+    uint32_t crcs[CRCS] = {0};
+    struct kvs_stored_object *object =
+        create(&bench->objects, i, bytes, crcs, expires_us, is_evictable);
+
+    if (object == NULL)
+        return NULL;
+    assert_int_equal(kvs_objects_publish(&bench->objects, object), KV_OK);
+    kvs_object_unpin(&bench->objects, object);
+    return object;
+}
+
+static bool is_there(struct bench *bench, uint32_t i, uint64_t now_us)
+{
+    const struct kv_id128 key = key_of(i);
+
+    return kvs_objects_find_live(&bench->objects, &key, now_us) != NULL;
+}
+
+/* Objects with random times, some renewed and some removed: each is there before its time and not
+ * after it, whether it is asked for or freed by and by. */
+static void objects_expire(void **state)
+{
+    enum {
+        N = 500,
+        TIMES = 1000
+    };
+    uint64_t seed = kv_clock_now(&kv_clock_real), ends_us[N] = {0};
+    struct kv_random random;
+    struct bench bench;
+    size_t n = 0;
+
+    (void)state;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    kv_random_init(&random, seed);
+    bench_open(&bench, 64 << 20);
+    for (uint64_t now_us = 1; now_us <= 3 * TIMES; now_us++) {
+        const uint32_t i = (uint32_t)kv_random_below(&random, N);
+        const struct kv_id128 key = key_of(i);
+        const bool stays = kv_random_below(&random, 8) == 0;
+        const uint64_t end_us =
+            stays ? KVS_EXPIRY_NEVER : now_us + 1 + kv_random_below(&random, TIMES);
+        struct kvs_stored_object *object = kvs_objects_find_live(&bench.objects, &key, now_us);
+
+        assert_int_equal(object != NULL, ends_us[i] > now_us);
+        if (object == NULL) {
+            assert_non_null(publish(&bench, i, 100, end_us, false));
+            ends_us[i] = end_us;
+        } else if (kv_random_below(&random, 4) == 0) {
+            assert_true(kvs_objects_remove(&bench.objects, &key));
+            ends_us[i] = 0;
+        } else {
+            const struct kvs_object_terms terms = {end_us, false};
+
+            kvs_object_renew(&bench.objects, object, &terms);
+            ends_us[i] = end_us > ends_us[i] ? end_us : ends_us[i];
+        }
+        if (now_us % 3 == 0)
+            while (kvs_objects_expire(&bench.objects, now_us))
+                n++;
+        if (now_us % 3 == 0) {
+            size_t n_live = 0;
+
+            for (uint32_t j = 0; j < N; j++)
+                n_live += ends_us[j] > now_us;
+            assert_int_equal(kv_map_count(bench.objects.map), n_live);
+        }
+        if (now_us % 50 == 0)
+            kvs_objects_check(&bench.objects);
+    }
+    assert_true(n > 0 && bench.objects.n_expired >= n);
+    bench_close(&bench);
+}
+
+/* What is used is evicted last; what is pinned, or was put to stay, is not evicted. */
+static void the_least_used_go_first(void **state)
+{
+    const struct kvs_object_terms stay = {KVS_EXPIRY_NEVER, false};
+    struct kvs_stored_object *objects[6];
+    struct bench bench;
+
+    (void)state;
+    bench_open(&bench, 16 << 20);
+    for (uint32_t i = 0; i < 6; i++)
+        objects[i] = publish(&bench, i, 1000, i == 5 ? 40 : KVS_EXPIRY_NEVER, i != 4);
+    assert_int_equal(bench.objects.n_evictable, 5);
+    assert_true(bench.objects.evictable_memory >= 5000 &&
+                bench.objects.evictable_memory < bench.objects.memory);
+    kvs_object_touch(&bench.objects, objects[0]);
+    kvs_object_pin(objects[1]);
+    kvs_object_renew(&bench.objects, objects[3], &stay);
+    kvs_objects_check(&bench.objects);
+
+    /* 2, 5, 0 are left, in this order. */
+    assert_true(kvs_objects_evict(&bench.objects));
+    assert_false(is_there(&bench, 2, 1));
+    assert_true(kvs_objects_evict(&bench.objects));
+    assert_false(is_there(&bench, 5, 1));
+    assert_true(is_there(&bench, 0, 1));
+    assert_true(kvs_objects_evict(&bench.objects));
+    assert_false(is_there(&bench, 0, 1));
+    assert_false(kvs_objects_evict(&bench.objects));
+    assert_false(kvs_objects_expire(&bench.objects, 100)); /* 5 is gone from there, too */
+    kvs_object_unpin(&bench.objects, objects[1]);
+    assert_true(is_there(&bench, 1, 1) && is_there(&bench, 3, 1) && is_there(&bench, 4, 1));
+    assert_true(kvs_objects_evict(&bench.objects));
+    assert_false(is_there(&bench, 1, 1));
+    assert_int_equal(bench.objects.n_evicted, 4);
+    kvs_objects_check(&bench.objects);
+    bench_close(&bench);
+}
+
+/* When memory is full, room is wanted as long as there is something to evict, and no longer. */
+static void room_is_made(void **state)
+{
+    struct kvs_pages *pages;
+    struct bench bench;
+    uint32_t n = 0, n_tries = 0;
+
+    (void)state;
+    bench_open(&bench, 32 << 20);
+    pages = kvs_arena_pages(bench.arena);
+    assert_false(kvs_pages_are_wanted(pages));
+    while (publish(&bench, n, 1 << 20, KVS_EXPIRY_NEVER, n < 20) != NULL)
+        n++;
+    assert_true(kvs_pages_are_wanted(pages)); /* few are left */
+    while (publish(&bench, 1000, 9 << 20, KVS_EXPIRY_NEVER, false) == NULL) {
+        assert_true(kvs_pages_want(pages, 9 << 20));
+        assert_true(++n_tries < 100);
+        while (kvs_pages_are_wanted(pages) && kvs_objects_evict(&bench.objects))
+            ;
+    }
+    assert_true(n_tries > 0);
+    assert_true(n > 20);
+    for (uint32_t i = 20; i < n; i++)
+        assert_true(is_there(&bench, i, 1));
+    while (publish(&bench, 1001 + n_tries, 1 << 20, KVS_EXPIRY_NEVER, false) != NULL ||
+           kvs_objects_evict(&bench.objects))
+        n_tries++;
+    assert_int_equal(bench.objects.n_evictable, 0);
+    assert_false(kvs_pages_want(pages, 1 << 20));
+    kvs_objects_check(&bench.objects);
+    bench_close(&bench);
+}
+
+/* A walk in pieces sees every object that stays, once and in order, whatever goes or comes
+ * meanwhile, and whether its place is remembered or not. */
+static void walks_go_on(void **state)
+{
+    enum {
+        N = 300
+    };
+    uint64_t seed = kv_clock_now(&kv_clock_real);
+    struct kv_random random;
+    struct bench bench;
+    uint32_t n_more = N;
+
+    (void)state;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    kv_random_init(&random, seed);
+    bench_open(&bench, 32 << 20);
+    for (uint32_t i = 0; i < N; i++)
+        publish(&bench, i, 10, KVS_EXPIRY_NEVER, true);
+    for (unsigned round = 0; round < 20; round++) {
+        const uint64_t until = bench.objects.number;
+        bool is_seen[4096] = {false};
+        uint64_t after = 0;
+
+        while (after < until) {
+            uint32_t n = 1 + (uint32_t)kv_random_below(&random, 20);
+            const struct kvs_stored_object *object;
+            uint64_t last = after;
+
+            kvs_objects_walk_begin(&bench.objects, after);
+            while (bench.objects.walk != NULL && bench.objects.walk->number <= after)
+                kvs_objects_walk_on(&bench.objects);
+            for (; (object = bench.objects.walk) != NULL && n > 0; n--) {
+                assert_true(object->number > last && object->number < 4096);
+                last = object->number;
+                is_seen[last] = true;
+                kvs_objects_walk_on(&bench.objects);
+                if (kv_random_below(&random, 8) == 0 && bench.objects.walk != NULL) {
+                    const struct kv_id128 key = bench.objects.walk->key;
+
+                    kvs_objects_remove(&bench.objects, &key);
+                }
+            }
+            if (object == NULL)
+                break;
+            after = last;
+            /* Others' walks may push the place out. */
+            for (uint64_t i = kv_random_below(&random, 2 * KVS_OBJECTS_MARKS); i > 0; i--) {
+                struct kvs_stored_object *walk = bench.objects.walk;
+
+                kvs_objects_walk_begin(&bench.objects, 0);
+                kvs_objects_walk_end(&bench.objects, 0);
+                bench.objects.walk = walk;
+            }
+            kvs_objects_walk_end(&bench.objects, after);
+            kvs_objects_check(&bench.objects);
+            for (unsigned i = 0; i < 2; i++)
+                publish(&bench, n_more++, 10, KVS_EXPIRY_NEVER, true);
+            if (kv_random_below(&random, 2) == 0)
+                kvs_objects_evict(&bench.objects);
+        }
+        for (const struct kvs_stored_object *object = bench.objects.first; object != NULL;
+             object = object->next)
+            assert_true(object->number > until || is_seen[object->number]);
+    }
+    bench_close(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_and_pieces),
         cmocka_unit_test(random_operations),
         cmocka_unit_test(does_not_fit),
+        cmocka_unit_test(objects_expire),
+        cmocka_unit_test(the_least_used_go_first),
+        cmocka_unit_test(room_is_made),
+        cmocka_unit_test(walks_go_on),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
