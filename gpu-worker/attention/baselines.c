@@ -433,6 +433,7 @@ static void baseline_stats(const struct kvw_method *attention, struct kvw_method
     stats->rows_possible = baseline->rows_possible;
     stats->rows_recalled = baseline->rows_recalled;
     stats->rows_to_recall = baseline->rows_to_recall;
+    stats->exposed_wait_s += kvw_full_rows_wait_s(baseline->full_rows);
 }
 
 #define BASELINE_FUNCTIONS                                                                 \

@@ -82,6 +82,7 @@ static void full_stats(const struct kvw_method *attention, struct kvw_method_sta
 
     stats->rows_attended = full->rows_attended;
     stats->rows_possible = full->rows_attended;
+    stats->exposed_wait_s += kvw_full_rows_wait_s(full->full_rows);
 }
 
 const struct kvw_method_ops kvw_method_full = {

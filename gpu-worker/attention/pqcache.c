@@ -104,6 +104,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
         return KV_NO_MEMORY;
     pq->base.ops = &kvw_method_pqcache;
     pq->setup = *setup;
+    pq->setup.session.share = NULL; /* the caller's, who may free it now */
     pq->options = *options;
     pq->device = setup->session.model->device;
     pq->n_layers = params->n_layers;
@@ -181,7 +182,8 @@ static kv_status_t pqcache_attend(struct kvw_method *attention,
     kv_status_t status = layer == 0 ? begin_pass(pq, phase, token_begin) : KV_OK;
 
     if (status == KV_OK)
-        status = kvw_device_rows_put(pq->device_rows, phase, layer, token_begin, n, k, v);
+        status = kvw_device_rows_put(pq->device_rows, phase, layer, token_begin, n, k, v,
+                                     &pq->wait_us);
     if (status != KV_OK)
         return status;
     pq->rows_possible += possible;

@@ -1,6 +1,7 @@
 #include "gpu-worker/kvcache/device_rows.h"
 
 #include "gpu-worker/base/time.h"
+#include "gpu-worker/kvcache/layer_reader.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -23,6 +24,10 @@ struct kvw_device_rows {
     uint32_t sinks, window;          /* of windowed rows */
     uint32_t n_tokens;               /* of the session */
     uint32_t begin; /* windowed: rows [begin, n_tokens) and sinks are present; full: 0 */
+    /* Reads what the session had when it was opened, during the first pass; NULL: not begun, or
+     * ended. */
+    struct kvw_layer_reader *reader;
+    bool is_read;
 };
 
 const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows)
@@ -89,6 +94,7 @@ void kvw_device_rows_destroy(struct kvw_device_rows *rows)
 {
     if (rows == NULL)
         return;
+    kvw_layer_reader_destroy(rows->reader);
     buffers_destroy(rows, rows->all);
     buffers_destroy(rows, rows->some);
     free(rows);
@@ -114,15 +120,13 @@ struct reading {
 };
 
 /* Copies received rows to the device, token by token if it is windowed. */
-static void
-take(struct kvw_device_rows *rows, const struct reading *reading, const uint8_t *landed)
+static void take(void *arg, const struct kv_rows *box, const uint8_t *landed)
 {
-    const struct kv_rows *box = &reading->box;
+    struct kvw_device_rows *rows = arg;
     const struct kvw_device_ops *device = rows->device->ops;
 
     for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
-        const uint8_t *from =
-            landed + reading->offset + (size_t)head * box->n_tokens * rows->row_bytes;
+        const uint8_t *from = landed + (size_t)head * box->n_tokens * rows->row_bytes;
 
         if (rows->all != NULL) {
             device->write(rows->all[box->layer_begin],
@@ -150,7 +154,7 @@ finish(struct kvw_device_rows *rows, struct reading *reading, const uint8_t *lan
     status = kv_finish(reading->op);
     reading->op = NULL;
     if (status == KV_OK)
-        take(rows, reading, landed);
+        take(rows, &reading->box, landed + reading->offset);
     return status;
 }
 
@@ -211,6 +215,8 @@ read_rows(struct kvw_device_rows *rows, uint32_t begin, uint32_t end, uint64_t *
 kv_status_t
 kvw_device_rows_full(struct kvw_device_rows *rows, uint32_t tokens, uint64_t *ret_wait_us)
 {
+    if (!rows->is_read)
+        rows->n_tokens = tokens; /* the session had them */
     assert(tokens == rows->n_tokens);
     if (rows->all != NULL)
         return KV_OK;
@@ -251,6 +257,13 @@ kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
     const uint32_t begin = tokens > window ? tokens - window : 0;
     kv_status_t status = KV_OK;
 
+    if (!rows->is_read && tokens > 0) {
+        /* The first pass is a step, which needs few of the rows that the session had. */
+        buffers_destroy(rows, rows->all);
+        rows->all = NULL;
+        rows->n_tokens = tokens;
+        rows->is_read = true;
+    }
     assert(tokens == rows->n_tokens && window > 0);
     if (rows->some != NULL && rows->sinks == sinks && rows->window == window &&
         rows->begin <= begin)
@@ -286,17 +299,47 @@ void kvw_device_rows_truncate(struct kvw_device_rows *rows, uint32_t tokens)
 
 /* ---- rows -------------------------------------------------------------------------------- */
 
+/* In the first pass: waits for the layer's rows before token_begin, which the session had. */
+static kv_status_t read_layer(struct kvw_device_rows *rows,
+                              uint32_t layer,
+                              uint32_t token_begin,
+                              uint64_t *ret_wait_us)
+{
+    const struct kvw_layer_reader_setup setup = {
+        .client = rows->client,
+        .store = rows->store,
+        .n_layers = rows->n_layers,
+        .n_kv_heads = rows->shape.n_kv_heads,
+        .row_bytes = rows->row_bytes,
+        .n_tokens = token_begin,
+        .arg = rows,
+        .take = take,
+    };
+    kv_status_t status = KV_OK;
+
+    if (!rows->is_read && token_begin > 0)
+        status = kvw_layer_reader_pass(&rows->reader, &setup, layer, ret_wait_us);
+    if (layer + 1 == rows->n_layers)
+        rows->is_read = true;
+    return status;
+}
+
 kv_status_t kvw_device_rows_put(struct kvw_device_rows *rows,
                                 enum kvw_phase phase,
                                 uint32_t layer,
                                 uint32_t token_begin,
                                 uint32_t n,
                                 const struct kvw_device_buffer *k,
-                                const struct kvw_device_buffer *v)
+                                const struct kvw_device_buffer *v,
+                                uint64_t *ret_wait_us)
 {
     struct kvw_rows_shape shape = rows->shape;
     struct kvw_device_buffer *to = rows->all != NULL ? rows->all[layer] : rows->some[layer];
+    const kv_status_t status = read_layer(rows, layer, token_begin, ret_wait_us);
     uint32_t first = token_begin;
+
+    if (status != KV_OK)
+        return status;
 
     if (rows->all == NULL) {
         assert(n == 1);

@@ -20,7 +20,7 @@
 
 struct kvw_device_rows;
 
-/* Creates full rows of no tokens.  Fails with KV_NO_MEMORY. */
+/* Creates full rows; those that the session has come with the first pass.  Fails with KV_NO_MEMORY. */
 kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
                                    struct kvw_session *store,
                                    struct kvw_device_rows **ret_rows);
@@ -41,14 +41,16 @@ kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
                                      uint64_t *ret_wait_us);
 
 /* Stores a layer's new keys and values (n, n_kv_heads, d) on the device, and starts sending
- * them to the store.  Windowed: one token a call. */
+ * them to the store.  Windowed: one token a call.  In the first pass, first waits for the rows of
+ * the layer that the session had when it was opened, and adds the time to *ret_wait_us. */
 kv_status_t kvw_device_rows_put(struct kvw_device_rows *rows,
                                 enum kvw_phase phase,
                                 uint32_t layer,
                                 uint32_t token_begin,
                                 uint32_t n,
                                 const struct kvw_device_buffer *k,
-                                const struct kvw_device_buffer *v);
+                                const struct kvw_device_buffer *v,
+                                uint64_t *ret_wait_us);
 
 /* Returns a layer's full rows (n_kv_heads, capacity, 2 d). */
 const struct kvw_device_buffer *kvw_device_rows_all(const struct kvw_device_rows *rows,

@@ -1,5 +1,7 @@
 #include "gpu-worker/kvcache/full_rows.h"
 
+#include "gpu-worker/kvcache/layer_reader.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,6 +11,11 @@ struct kvw_full_rows {
     struct kvw_rows_shape shape;
     struct kvw_session *store;
     struct kvw_device_buffer **rows; /* (n_layers) */
+    /* Reads what the session had when it was opened, during the first pass; NULL: not begun, or
+     * ended. */
+    struct kvw_layer_reader *reader;
+    bool is_read;
+    uint64_t wait_us;
 };
 
 static uint32_t n_layers(const struct kvw_full_rows *full_rows)
@@ -20,6 +27,7 @@ void kvw_full_rows_destroy(struct kvw_full_rows *full_rows)
 {
     if (full_rows == NULL)
         return;
+    kvw_layer_reader_destroy(full_rows->reader);
     kvw_session_destroy(full_rows->store);
     for (uint32_t i = 0; full_rows->rows != NULL && i < n_layers(full_rows); i++)
         full_rows->device->ops->buffer_destroy(full_rows->rows[i]);
@@ -42,6 +50,7 @@ kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
     full_rows->setup = *setup;
     full_rows->setup.prompt = NULL; /* the caller's, who may free it now */
     full_rows->setup.n_prompt = 0;
+    full_rows->setup.share = NULL;
     full_rows->device = setup->model->device;
     full_rows->shape = kvw_session_rows_shape(setup);
     row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape);
@@ -85,6 +94,47 @@ const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *ful
     return full_rows->rows[layer];
 }
 
+double kvw_full_rows_wait_s(const struct kvw_full_rows *full_rows)
+{
+    return (double)full_rows->wait_us / 1e6;
+}
+
+static void take(void *arg, const struct kv_rows *rows, const uint8_t *landed)
+{
+    struct kvw_full_rows *full_rows = arg;
+    const size_t row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape);
+    const size_t head_bytes = rows->n_tokens * row_bytes;
+
+    for (uint32_t head = 0; head < full_rows->shape.n_kv_heads; head++)
+        full_rows->device->ops->write(
+            full_rows->rows[rows->layer_begin],
+            ((size_t)head * full_rows->shape.capacity + rows->token_begin) * row_bytes,
+            landed + head * head_bytes, head_bytes);
+}
+
+/* In the first pass: waits for the layer's rows before token_begin, which the session had. */
+static kv_status_t
+read_layer(struct kvw_full_rows *full_rows, uint32_t layer, uint32_t token_begin)
+{
+    const struct kvw_layer_reader_setup setup = {
+        .client = full_rows->setup.client,
+        .store = full_rows->store,
+        .n_layers = n_layers(full_rows),
+        .n_kv_heads = full_rows->shape.n_kv_heads,
+        .row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape),
+        .n_tokens = token_begin,
+        .arg = full_rows,
+        .take = take,
+    };
+    kv_status_t status = KV_OK;
+
+    if (!full_rows->is_read && token_begin > 0)
+        status = kvw_layer_reader_pass(&full_rows->reader, &setup, layer, &full_rows->wait_us);
+    if (layer + 1 == setup.n_layers)
+        full_rows->is_read = true;
+    return status;
+}
+
 kv_status_t kvw_full_rows_put(struct kvw_full_rows *full_rows,
                               enum kvw_phase phase,
                               uint32_t layer,
@@ -93,6 +143,10 @@ kv_status_t kvw_full_rows_put(struct kvw_full_rows *full_rows,
                               const struct kvw_device_buffer *k,
                               const struct kvw_device_buffer *v)
 {
+    const kv_status_t status = read_layer(full_rows, layer, token_begin);
+
+    if (status != KV_OK)
+        return status;
     full_rows->device->ops->rows_put(full_rows->device, &full_rows->shape, k, v, token_begin, n,
                                      full_rows->rows[layer]);
     return kvw_session_put(full_rows->store, phase, layer, token_begin, n,

@@ -3,7 +3,7 @@
  * Shared by the methods that fetch nothing.  Rows are rounded to the element type, kept by
  * layer in device.h's layout, and sent to the store while the computation goes on.  So the rows
  * that another method fetches from the store are, bit for bit, the rows that these methods
- * attend to.
+ * attend to.  What the session had when it was opened is read during the first pass.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps what the setup names.
  */
@@ -29,6 +29,9 @@ const struct kvw_rows_shape *kvw_full_rows_shape(const struct kvw_full_rows *ful
 /* (n_kv_heads, capacity, 2 d) */
 const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *full_rows,
                                                  uint32_t layer);
+
+/* Returns how long it waited for rows that the session had when it was opened. */
+double kvw_full_rows_wait_s(const struct kvw_full_rows *full_rows);
 
 /* Stores a layer's new keys and values (n, n_kv_heads, d) on the device, and starts sending
  * them. */

@@ -2,6 +2,7 @@
 
 #include "gpu-worker/kvcache/write_behind.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,8 +13,11 @@ enum {
 struct kvw_session {
     struct kv_client *client;
     struct kvw_device *device;
-    uint32_t n_layers, n_kv_heads;
+    uint32_t n_layers;
+    uint32_t kv_head_begin, n_kv_heads; /* whose rows are put */
     size_t row_bytes;
+    struct kvw_session_share share; /* zeros: it is new */
+    bool is_kept;
     struct kv_session *session;
     struct kv_session *parent; /* while a fork of it is in use; NULL: none is */
     struct kvw_write_behind *writer;
@@ -34,8 +38,14 @@ void kvw_session_destroy(struct kvw_session *store)
     if (store == NULL)
         return;
     kvw_write_behind_destroy(store->writer);
-    close_session(store->session);
-    close_session(store->parent);
+    if (store->is_kept && store->parent == NULL)
+        kv_session_free(store->session);
+    else
+        close_session(store->session);
+    if (store->is_kept)
+        kv_session_free(store->parent);
+    else
+        close_session(store->parent);
     free(store);
 }
 
@@ -65,7 +75,9 @@ static kv_status_t open_session(struct kvw_session *store,
     if (info == NULL)
         return KV_NO_MEMORY;
     status = kvw_model_info(setup->model, setup->dtype, info);
-    if (status == KV_OK) {
+    if (status == KV_OK && setup->share != NULL) {
+        status = kv_resume_begin(setup->client, &setup->share->ticket, 0, &op);
+    } else if (status == KV_OK) {
         options.n_block_names = name_blocks(setup, info, names);
         status = kv_open_begin(setup->client, info, &options, 0, &op);
     }
@@ -92,7 +104,11 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
     store->client = setup->client;
     store->device = setup->model->device;
     store->n_layers = params->n_layers;
-    store->n_kv_heads = params->n_kv_heads;
+    store->kv_head_begin = setup->kv_head_begin;
+    store->n_kv_heads = setup->n_kv_heads > 0 ? setup->n_kv_heads : params->n_kv_heads;
+    store->is_kept = setup->is_kept;
+    if (setup->share != NULL)
+        store->share = *setup->share;
     store->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
     status = open_session(store, setup);
     /* A slot holds one layer of a chunk, or all layers of a step. */
@@ -119,6 +135,25 @@ struct kv_session *kvw_session_handle(const struct kvw_session *store)
     return store->session;
 }
 
+bool kvw_session_is_arriving(const struct kvw_session *store)
+{
+    return store->share.is_arriving;
+}
+
+bool kvw_session_is_stopped(const struct kvw_session *store)
+{
+    return store->share.stop != NULL && *store->share.stop;
+}
+
+void kvw_session_tell_arrived(const struct kvw_session *store,
+                              uint32_t layer,
+                              uint32_t tokens,
+                              uint32_t needed)
+{
+    if (store->share.arrived != NULL)
+        store->share.arrived(store->share.arg, layer, tokens, needed);
+}
+
 kv_status_t kvw_session_put(struct kvw_session *store,
                             enum kvw_phase phase,
                             uint32_t layer,
@@ -129,7 +164,13 @@ kv_status_t kvw_session_put(struct kvw_session *store,
                             size_t first)
 {
     const struct kv_rows box = {
-        .layer_begin = layer, .n_layers = 1, .token_begin = token_begin, .n_tokens = n};
+        .layer_begin = layer,
+        .n_layers = 1,
+        .kv_head_begin = store->kv_head_begin,
+        .n_kv_heads = store->n_kv_heads,
+        .token_begin = token_begin,
+        .n_tokens = n,
+    };
     const size_t head_bytes = n * store->row_bytes;
     /* The rows of a step stay in the slot until those of all layers are there. */
     const size_t offset = phase == KVW_DECODE ? layer * store->n_kv_heads * head_bytes : 0;
@@ -140,8 +181,9 @@ kv_status_t kvw_session_put(struct kvw_session *store,
     if (status != KV_OK)
         return status;
     for (uint32_t head = 0; head < store->n_kv_heads; head++)
-        store->device->ops->read(rows, (head * capacity + first) * store->row_bytes,
-                                 (char *)slot + offset + head * head_bytes, head_bytes);
+        store->device->ops->read(
+            rows, ((store->kv_head_begin + head) * capacity + first) * store->row_bytes,
+            (char *)slot + offset + head * head_bytes, head_bytes);
     return phase == KVW_PREFILL ? kvw_write_behind_send(store->writer, &box, false) : KV_OK;
 }
 
@@ -149,7 +191,12 @@ kv_status_t
 kvw_session_end_pass(struct kvw_session *store, enum kvw_phase phase, uint32_t token_begin)
 {
     const struct kv_rows rows = {
-        .n_layers = store->n_layers, .token_begin = token_begin, .n_tokens = 1};
+        .n_layers = store->n_layers,
+        .kv_head_begin = store->kv_head_begin,
+        .n_kv_heads = store->n_kv_heads,
+        .token_begin = token_begin,
+        .n_tokens = 1,
+    };
     kv_status_t status = KV_OK;
 
     if (phase == KVW_DECODE)
@@ -174,6 +221,18 @@ kv_status_t kvw_session_fail(struct kvw_session *store, kv_status_t status)
         snprintf(store->detail, sizeof(store->detail), "store: %s",
                  kv_client_detail(store->client)[0] != '\0' ? kv_client_detail(store->client)
                                                             : kv_status_name(status));
+    return status;
+}
+
+kv_status_t
+kvw_session_refuse(struct kvw_session *store, kv_status_t status, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    if (store->detail[0] == '\0')
+        vsnprintf(store->detail, sizeof(store->detail), format, arguments);
+    va_end(arguments);
     return status;
 }
 

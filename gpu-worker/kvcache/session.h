@@ -18,11 +18,21 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
                                struct kvw_session **ret_store,
                                char *detail,
                                size_t detail_bytes);
-/* Closes the session, and with it the store's rows.  NULL is allowed. */
+/* Closes the session, and with it the store's rows, unless the setup says that it is kept.  NULL
+ * is allowed. */
 void kvw_session_destroy(struct kvw_session *store);
 
 /* Returns the handle of the fork if one is open, else of the session. */
 struct kv_session *kvw_session_handle(const struct kvw_session *store);
+
+/* Whether another worker may still be bringing rows; if so, whether the wait for them is to end,
+ * and a call of the share's `arrived`. */
+bool kvw_session_is_arriving(const struct kvw_session *store);
+bool kvw_session_is_stopped(const struct kvw_session *store);
+void kvw_session_tell_arrived(const struct kvw_session *store,
+                              uint32_t layer,
+                              uint32_t tokens,
+                              uint32_t needed);
 
 /* Sends a layer's new rows, those of the tokens from token_begin on.  `rows` is a buffer of
  * rows as device.h has them; the new ones begin at index `first` of each kv head, and kv heads
@@ -53,6 +63,11 @@ kv_status_t kvw_session_leave_fork(struct kvw_session *store);
 
 /* Records a failure of a method's own operation for kvw_session_detail(); returns `status`. */
 kv_status_t kvw_session_fail(struct kvw_session *store, kv_status_t status);
+
+/* Records a failure that the client does not know of; returns `status`. */
+kv_status_t
+kvw_session_refuse(struct kvw_session *store, kv_status_t status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Returns the first error, or "". */
 const char *kvw_session_detail(const struct kvw_session *store);

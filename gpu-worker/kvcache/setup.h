@@ -8,9 +8,24 @@
 #include "gpu-worker/base/trace.h"
 #include "gpu-worker/model/model.h"
 
+#include <stdbool.h>
+
 enum kvw_phase {
     KVW_PREFILL, /* tokens of a prompt */
     KVW_DECODE,  /* one token after the prompt */
+};
+
+/* A session that other workers use as well, before this one or at the same time.  It has, or is
+ * being given, the rows of all tokens before the first pass, which reads them layer by layer. */
+struct kvw_session_share {
+    struct kv_ticket ticket;
+    bool is_arriving; /* another worker may still be bringing the rows */
+    /* is_arriving: becomes true to end the wait for rows; NULL: never. */
+    const _Atomic int *stop;
+    /* is_arriving: called now and then while a layer is waited for, with what the store has of
+     * it, of the tokens that are needed; may be NULL. */
+    void *arg;
+    void (*arrived)(void *arg, uint32_t layer, uint32_t tokens, uint32_t needed);
 };
 
 struct kvw_session_setup {
@@ -22,6 +37,11 @@ struct kvw_session_setup {
     const uint32_t *prompt;   /* (n_prompt) that it begins with, as far as known when it is
                                * opened; not kept */
     uint32_t n_prompt;
+    /* The session to go on with; NULL: a new one is opened. */
+    const struct kvw_session_share *share;
+    bool is_kept; /* it is not closed at the end, but left to its lease */
+    /* Only rows of these kv heads are put; n_kv_heads 0: all. */
+    uint32_t kv_head_begin, n_kv_heads;
     struct kvw_trace *trace; /* kept; NULL: none */
 };
 
