@@ -470,6 +470,8 @@ struct kv_index_result {
     uint32_t n_pending;  /* codebooks that are not built yet */
     uint32_t iterations; /* of k-means, summed over n_trained */
     uint64_t train_us;   /* microseconds of the nodes' threads, summed over n_trained */
+    uint64_t busiest_us; /* of them, the most that one message took: with few units, one of the
+                            slowest data thread of all nodes */
 };
 
 /* Builds product-quantized codes for the keys of committed rows, in the background on the nodes

@@ -169,6 +169,8 @@ reply(struct kvc_request *request, const uint8_t *body, char *detail, size_t det
     sum->n_pending += got.n_pending;
     sum->iterations += got.iterations;
     sum->train_us += got.train_us;
+    if (sum->busiest_us < got.train_us)
+        sum->busiest_us = got.train_us;
     return KV_OK;
 }
 

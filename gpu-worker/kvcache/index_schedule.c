@@ -16,16 +16,25 @@ static const double CLUSTERING_SHARE = 0.05;
  * index only as long as scoring without one would take. */
 static const double EXACT_BYTES_PER_S = 4e9;
 
+/* A layer's index. */
+struct layer {
+    struct kv_op *op;     /* outstanding; NULL: none */
+    uint32_t n_rows;      /* requested so far */
+    uint64_t asked_us;    /* when; 0: not yet */
+    uint64_t n_coded;     /* of the last result: rows with codes, in all kv heads */
+    uint32_t n_codebooks; /* of the last result */
+};
+
 struct kvw_index_schedule {
     struct kv_client *client;
     struct kvw_session *store;
     struct kvw_trace *trace;
     struct kvw_index_options options;
     uint64_t seed;
-    uint32_t n_layers, n_kv_heads, d;
+    uint32_t n_layers, n_kv_heads;
     size_t key_bytes;
 
-    struct kv_op **ops;   /* (n_layers) outstanding; NULL: none */
+    struct layer *layers; /* (n_layers) */
     uint32_t n_rows;      /* index requested in all layers */
     uint32_t n_tokens;    /* computed so far */
     uint32_t prompt_rows; /* see kvw_index_schedule_prompt_rows() */
@@ -33,7 +42,8 @@ struct kvw_index_schedule {
     /* The announced prompt. */
     uint32_t prompt_end, n_steps;
     uint64_t prompt_begin_us; /* 0: not begun */
-    double row_s;             /* of k-means, per row and kv head; 0: not measured */
+
+    struct kvw_kmeans_cost cost; /* as the nodes report it */
 
     uint64_t wait_us;
     uint32_t n_trained, n_found;
@@ -57,10 +67,11 @@ kv_status_t kvw_index_schedule_create(const struct kvw_session_setup *setup,
     index->seed = seed;
     index->n_layers = params->n_layers;
     index->n_kv_heads = params->n_kv_heads;
-    index->d = params->d;
     index->key_bytes = params->d * kv_dtype_bytes(setup->dtype);
-    index->ops = calloc(index->n_layers, sizeof(index->ops[0]));
-    if (index->ops == NULL) {
+    index->cost = kvw_kmeans_cost_assumed(params->d, params->n_kv_heads, options->bits,
+                                          options->summaries);
+    index->layers = calloc(index->n_layers, sizeof(index->layers[0]));
+    if (index->layers == NULL) {
         free(index);
         return KV_NO_MEMORY;
     }
@@ -73,8 +84,8 @@ void kvw_index_schedule_destroy(struct kvw_index_schedule *index)
     if (index == NULL)
         return;
     for (uint32_t i = 0; i < index->n_layers; i++)
-        kv_op_free(index->ops[i]);
-    free(index->ops);
+        kv_op_free(index->layers[i].op);
+    free(index->layers);
     free(index);
 }
 
@@ -97,27 +108,47 @@ uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index)
     return index->prompt_rows;
 }
 
-/* Iterations that fit into the prompt's time so far.  Computation and clustering may share the
- * processors, so only a part of that time counts. */
-static uint32_t iterations_for(struct kvw_index_schedule *index, uint32_t tokens)
+/* Returns the iterations for a layer's next rows: those that fit into the computation since its
+ * last ones.  Computation and clustering may share the processors, so only a part of that time
+ * counts. */
+static uint32_t iterations_for(const struct kvw_index_schedule *index,
+                               const struct layer *layer,
+                               uint32_t tokens)
 {
+    const uint64_t since_us =
+        layer->asked_us > index->prompt_begin_us ? layer->asked_us : index->prompt_begin_us;
+    const uint64_t spent_us = since_us > 0 ? kvw_now_us() - since_us : 0;
+    const uint32_t rows = tokens > layer->n_rows ? tokens - layer->n_rows : tokens;
+
     if (index->options.iterations > 0)
         return index->options.iterations;
-    if (index->row_s <= 0)
-        index->row_s =
-            kvw_kmeans_row_s(index->d, index->options.subspaces, index->options.bits);
-    const double layer_s = CLUSTERING_SHARE * (double)(kvw_now_us() - index->prompt_begin_us) /
-                           1e6 / index->n_layers;
-    const double iteration_s = (double)tokens * index->n_kv_heads * index->row_s;
+    return kvw_kmeans_budget(&index->cost, rows,
+                             CLUSTERING_SHARE * (double)spent_us / 1e6 / index->n_layers);
+}
 
-    return kvw_kmeans_iterations(layer_s, KVW_KMEANS_ITERATIONS_MIN * iteration_s, iteration_s);
+/* Takes what the nodes report of a layer's clustering.  If some of the rows got their codes for
+ * another session, it is not known how many rows the time is for. */
+static void note_cost(struct kvw_index_schedule *index,
+                      struct layer *layer,
+                      const struct kv_index_result *indexed)
+{
+    const uint32_t n_codebooks = indexed->n_found + indexed->n_trained;
+
+    if (indexed->n_trained > 0 && indexed->n_found <= layer->n_codebooks &&
+        indexed->rows_coded > layer->n_coded)
+        kvw_kmeans_cost_report(
+            &index->cost, (double)(indexed->rows_coded - layer->n_coded) / index->n_kv_heads,
+            (double)indexed->iterations / indexed->n_trained,
+            (double)indexed->busiest_us / 1e6);
+    layer->n_coded = indexed->rows_coded;
+    layer->n_codebooks = n_codebooks;
 }
 
 /* Takes the result of a layer's index operation, which has ended.  A node without memory for
  * codes scores rows by their keys, which is slower and gives a correct result. */
 static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
 {
-    struct kv_op **op = &index->ops[layer];
+    struct kv_op **op = &index->layers[layer].op;
     kv_status_t status = kv_op_status(*op);
     struct kv_index_result indexed;
     struct kv_op_times times;
@@ -130,6 +161,8 @@ static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
                                          {"node_us", (int64_t)indexed.train_us}};
     kvw_trace_span(index->trace, KVW_TRACE_INDEX, "cluster", times.begun_us, times.ended_us,
                    args, 4);
+    if (status == KV_OK)
+        note_cost(index, &index->layers[layer], &indexed);
     index->n_trained += indexed.n_trained;
     index->n_found += indexed.n_found;
     if (status == KV_NO_MEMORY || status == KV_BUSY)
@@ -140,32 +173,45 @@ static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
     return status;
 }
 
+/* Takes the results that are there, so that the next layers profit from what nodes report of
+ * the first ones. */
+static kv_status_t take_ended(struct kvw_index_schedule *index)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t i = 0; status == KV_OK && i < index->n_layers; i++)
+        if (index->layers[i].op != NULL && kv_op_status(index->layers[i].op) != KV_IN_PROGRESS)
+            status = ended(index, i);
+    return status;
+}
+
 static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_t tokens)
 {
-    const struct kv_index_options asked = {
+    struct layer *own = &index->layers[layer];
+    struct kv_index_options asked = {
         .layer_begin = layer,
         .n_layers = 1,
         .tokens = tokens,
         .chapter_blocks = index->options.chapter_blocks,
         .m = index->options.subspaces,
         .bits = index->options.bits,
-        .iterations = iterations_for(index, tokens),
         .seed = index->seed,
         .summaries = index->options.summaries,
         .wait = true,
     };
-    kv_status_t status = KV_OK;
+    kv_status_t status;
 
     /* One operation at a time for a layer: the last one is for earlier rows, and nearly
      * done. */
-    if (index->ops[layer] != NULL) {
-        kv_wait(index->ops[layer]);
-        status = ended(index, layer);
-    }
+    if (own->op != NULL)
+        kv_wait(own->op);
+    status = take_ended(index);
     if (status != KV_OK)
         return status;
-    status = kv_index_begin(kvw_session_handle(index->store), &asked, DEADLINE_MS,
-                            &index->ops[layer]);
+    asked.iterations = iterations_for(index, own, tokens);
+    own->n_rows = tokens;
+    own->asked_us = kvw_now_us();
+    status = kv_index_begin(kvw_session_handle(index->store), &asked, DEADLINE_MS, &own->op);
     return kvw_session_fail(index->store, status);
 }
 
@@ -235,7 +281,7 @@ kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t 
     const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
                            (double)index->key_bytes / EXACT_BYTES_PER_S;
     const uint64_t limit_us = begin_us + (uint64_t)(exact_s * 1e6);
-    struct kv_op *op = index->ops[layer];
+    struct kv_op *op = index->layers[layer].op;
     kv_status_t status = KV_OK;
     uint64_t end_us = begin_us;
 
@@ -260,9 +306,9 @@ kv_status_t kvw_index_schedule_settle(struct kvw_index_schedule *index)
     kv_status_t status = KV_OK;
 
     for (uint32_t i = 0; status == KV_OK && i < index->n_layers; i++) {
-        if (index->ops[i] == NULL)
+        if (index->layers[i].op == NULL)
             continue;
-        kv_wait(index->ops[i]);
+        kv_wait(index->layers[i].op);
         status = ended(index, i);
     }
     return status;
@@ -275,6 +321,9 @@ void kvw_index_schedule_truncate(struct kvw_index_schedule *index, uint32_t toke
         index->prompt_rows = tokens;
     if (index->n_rows > tokens)
         index->n_rows = tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    for (uint32_t i = 0; i < index->n_layers; i++)
+        if (index->layers[i].n_rows > index->n_rows)
+            index->layers[i].n_rows = index->n_rows;
     index->prompt_begin_us = 0;
 }
 

@@ -8,7 +8,8 @@
  *   step      kvw_index_schedule_await()      before a layer's first query
  *             kvw_index_schedule_end_pass()   generated tokens are indexed, too
  *
- * The nodes cluster while the next layers compute.
+ * The nodes cluster while the next layers compute.  How many iterations fit into that time
+ * follows from the time that the nodes report for earlier indexes (kmeans_budget.h).
  *
  * Invariants, which kvw_index_schedule_check() asserts:
  *   (1) Neither the rows that an index was asked for in all layers nor the prompt's are more

@@ -1,14 +1,12 @@
 #include "gpu-worker/kvcache/kmeans_budget.h"
 
-#include "gpu-worker/base/time.h"
-#include "kernels/kmeans.h"
+#include "kernels/summary.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-enum {
-    MEASURED_ROWS = 2048,
-};
+/* An AVX2 core does some 2 x 10^10; it is not idle. */
+static const double ASSUMED_OPERATIONS_PER_S = 1e10;
+static const double NEW_SHARE = 0.25; /* of a report in the cost */
 
 uint32_t kvw_kmeans_iterations(double layer_s, double base_s, double iteration_s)
 {
@@ -20,38 +18,35 @@ uint32_t kvw_kmeans_iterations(double layer_s, double base_s, double iteration_s
                                                    : KVW_KMEANS_BUDGET_ITERATIONS_MAX;
 }
 
-double kvw_kmeans_row_s(uint32_t d, uint32_t m, uint32_t bits)
+struct kvw_kmeans_cost
+kvw_kmeans_cost_assumed(uint32_t d, uint32_t n_kv_heads, uint32_t bits, uint32_t summaries)
 {
-    const struct kv_pq_shape shape = {.d = d, .m = m, .bits = bits};
-    float *keys = malloc((size_t)MEASURED_ROWS * d * sizeof(*keys));
-    float *centroids = calloc(kv_pq_centroids_size(&shape), sizeof(*centroids));
-    float *sums = calloc(kv_pq_centroids_size(&shape), sizeof(*sums));
-    float *half_squares = calloc(kv_pq_table_size(&shape), sizeof(*half_squares));
-    uint32_t *counts = calloc(kv_pq_table_size(&shape), sizeof(*counts));
-    uint8_t *codes = malloc((size_t)MEASURED_ROWS * m);
-    double row_s = 0;
+    const double n_centroids = (double)(UINT32_C(1) << bits);
 
-    if (keys != NULL && centroids != NULL && sums != NULL && half_squares != NULL &&
-        counts != NULL && codes != NULL) {
-        const struct kv_kmeans_codebook book = {.centroids = centroids,
-                                                .half_sq_norms = half_squares};
-        const struct kv_kmeans_sums all = {.sums = sums, .counts = counts};
-        uint64_t begin_us;
+    return (struct kvw_kmeans_cost){
+        /* Summaries are k-means over key and value side by side. */
+        .fixed = 1 + 2.0 * KV_SUMMARY_ITERATIONS * summaries / n_centroids,
+        .row_s = n_centroids * d * n_kv_heads / ASSUMED_OPERATIONS_PER_S,
+    };
+}
 
-        for (size_t i = 0; i < (size_t)MEASURED_ROWS * d; i++)
-            keys[i] = (float)(i * 2654435761u % 1024) / 512 - 1;
-        for (uint32_t i = 0; i < kv_pq_n_centroids(&shape); i++)
-            kv_kmeans_set_centroid(&shape, &book, i, keys + (size_t)i * d);
-        kv_kmeans_half_sq_norms(&shape, &book);
-        begin_us = kvw_now_us();
-        kv_kmeans_step(&shape, &book, keys, MEASURED_ROWS, codes, MEASURED_ROWS, &all);
-        row_s = (double)(kvw_now_us() - begin_us + 1) / 1e6 / MEASURED_ROWS;
-    }
-    free(keys);
-    free(centroids);
-    free(sums);
-    free(half_squares);
-    free(counts);
-    free(codes);
-    return row_s;
+void kvw_kmeans_cost_report(struct kvw_kmeans_cost *cost,
+                            double rows,
+                            double iterations,
+                            double busiest_s)
+{
+    const double row_s = busiest_s / (rows * (iterations + cost->fixed));
+
+    if (!(rows > 0 && iterations > 0 && busiest_s > 0))
+        return;
+    cost->row_s = cost->is_reported ? cost->row_s + NEW_SHARE * (row_s - cost->row_s) : row_s;
+    cost->is_reported = true;
+}
+
+uint32_t kvw_kmeans_budget(const struct kvw_kmeans_cost *cost, double rows, double layer_s)
+{
+    const double iteration_s = rows * cost->row_s;
+
+    return kvw_kmeans_iterations(
+        layer_s, (KVW_KMEANS_ITERATIONS_MIN + cost->fixed) * iteration_s, iteration_s);
 }

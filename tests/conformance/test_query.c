@@ -308,6 +308,9 @@ static struct kv_index_result make_index(struct kv_session *session,
         fail_msg("index: %s", kv_op_detail(op));
     kv_op_index_result(op, &indexed);
     kv_op_free(op);
+    /* Each data thread has one message. */
+    assert_true(indexed.busiest_us <= indexed.train_us);
+    assert_true(indexed.busiest_us * shape.n_nodes * shape.n_threads >= indexed.train_us);
     return indexed;
 }
 

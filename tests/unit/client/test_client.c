@@ -3600,6 +3600,7 @@ static void test_index(void **state)
     assert_int_equal(indexed.n_pending, 0);
     assert_int_equal(indexed.iterations, 8);
     assert_int_equal(indexed.train_us, 1000);
+    assert_int_equal(indexed.busiest_us, 1000);
     assert_int_equal(kv_op_query_result(op, 0, &found), KV_INVALID);
     kv_op_free(op);
 
