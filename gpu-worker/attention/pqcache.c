@@ -119,7 +119,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
     pq->rerank = malloc(pq->n_layers * sizeof(pq->rerank[0]));
     status = pq->rerank == NULL ? KV_NO_MEMORY : query_memory(pq);
     for (uint32_t i = 0; status == KV_OK && i < pq->n_layers; i++)
-        pq->rerank[i] = options->rerank > 0 ? options->rerank : KVW_PQCACHE_RERANK_USUAL;
+        kvw_rerank_begin(&pq->rerank[i]);
     if (status == KV_OK)
         status = kvw_session_create(&setup->session, &pq->base.session, detail, detail_bytes);
     if (status == KV_OK)
@@ -255,7 +255,7 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
     pq->options = *options;
     kvw_index_schedule_wait(pq->index, index->wait);
     for (uint32_t i = 0; i < pq->n_layers; i++)
-        pq->rerank[i] = options->rerank > 0 ? options->rerank : KVW_PQCACHE_RERANK_USUAL;
+        kvw_rerank_begin(&pq->rerank[i]);
     return KV_OK;
 }
 

@@ -8,13 +8,10 @@
 #define KV_GPU_WORKER_ATTENTION_PQCACHE_PRIVATE_H
 
 #include "gpu-worker/attention/method.h"
+#include "gpu-worker/attention/rerank.h"
 #include "gpu-worker/kvcache/block_cache.h"
 #include "gpu-worker/kvcache/device_rows.h"
 #include "gpu-worker/kvcache/index_schedule.h"
-
-enum {
-    KVW_PQCACHE_RERANK_USUAL = 4,
-};
 
 struct kvw_pqcache {
     struct kvw_method base;
@@ -25,7 +22,7 @@ struct kvw_pqcache {
     struct kvw_block_cache *cached; /* NULL: no cache */
     uint32_t n_layers, d;
     size_t row_bytes;
-    uint32_t *rerank; /* (n_layers) */
+    struct kvw_rerank *rerank; /* (n_layers) with --rerank auto and no seed */
     struct kvw_index_schedule *index;
 
     /* A query. */

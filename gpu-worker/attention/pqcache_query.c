@@ -9,12 +9,8 @@
 
 enum {
     QUERY_DEADLINE_MS = 10000,
-    RERANK_MOST = 16,
     MESSAGE_BYTES = 1 << 20, /* kvclient.h: limit for the rows of one head in a reply */
 };
-
-/* The range in which --rerank auto keeps the recall of a layer's kv heads. */
-static const float RECALL_WANTED = 0.9f, RECALL_PLENTY = 0.97f;
 
 /* Waits for an operation of a layer's attention. */
 static kv_status_t
@@ -71,22 +67,34 @@ static kv_status_t fetch_rows(struct kvw_pqcache *pq,
     return status;
 }
 
-/* --rerank auto: more candidates where nodes measure that codes alone miss too much. */
-static void
-adapt_rerank(struct kvw_pqcache *pq, uint32_t layer, const struct kv_query_result *found)
+/* Nodes estimate recall when they have time; with a seed, runs must be reproducible. */
+static bool adapts_rerank(const struct kvw_pqcache *pq)
 {
-    float least = 1;
+    return pq->options.rerank == 0 && pq->options.seed == 0;
+}
 
-    /* Nodes estimate recall when they have time; with a seed, runs must be reproducible. */
-    if (pq->options.rerank > 0 || pq->options.seed > 0)
+static uint32_t rerank_of(const struct kvw_pqcache *pq, uint32_t layer)
+{
+    if (adapts_rerank(pq))
+        return pq->rerank[layer].factor;
+    return pq->options.rerank > 0 ? pq->options.rerank : KVW_RERANK_USUAL;
+}
+
+/* --rerank auto: more candidates where nodes measure that codes miss too much. */
+static void adapt_rerank(struct kvw_pqcache *pq,
+                         uint32_t layer,
+                         const struct kvw_budget *budget,
+                         const struct kv_query_result *found)
+{
+    float least = NAN;
+
+    if (!adapts_rerank(pq))
         return;
     for (uint32_t head = 0; head < pq->setup.session.model->params.n_kv_heads; head++)
-        if (found[head].recall < least) /* false for NaN: not known */
-            least = found[head].recall;
-    if (least < RECALL_WANTED && pq->rerank[layer] < RERANK_MOST)
-        pq->rerank[layer]++;
-    else if (least > RECALL_PLENTY && pq->rerank[layer] > KVW_PQCACHE_RERANK_USUAL)
-        pq->rerank[layer]--;
+        least = fminf(least, found[head].recall); /* NaN: not known */
+    /* More than KV_SELECTED_MAX candidates are not taken. */
+    kvw_rerank_note(&pq->rerank[layer], least,
+                    kvw_pqcache_smaller(KVW_RERANK_MAX, KV_SELECTED_MAX / budget->k));
 }
 
 /* Appends the runs of a head's selected rows after n_runs others; returns the new number of
@@ -172,7 +180,7 @@ static kv_status_t attend_found(struct kvw_pqcache *pq,
     }
     if (op != NULL) {
         pq->node_stats.nodes_worked_s += (double)kvw_pqcache_worked_us(found, n_heads) / 1e6;
-        adapt_rerank(pq, layer, found);
+        adapt_rerank(pq, layer, budget, found);
     }
     if (op != NULL && pq->answer == KV_ANSWER_IDS)
         status = fetch_rows(pq, layer, found, rows_before);
@@ -225,7 +233,7 @@ static kv_status_t begin_query(struct kvw_pqcache *pq,
         .scale = 1 / sqrtf((float)pq->d),
         .merge = KV_MERGE_SUM,
         .k = kvw_pqcache_smaller(budget->k, KV_SELECTED_MAX),
-        .rerank = pq->rerank[layer],
+        .rerank = rerank_of(pq, layer),
         .summaries = pq->options.index.summaries,
         .n_ranges = 1,
         .ranges = &middle,
