@@ -48,6 +48,10 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
         return &kvpb__renew_reply__descriptor;
     case KV_OP_SESSION:
         return &kvpb__session_reply__descriptor;
+    case KV_OP_PUBLISH:
+        return &kvpb__publish_reply__descriptor;
+    case KV_OP_MATCH:
+        return &kvpb__match_reply__descriptor;
     case KV_OP_TABLE:
         return &kvpb__table_reply__descriptor;
     case KV_OP_DRAIN:
@@ -115,7 +119,7 @@ static const char *opened_fault(const struct kvc_call *call, const Kvpb__OpenRep
     }
     if (reply->shared_tokens > reply->tokens_max)
         return "shared_tokens";
-    return call->id == KV_OP_RESUME ? writers_fault(reply) : NULL;
+    return call->id == KV_OP_RESUME || reply->n_writers > 0 ? writers_fault(reply) : NULL;
 }
 
 static const char *renewed_fault(const struct kvc_call *call, const Kvpb__RenewReply *reply)

@@ -5,7 +5,9 @@
 #include "client/node.h"
 #include "client/state.h"
 #include "kvserver/base/random.h"
+#include "kvserver/base/writers.h"
 #include "kvserver/cluster/placement.h"
+#include "proto/kvstore.pb-c.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -115,7 +117,7 @@ void kvc_session_destroy(struct kv_session *session)
 {
     kvc_due_set(&session->client->renewals, &session->renewal, KVC_NEVER);
     kvc_list_remove(&session->of_client);
-    free(session->writers);
+    kvc_writers_free(session->writers);
     free(session);
 }
 
@@ -127,6 +129,74 @@ uint64_t kvc_client_draw_writer(struct kv_client *client)
         writer = kv_random_next(&client->random);
     while (writer == 0);
     return writer;
+}
+
+/* ---- writers ----------------------------------------------------------------------------- */
+
+const struct kv_writers *kvc_session_writers(const struct kv_session *session,
+                                             const struct kvc_node *node)
+{
+    return session->writers[kvc_row_position(&session->row, node)];
+}
+
+uint64_t kvc_session_own_writer(const struct kv_session *session)
+{
+    return kv_writers_own(session->writers[0]);
+}
+
+kv_status_t kvc_writers_make(const struct kv_session *session,
+                             const struct kv_session *from,
+                             uint32_t tokens,
+                             uint64_t writer,
+                             struct kv_writers *ret_writers[KV_ROW_NODES])
+{
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
+        if (from != NULL &&
+            kv_writers_count(from->writers[i], tokens, writer) > KV_WRITER_RUNS_MAX)
+            return KV_TOO_LARGE;
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
+        ret_writers[i] =
+            kv_writers_create(from != NULL ? from->writers[i] : NULL, tokens, writer);
+        if (ret_writers[i] == NULL) {
+            kvc_writers_free(ret_writers);
+            return KV_NO_MEMORY;
+        }
+    }
+    return KV_OK;
+}
+
+void kvc_writers_free(struct kv_writers *writers[KV_ROW_NODES])
+{
+    for (uint32_t i = 0; i < KV_ROW_NODES; i++) {
+        free(writers[i]);
+        writers[i] = NULL;
+    }
+}
+
+void kvc_session_take_writers(struct kv_session *session,
+                              struct kv_writers *writers[KV_ROW_NODES])
+{
+    kvc_writers_free(session->writers);
+    memcpy(session->writers, writers, sizeof(session->writers));
+    memset(writers, 0, sizeof(session->writers));
+}
+
+bool kvc_session_hear_writers(struct kv_session *session,
+                              uint32_t position,
+                              const Kvpb__OpenReply *reply)
+{
+    const size_t n_runs = reply->n_writers;
+    struct kv_writers *told = malloc(sizeof(*told) + n_runs * sizeof(told->runs[0]));
+
+    if (told == NULL)
+        return false;
+    told->n_runs = (uint32_t)n_runs;
+    for (size_t i = 0; i < n_runs; i++)
+        told->runs[i] = (struct kv_writer_run){.writer = reply->writers[i]->writer,
+                                               .end = reply->writers[i]->end};
+    free(session->writers[position]);
+    session->writers[position] = told;
+    return true;
 }
 
 void kv_session_ticket(const struct kv_session *session, struct kv_ticket *ret_ticket)

@@ -19,6 +19,7 @@
 
 struct kv_client;
 struct kv_writers;
+struct Kvpb__OpenReply;
 struct kvc_node;
 
 enum {
@@ -50,9 +51,11 @@ struct kv_session {
     struct kv_placement_row row; /* the nodes that it is on */
     uint32_t lease_ms;
     uint32_t tokens_max;
-    uint32_t generation;        /* of every node, after it has caught up */
-    struct kv_writers *writers; /* at that generation */
-    uint32_t shared_tokens;     /* most tokens of its own writer that a fork has inherited */
+    uint32_t generation; /* of every node, after it has caught up */
+    /* (row.n_nodes) at that generation, by position in the row: each node may have kept another
+     * session's copy of a block that several have published. */
+    struct kv_writers *writers[KV_ROW_NODES];
+    uint32_t shared_tokens; /* most tokens of its own writer that a fork has inherited */
     bool is_closed;
 
     struct kvc_list calls;  /* that have it for their handlers */
@@ -108,6 +111,30 @@ void kvc_session_destroy(struct kv_session *session);
 
 /* Draws a new writer. */
 uint64_t kvc_client_draw_writer(struct kv_client *client);
+
+/* Returns the writers of the session's rows on a node. */
+const struct kv_writers *kvc_session_writers(const struct kv_session *session,
+                                             const struct kvc_node *node);
+
+/* Returns the session's own writer. */
+uint64_t kvc_session_own_writer(const struct kv_session *session);
+
+/* Makes the writers, on each node of the row, of a session that keeps the first `tokens` rows of
+ * `from` (NULL: none) and writes later ones as `writer`.  KV_TOO_LARGE: they would be too many. */
+kv_status_t kvc_writers_make(const struct kv_session *session,
+                             const struct kv_session *from,
+                             uint32_t tokens,
+                             uint64_t writer,
+                             struct kv_writers *ret_writers[KV_ROW_NODES]);
+/* Frees them; there are none any more. */
+void kvc_writers_free(struct kv_writers *writers[KV_ROW_NODES]);
+/* The session has them from now on; there are none any more. */
+void kvc_session_take_writers(struct kv_session *session,
+                              struct kv_writers *writers[KV_ROW_NODES]);
+/* The session has those that a node tells, at a position.  Returns false if out of memory. */
+bool kvc_session_hear_writers(struct kv_session *session,
+                              uint32_t position,
+                              const struct Kvpb__OpenReply *reply);
 
 /* Formats the first digits of a session's id, for messages.  Returns `text`. */
 enum {

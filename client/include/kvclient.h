@@ -243,13 +243,18 @@ struct kv_session_options {
     uint32_t lease_ms;   /* milliseconds; 0, or more than the nodes' maximum: the maximum */
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
     /* (n_block_names) of the prompt's full blocks, from the first one on, as
-     * kv_prompt_names() makes them; NULL: unknown.  Sessions with the same first block are
-     * on the same nodes, others anywhere.  Where there are many of them, the nodes spread those
-     * that come later: of these, those are together, as long as they spread no further, whose
-     * prompts have block 16 in common, or, of shorter prompts, the last one of blocks 8, 4, 2, 1
-     * that they have.  Only the first 16 names count. */
+     * kv_prompt_names() makes them; NULL: unknown.  The session begins with the rows of the longest
+     * prefix of them that all its nodes keep (kv_publish_begin()), with their codes and summaries,
+     * and kv_op_tokens() says how many.  Name no block whose rows the caller needs to compute: the
+     * logits of a prompt's last token come from computing it.
+     *
+     * Sessions with the same first block are on the same nodes, others anywhere.  Where there
+     * are many of them, the nodes spread those that come later: of these, those are together, as
+     * long as they spread no further, whose prompts have block 16 in common, or, of shorter prompts,
+     * the last one of blocks 8, 4, 2, 1 that they have.  For this, only the first 16 names count. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
+    bool is_fresh; /* the session begins without rows, whatever is kept */
 };
 
 /* Creates an empty session for a model, on at most eight of the nodes, and registers the model
@@ -263,6 +268,52 @@ KV_API kv_status_t kv_open_begin(struct kv_client *client,
                                  const struct kv_session_options *options,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op);
+
+/* Blocks of a session that are complete. */
+struct kv_publish {
+    uint32_t first_block; /* that names[0] is of */
+    uint32_t n_names;
+    const struct kv_id128 *names; /* (n_names), as kv_prompt_names() makes them */
+    /* (n_names, KV_BLOCK_TOKENS) for readers of the nodes' events, who learn them; the nodes keep
+     * them, 4 bytes a token.  NULL: the events are without. */
+    const uint32_t *tokens;
+};
+
+/* Has the nodes keep a session's blocks under their names, also after its end, so that sessions that
+ * are opened with the same names begin with these rows.  Names before `first_block` are known from
+ * the open or an earlier publish.  Blocks whose rows are not committed in all units yet are not
+ * kept, nor are those after them: publish again.  What is kept already stays: the first complete
+ * copy.  Nodes drop what was not used for longest when they need memory.  kv_op_tokens() returns how
+ * many tokens of the session, from the first on, are kept by all of its nodes.
+ *
+ * A session is found only if it was opened with the name of its first block: else this fails with
+ * KV_UNSUPPORTED.  Fails with KV_CONFLICT if a block has got another name before, and with
+ * KV_INVALID if names before `first_block` are missing, or with more than 32,768 names, 1,024 with tokens.  Does not change the generation. */
+KV_API kv_status_t kv_publish_begin(struct kv_session *session,
+                                    const struct kv_publish *publish,
+                                    uint32_t deadline_ms,
+                                    struct kv_op **ret_op);
+
+/* How much of a prompt a node keeps. */
+struct kv_match {
+    uint32_t node;             /* its position in the client's list */
+    uint32_t tokens;           /* of the longest prefix that it has all its part of */
+    uint32_t tokens_in_memory; /* of these, from the first on */
+};
+
+/* Asks the nodes on which sessions of a prompt would be, and those of its beginnings, how much of it
+ * they keep: one message a node, which nothing is opened or kept for.  Nodes that are not connected
+ * keep nothing.  kv_op_tokens() returns how many tokens an open would attach.
+ *   names  (n_names) of the prompt's full blocks */
+KV_API kv_status_t kv_match_begin(struct kv_client *client,
+                                  const struct kv_id128 *names,
+                                  uint32_t n_names,
+                                  uint32_t deadline_ms,
+                                  struct kv_op **ret_op);
+
+/* Returns what a match found on each node that was asked, the best first; their number in
+ * *ret_n.  Valid until the operation is freed.  NULL unless it succeeded. */
+KV_API const struct kv_match *kv_op_matches(const struct kv_op *op, uint32_t *ret_n);
 
 /* Opens an existing session by its ticket, whichever client created it.  Brings nodes up to
  * date that missed a fork or a truncate.  kv_op_session() returns the session, kv_op_tokens()
@@ -321,7 +372,8 @@ KV_API kv_status_t kv_length_begin(struct kv_session *session,
  * transferred before. */
 KV_API struct kv_session *kv_op_session(struct kv_op *op);
 
-/* Returns the tokens that a resume, fork, truncate or length operation reports. */
+/* Returns the tokens that an open, publish, match, resume, fork, truncate or length operation
+ * reports. */
 KV_API uint32_t kv_op_tokens(const struct kv_op *op);
 
 /* Returns the committed length of one layer, in tokens, that a length operation reports: the

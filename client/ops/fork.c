@@ -31,7 +31,7 @@ struct lifecycle_part {
     uint32_t least; /* tokens committed on all nodes */
     uint32_t n_acked, n_refused;
     bool is_logged;
-    struct kv_writers *writers; /* truncate: the session's, when it is done */
+    struct kv_writers *writers[KV_ROW_NODES]; /* truncate: the session's, when it is done */
 };
 static_assert(sizeof(struct lifecycle_part) <= KVC_OP_STATE_BYTES,
               "an operation has room for it");
@@ -102,7 +102,7 @@ static void stage_done(struct kvc_call *call,
     }
 }
 
-static struct kv_session *make_child(struct kv_op *op)
+static struct kv_session *make_child(struct kv_op *op, kv_status_t *ret_status)
 {
     struct kv_client *client = op->client;
     const struct kv_session *session = op->session;
@@ -112,11 +112,12 @@ static struct kv_session *make_child(struct kv_op *op)
     kvc_ticket_draw(client, &ticket);
     ticket.root = session->ticket.root; /* its rows are where the parent's are */
     child = kvc_session_make(client, &session->schema, &ticket);
+    *ret_status = KV_NO_MEMORY;
     if (child == NULL)
         return NULL;
-    child->writers = kv_writers_create(session->writers, lifecycle_of(op)->entry.tokens,
-                                       lifecycle_of(op)->entry.writer);
-    if (child->writers == NULL) {
+    *ret_status = kvc_writers_make(child, session, lifecycle_of(op)->entry.tokens,
+                                   lifecycle_of(op)->entry.writer, child->writers);
+    if (*ret_status != KV_OK) {
         kv_session_free(child);
         return NULL;
     }
@@ -134,28 +135,26 @@ static bool choose_writer(struct kv_op *op)
 {
     const struct kv_session *session = op->session;
     struct kvc_log_entry *entry = &lifecycle_of(op)->entry;
-    bool is_fork = entry->type == KV_OP_FORK, is_made;
+    bool is_fork = entry->type == KV_OP_FORK;
+    kv_status_t status;
 
     /* What a truncate takes away, a fork may have: what takes its place is another writer's. */
     entry->writer = is_fork || entry->tokens < session->shared_tokens
                         ? kvc_client_draw_writer(op->client)
-                        : kv_writers_own(session->writers);
-    if (kv_writers_count(session->writers, entry->tokens, entry->writer) > KV_WRITER_RUNS_MAX) {
+                        : kvc_session_own_writer(session);
+    if (is_fork)
+        op->result = make_child(op, &status);
+    else
+        status = kvc_writers_make(session, session, entry->tokens, entry->writer,
+                                  lifecycle_of(op)->writers);
+    if (status == KV_TOO_LARGE) {
         kvc_op_fail(op, NULL, NULL, KV_TOO_LARGE, "too many forks of forks: limit %d writers",
                     KV_WRITER_RUNS_MAX);
         return false;
     }
-    if (is_fork) {
-        op->result = make_child(op);
-        is_made = op->result != NULL;
-    } else {
-        lifecycle_of(op)->writers =
-            kv_writers_create(session->writers, entry->tokens, entry->writer);
-        is_made = lifecycle_of(op)->writers != NULL;
-    }
-    if (!is_made)
-        kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
-    return is_made;
+    if (status != KV_OK)
+        kvc_op_fail(op, NULL, NULL, status, "out of memory");
+    return status == KV_OK;
 }
 
 /* All nodes are at the generation, and their lengths are known. */
@@ -225,11 +224,9 @@ static void advance_writers(struct kv_op *op)
             session->shared_tokens = entry->tokens;
         return;
     }
-    if (entry->writer != kv_writers_own(session->writers))
+    if (entry->writer != kvc_session_own_writer(session))
         session->shared_tokens = 0;
-    free(session->writers);
-    session->writers = lifecycle_of(op)->writers;
-    lifecycle_of(op)->writers = NULL;
+    kvc_session_take_writers(session, lifecycle_of(op)->writers);
 }
 
 static void change_ended(struct kv_op *op)
@@ -251,13 +248,12 @@ static void change_ended(struct kv_op *op)
                  * create it, but only advance to the next generation. */
                 entry->type = KV_OP_TRUNCATE;
                 entry->tokens = session->tokens_max;
-                entry->writer = kv_writers_own(session->writers);
+                entry->writer = kvc_session_own_writer(session);
             }
         }
         kvc_session_trim(session);
     }
-    free(lifecycle_of(op)->writers);
-    lifecycle_of(op)->writers = NULL;
+    kvc_writers_free(lifecycle_of(op)->writers);
     if (is_done) {
         op->tokens = lifecycle_of(op)->entry.tokens;
         if (child != NULL)

@@ -12,6 +12,7 @@
 #include "client/op.h"
 #include "client/roots.h"
 #include "client/session.h"
+#include "client/session_catchup.h"
 #include "client/session_lease.h"
 #include "client/session_private.h"
 #include "client/state.h"
@@ -30,6 +31,11 @@ struct open_part {
     bool has_prompt; /* its first block has a name */
     uint64_t prompt_root;
     uint32_t branch, n_rows; /* of the prompt's root; n_rows 0: it has one row and no other */
+    struct kv_id128 *names;  /* (n_names) of its blocks; owned */
+    uint32_t n_names;
+    bool matches; /* what is stored of them is to be attached */
+    uint64_t writer;
+    uint32_t most; /* tokens that a node has attached */
 };
 static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -54,6 +60,8 @@ static void reset(struct kv_op *op)
     struct kv_session *session = op->result;
 
     session->lease_ms = UINT32_MAX;
+    op->tokens = UINT32_MAX;
+    open_of(op)->most = 0;
     session->tokens_max =
         op->owner.tokens_max_wanted > 0 ? op->owner.tokens_max_wanted : KV_TOKENS_MAX;
     op->phase = 0;
@@ -80,6 +88,11 @@ static void move(struct kv_op *op, const struct kvc_node *node, const Kvpb__Open
     draw_ticket(op, &ticket);
     kvc_session_place(op->result, &ticket);
     reset(op);
+    kvc_writers_free(op->result->writers);
+    if (kvc_writers_make(op->result, NULL, 0, part->writer, op->result->writers) != KV_OK) {
+        kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
+        return;
+    }
     kvc_op_restart(op);
 }
 
@@ -97,6 +110,86 @@ static void learn(struct kv_op *op, const struct kvc_node *node, uint32_t n_rows
                     (unsigned long long)part->prompt_root, n_rows, part->n_rows);
     else if (n_rows > part->n_rows)
         kvc_roots_learn(&op->client->roots, part->prompt_root, n_rows, op->client->loop.now_us);
+}
+
+/* What the node has attached.  Returns false if the operation has failed. */
+static bool attach(struct kv_op *op, const struct kvc_node *node, const Kvpb__OpenReply *reply)
+{
+    struct kv_session *session = op->result;
+    const uint32_t position = kvc_row_position(&session->row, node);
+    const uint64_t limit =
+        open_of(op)->matches ? open_of(op)->n_names * (uint64_t)KV_BLOCK_TOKENS : 0;
+
+    if (position >= session->schema.n_units) /* it has no units of the session */
+        return true;
+    if (reply->tokens < op->tokens)
+        op->tokens = reply->tokens;
+    if (reply->tokens > open_of(op)->most)
+        open_of(op)->most = reply->tokens;
+    if (reply->tokens == 0)
+        return true;
+    if (reply->tokens > limit || reply->tokens % KV_BLOCK_TOKENS != 0) {
+        kvc_op_fail(op, node, NULL, KV_CORRUPT, "%u tokens matched, of %llu", reply->tokens,
+                    (unsigned long long)limit);
+        return false;
+    }
+    if (reply->n_writers == 0 ||
+        reply->writers[reply->n_writers - 1]->writer != open_of(op)->writer ||
+        !kvc_session_hear_writers(session, position, reply)) {
+        kvc_op_fail(op, node, NULL, reply->n_writers == 0 ? KV_CORRUPT : KV_NO_MEMORY,
+                    "%u tokens matched, with %zu runs of writers", reply->tokens,
+                    reply->n_writers);
+        return false;
+    }
+    return true;
+}
+
+static void levelled(struct kvc_call *call,
+                     kv_status_t status,
+                     const ProtobufCMessage *message,
+                     const char *detail)
+{
+    const Kvpb__OpenReply *reply = (const Kvpb__OpenReply *)message;
+    struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
+
+    if (op == NULL)
+        return;
+    kvc_session_on(op->result, call->node)->generation = reply->generation;
+    if (reply->generation != op->result->generation)
+        kvc_op_fail(op, call->node, NULL, KV_CORRUPT, "generation %u after a truncate, not %u",
+                    reply->generation, op->result->generation);
+}
+
+/* All nodes have opened the session.  If some have attached more tokens than others, all keep what
+ * all have: a first truncate. */
+static void level(struct kv_op *op)
+{
+    struct kv_session *session = op->result;
+    struct kv_writers *writers[KV_ROW_NODES] = {0};
+    const struct kvc_log_entry entry = {.op_id = open_of(op)->writer,
+                                        .type = KV_OP_TRUNCATE,
+                                        .generation = session->generation,
+                                        .tokens = op->tokens,
+                                        .writer = open_of(op)->writer};
+    kv_status_t status;
+
+    if (op->tokens == UINT32_MAX)
+        op->tokens = 0;
+    if (open_of(op)->most <= op->tokens)
+        return;
+    status = kvc_writers_make(session, session, op->tokens, open_of(op)->writer, writers);
+    if (status != KV_OK) {
+        kvc_op_fail(op, NULL, NULL, status, "out of memory");
+        return;
+    }
+    kvc_session_take_writers(session, writers);
+    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+        status = kvc_log_entry_send(session, kvc_session_node(session, i), &op->owner, &entry,
+                                    levelled);
+        if (status != KV_OK)
+            kvc_op_fail(op, kvc_session_node(session, i), NULL, status, "cannot send truncate");
+    }
+    session->generation++;
 }
 
 static void open_done(struct kvc_call *call,
@@ -149,8 +242,11 @@ static void open_done(struct kvc_call *call,
         session->tokens_max = reply->tokens_max;
     if (reply->generation != session->generation)
         kvc_op_fail(op, node, NULL, KV_CORRUPT, "the nodes start at different generations");
-    else
+    else if (attach(op, node, reply)) {
         learn(op, node, reply->n_rows);
+        if (op->stage == KVC_STAGE_RUNNING && op->owner.n_calls == 0)
+            level(op);
+    }
 }
 
 /* The node knows the model, which it may have known before: the session can be opened there.
@@ -175,12 +271,15 @@ static void model_done(struct kvc_call *call,
     request.fingerprint = kvc_binary(&session->fingerprint);
     request.lease_ms = op->owner.lease_wanted_ms;
     request.tokens_max = op->owner.tokens_max_wanted;
-    request.writer = kv_writers_own(session->writers);
+    request.writer = open_of(op)->writer;
     placement.epoch = node->client->map->epoch;
     placement.n_nodes = session->row.n_nodes;
     placement.position = kvc_row_position(&session->row, node);
     placement.root = session->ticket.root;
     request.placement = &placement;
+    request.block_names.data = (uint8_t *)open_of(op)->names;
+    request.block_names.len = open_of(op)->n_names * sizeof(open_of(op)->names[0]);
+    request.match = open_of(op)->matches;
     if (open_of(op)->n_rows > 0) {
         request.prompt_root = open_of(op)->prompt_root;
         request.branch = open_of(op)->branch;
@@ -234,6 +333,7 @@ static void ended_open(struct kv_op *op)
         kvc_session_abandon(session);
     }
     free(open_of(op)->model);
+    free(open_of(op)->names);
 }
 
 static const struct kvc_op_type open_type = {
@@ -244,21 +344,29 @@ static const struct kvc_op_type open_type = {
     .describe = kvc_session_describe_op,
 };
 
-/* Reads where the prompt's blocks place the session.  Where all nodes are in a row, other rows
- * are no relief. */
-static void read_prompt(struct kv_op *op, const struct kv_session_options *options)
+/* Reads where the prompt's blocks place the session, and what is to be attached.  Where all nodes are
+ * in a row, other rows are no relief. */
+static kv_status_t read_prompt(struct kv_op *op, const struct kv_session_options *options)
 {
     const struct kv_client *client = op->client;
     struct open_part *part = open_of(op);
 
     if (options->block_names == NULL || options->n_block_names == 0)
-        return;
+        return KV_OK;
+    part->n_names =
+        options->n_block_names < KV_WIRE_NAMES_MAX ? options->n_block_names : KV_WIRE_NAMES_MAX;
+    part->matches = !options->is_fresh;
+    part->names = malloc(part->n_names * sizeof(part->names[0]));
+    if (part->names == NULL)
+        return kvc_set_error(&op->client->loop, KV_NO_MEMORY, "open: out of memory");
+    memcpy(part->names, options->block_names, part->n_names * sizeof(part->names[0]));
     part->has_prompt = true;
     part->prompt_root = kv_placement_prompt_root(&options->block_names[0]);
     if (client->map->n_members <= KV_ROW_NODES)
-        return;
+        return KV_OK;
     part->branch = kv_placement_branch(options->block_names, options->n_block_names);
     part->n_rows = kvc_roots_look(&client->roots, part->prompt_root, client->loop.now_us);
+    return KV_OK;
 }
 
 kv_status_t kv_open_begin(struct kv_client *client,
@@ -300,7 +408,9 @@ kv_status_t kv_open_begin(struct kv_client *client,
     if (options != NULL) {
         op->owner.lease_wanted_ms = options->lease_ms;
         op->owner.tokens_max_wanted = options->tokens_max;
-        read_prompt(op, options);
+        status = read_prompt(op, options);
+        if (status != KV_OK)
+            goto err;
     }
     draw_ticket(op, &ticket);
     session = kvc_session_make(client, &copy->schema, &ticket);
@@ -308,10 +418,11 @@ kv_status_t kv_open_begin(struct kv_client *client,
         status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
         goto err;
     }
-    session->writers = kv_writers_create(NULL, 0, kvc_client_draw_writer(client));
-    if (session->writers == NULL) {
+    open_of(op)->writer = kvc_client_draw_writer(client);
+    status = kvc_writers_make(session, NULL, 0, open_of(op)->writer, session->writers);
+    if (status != KV_OK) {
         kv_session_free(session);
-        status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
+        kvc_set_error(&client->loop, status, "open: out of memory");
         goto err;
     }
     session->fingerprint = model->fingerprint;
@@ -321,6 +432,7 @@ kv_status_t kv_open_begin(struct kv_client *client,
 
 err:
     free(open_of(op)->model);
+    free(open_of(op)->names);
     kvc_op_discard(op);
     return status;
 }

@@ -513,9 +513,10 @@ kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t d
                 result.n_rows += result.row_index[j] != KV_ROW_CACHED;
             result.rows = rows;
             result.crcs = saved->crcs + first_row;
-            bad = kv_writers_verify(kvc_request_op(request)->session->writers, units[i].layer,
-                                    units[i].kv_head, rows, result.n_rows, part->row_bytes, 0,
-                                    saved->tokens + first_row, result.crcs);
+            bad = kv_writers_verify(
+                kvc_session_writers(kvc_request_op(request)->session, request->node),
+                units[i].layer, units[i].kv_head, rows, result.n_rows, part->row_bytes, 0,
+                saved->tokens + first_row, result.crcs);
             if (bad < result.n_rows) {
                 snprintf(detail, detail_bytes,
                          "checksum mismatch: layer %u, kv head %u, token %u", units[i].layer,

@@ -97,38 +97,6 @@ static bool read_recent(const Kvpb__OpenReply *reply, struct kvc_resumed *resume
     return true;
 }
 
-/* Takes the session's writers from the nodes with the latest generation, which must agree.
- * *ret_fault: why it failed. */
-static kv_status_t
-merge_writers(struct kv_session *session, const Kvpb__OpenReply *reply, const char **ret_fault)
-{
-    const size_t n_runs = reply->n_writers;
-    struct kv_writers *told;
-
-    if (session->writers != NULL && reply->generation < session->generation)
-        return KV_OK;
-    told = malloc(sizeof(*told) + n_runs * sizeof(told->runs[0]));
-    if (told == NULL) {
-        *ret_fault = "out of memory";
-        return KV_NO_MEMORY;
-    }
-    told->n_runs = (uint32_t)n_runs;
-    for (size_t i = 0; i < n_runs; i++)
-        told->runs[i] = (struct kv_writer_run){.writer = reply->writers[i]->writer,
-                                               .end = reply->writers[i]->end};
-    if (session->writers != NULL && reply->generation == session->generation &&
-        !kv_writers_same(told, session->writers)) {
-        free(told);
-        *ret_fault = "the nodes disagree on the session's writers: two clients truncated it at "
-                     "once, and each reached a part of the nodes; close it";
-        return KV_CONFLICT;
-    }
-    free(session->writers);
-    session->writers = told;
-    session->generation = reply->generation;
-    return KV_OK;
-}
-
 /* Creates the session from the first reply and adds the state of the other nodes.  *ret_fault:
  * why it failed. */
 static kv_status_t merge(struct kv_op *op,
@@ -172,7 +140,53 @@ static kv_status_t merge(struct kv_op *op,
         session->tokens_max = reply->tokens_max;
     if (reply->shared_tokens > session->shared_tokens)
         session->shared_tokens = reply->shared_tokens;
-    return merge_writers(session, reply, ret_fault);
+    if (!kvc_session_hear_writers(session, kvc_row_position(&session->row, node), reply)) {
+        *ret_fault = "out of memory";
+        return KV_NO_MEMORY;
+    }
+    return KV_OK;
+}
+
+/* A lagging node will have the writers that what it missed leads to.  Returns false if out of
+ * memory. */
+static bool advance_writers(struct kv_session *session, uint32_t position, uint32_t generation)
+{
+    for (uint32_t i = 0; i < session->n_log; i++) {
+        const struct kvc_log_entry *entry = &session->log[i];
+        struct kv_writers *before = session->writers[position];
+
+        if (entry->generation < generation || entry->type != KV_OP_TRUNCATE)
+            continue;
+        session->writers[position] = kv_writers_create(before, entry->tokens, entry->writer);
+        if (session->writers[position] == NULL) {
+            session->writers[position] = before;
+            return false;
+        }
+        free(before);
+    }
+    return true;
+}
+
+/* What the session writes must have one writer on all nodes.  Returns false if the operation has
+ * failed. */
+static bool settle_writers(struct kv_op *op)
+{
+    struct kv_session *session = op->result;
+    const struct kvc_resumed *nodes = resume_of(op)->nodes;
+
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
+        if (!advance_writers(session, i, nodes[i].generation)) {
+            kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
+            return false;
+        }
+        if (kv_writers_own(session->writers[i]) == kvc_session_own_writer(session))
+            continue;
+        kvc_op_fail(op, kvc_session_node(session, i), NULL, KV_CONFLICT,
+                    "the nodes disagree on the session's writers: two clients truncated it at "
+                    "once, and each reached a part of the nodes; close it");
+        return false;
+    }
+    return true;
 }
 
 /* All nodes have replied: lagging ones catch up with the latest generation. */
@@ -210,7 +224,7 @@ static void reconcile(struct kv_op *op)
             kvc_session_node(session, latest_node)->address, nodes[latest_node].generation);
         return;
     }
-    if (session->n_log == 0)
+    if (!settle_writers(op) || session->n_log == 0)
         return;
     op->phase = 1;
     op->needs_current = true;

@@ -88,9 +88,12 @@ uint32_t kv_row_crc(const struct kv_session *session,
                     uint32_t kv_head,
                     uint32_t token)
 {
+    const uint32_t position = kv_placement_unit_position(
+        kv_schema_unit(&session->schema, layer, kv_head), session->row.n_nodes);
     uint32_t crc;
 
-    kv_writers_crc(session->writers, layer, kv_head, row, 1, row_bytes, token, NULL, &crc);
+    kv_writers_crc(session->writers[position], layer, kv_head, row, 1, row_bytes, token, NULL,
+                   &crc);
     return crc;
 }
 
@@ -277,12 +280,14 @@ kv_status_t kvc_rows_reply(struct kvc_request *request,
 kv_status_t kvc_rows_finish(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
     const uint32_t *crcs = (const uint32_t *)(request->message->body + request->crcs_offset);
+    const struct kv_writers *writers =
+        kvc_session_writers(kvc_request_op(request)->session, request->node);
     struct piece piece = {0};
 
     while (piece_next(request, &piece)) {
-        size_t bad = kv_writers_verify(kvc_request_op(request)->session->writers, piece.layer,
-                                       piece.head, piece.rows, piece.n_rows, piece.row_bytes,
-                                       piece.token, piece.ids, crcs);
+        size_t bad =
+            kv_writers_verify(writers, piece.layer, piece.head, piece.rows, piece.n_rows,
+                              piece.row_bytes, piece.token, piece.ids, crcs);
 
         if (bad < piece.n_rows) {
             snprintf(detail, detail_bytes,
@@ -382,7 +387,8 @@ static void fill_put(struct kvc_request *request, bool is_inline)
     struct kv_crc_batch batch;
     struct piece piece = {0};
 
-    kv_crc_batch_begin(&batch, kvc_request_op(request)->session->writers, crcs);
+    kv_crc_batch_begin(
+        &batch, kvc_session_writers(kvc_request_op(request)->session, request->node), crcs);
     while (piece_next(request, &piece)) {
         if (piece.crcs != NULL) {
             memcpy(crcs, piece.crcs, piece.n_rows * sizeof(*crcs));

@@ -393,6 +393,7 @@ static void publish(struct kvs_control_call *call, const Kvpb__PublishRequest *r
     if (session == NULL || !check_publish(call, session, request))
         return;
     const struct kvs_prefix_place place = place_of(session);
+    const uint32_t end = request->first_block + n;
 
     if (n > 0 &&
         add_names(session, request->first_block, names_in(&request->block_names), n) != KV_OK) {
@@ -401,12 +402,10 @@ static void publish(struct kvs_control_call *call, const Kvpb__PublishRequest *r
     }
     call->session = session;
     /* From the first one on that is not here: what was evicted meanwhile comes back. */
-    call->prefix =
-        kvs_prefixes_find(control->prefixes, &place, session->names, session->n_names);
+    call->prefix = kvs_prefixes_find(control->prefixes, &place, session->names, end);
     if (call->prefix != NULL)
         kvs_prefix_hold(control->prefixes, call->prefix);
-    if (!make_list(call, call->prefix != NULL ? call->prefix->depth + 1 : 0,
-                   session->n_names) ||
+    if (!make_list(call, call->prefix != NULL ? call->prefix->depth + 1 : 0, end) ||
         !give_tokens(call, request)) {
         kvs_control_refuse(call, KV_NO_MEMORY, "publish: out of memory");
         return;

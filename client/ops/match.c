@@ -1,0 +1,249 @@
+/* Match: how much of a prompt the nodes keep.  Asks those on which sessions of the prompt would be,
+ * and, where a root has several rows, those of its beginnings (kvserver/cluster/placement.h). */
+#include "client/ops/match.h"
+#include "client/call.h"
+#include "client/dispatch.h"
+#include "client/include/kvclient.h"
+#include "client/loop.h"
+#include "client/node.h"
+#include "client/node_connect.h"
+#include "client/op.h"
+#include "client/roots.h"
+#include "client/session.h"
+#include "client/state.h"
+#include "kvserver/cluster/placement.h"
+#include "proto/kv_wire.h"
+#include "proto/kvstore.pb-c.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A row that may have a prefix of the prompt. */
+struct place {
+    uint64_t root;
+    struct kv_placement_row row;
+    uint32_t least; /* tokens that all its nodes have */
+};
+
+struct match_part {
+    struct kv_id128 *names; /* (n_names) */
+    uint32_t n_names;
+    uint32_t n_places;
+    struct place places[KVC_MATCH_PLACES];
+    struct kv_match *found; /* (n_found) */
+    uint32_t n_found;
+};
+static_assert(sizeof(struct match_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+
+static struct match_part *match_of(const struct kv_op *op)
+{
+    return kvc_op_state(op);
+}
+
+uint32_t kvc_match_roots(const struct kv_client *client,
+                         const struct kv_id128 *names,
+                         uint32_t n_names,
+                         uint64_t ret_roots[KVC_MATCH_PLACES],
+                         uint32_t ret_branches[KVC_MATCH_PLACES])
+{
+    const uint64_t prompt_root = kv_placement_prompt_root(&names[0]);
+    const uint32_t n_rows =
+        client->map->n_members > KV_ROW_NODES
+            ? kvc_roots_look(&client->roots, prompt_root, client->loop.now_us)
+            : 1;
+    uint32_t n = 0;
+
+    /* The whole prompt's first: of equals, that one is chosen. */
+    for (uint32_t blocks = 1 << (KVC_MATCH_PLACES - 1); blocks > 0; blocks /= 2) {
+        if (blocks > n_names)
+            continue;
+        const uint32_t branch = kv_placement_branch(names, blocks);
+        const uint64_t root = kv_placement_branch_root(prompt_root, branch, n_rows);
+        bool is_new = true;
+
+        for (uint32_t i = 0; i < n; i++)
+            is_new = is_new && ret_roots[i] != root;
+        if (!is_new)
+            continue;
+        ret_roots[n] = root;
+        ret_branches[n++] = branch;
+    }
+    return n;
+}
+
+/* ---- the operation ----------------------------------------------------------------------- */
+
+/* Which of the places a call asked about is in its request. */
+static struct place *place_of(const struct kv_op *op, const struct kvc_call *call)
+{
+    Kvpb__MatchRequest *request =
+        kvpb__match_request__unpack(NULL, call->packed_bytes, call->packed);
+    struct place *place = NULL;
+
+    if (request == NULL)
+        return NULL;
+    for (uint32_t i = 0; i < match_of(op)->n_places; i++)
+        if (match_of(op)->places[i].root == request->placement->root)
+            place = &match_of(op)->places[i];
+    kvpb__match_request__free_unpacked(request, NULL);
+    return place;
+}
+
+static void note(struct kv_op *op, uint32_t node, const Kvpb__MatchReply *reply)
+{
+    struct match_part *part = match_of(op);
+    struct kv_match *match = &part->found[part->n_found++];
+
+    *match = (struct kv_match){.node = node, .tokens = reply->tokens};
+    for (size_t i = 0; i < reply->n_tiers; i++) {
+        if (strcmp(reply->tiers[i]->medium, "CPU") != 0)
+            break;
+        match->tokens_in_memory = reply->tiers[i]->end;
+    }
+}
+
+static void match_done(struct kvc_call *call,
+                       kv_status_t status,
+                       const ProtobufCMessage *message,
+                       const char *detail)
+{
+    const Kvpb__MatchReply *reply = (const Kvpb__MatchReply *)message;
+    struct kv_op *op = kvc_call_op(call);
+    struct place *place = op != NULL ? place_of(op, call) : NULL;
+
+    if (op == NULL)
+        return;
+    /* A node that cannot be asked keeps nothing that a session could have. */
+    if (status == KV_OK && place != NULL && reply->tokens != UINT32_MAX &&
+        (reply->tokens > match_of(op)->n_names * (uint64_t)KV_BLOCK_TOKENS ||
+         reply->tokens % KV_BLOCK_TOKENS != 0)) {
+        kvc_op_fail(op, call->node, NULL, KV_CORRUPT, "%u tokens matched, of %u blocks",
+                    reply->tokens, match_of(op)->n_names);
+        return;
+    }
+    (void)detail;
+    if (place == NULL)
+        return;
+    if (status != KV_OK) {
+        place->least = 0;
+        return;
+    }
+    if (reply->tokens < place->least)
+        place->least = reply->tokens;
+    note(op, call->node->index, reply);
+}
+
+static void ask(struct kv_op *op, struct place *place)
+{
+    const struct match_part *part = match_of(op);
+    Kvpb__MatchRequest request = KVPB__MATCH_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+
+    request.block_names.data = (uint8_t *)part->names;
+    request.block_names.len = part->n_names * sizeof(part->names[0]);
+    request.placement = &placement;
+    placement.epoch = op->client->map->epoch;
+    placement.root = place->root;
+    placement.n_nodes = place->row.n_nodes;
+    for (uint32_t i = 0; i < place->row.n_nodes; i++) {
+        struct kvc_node *node = kvc_row_node(op->client, &place->row, i);
+
+        placement.position = i;
+        if (node->state != KVC_NODE_CONNECTED)
+            kvc_node_connect(node); /* for the next one */
+        if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
+            kvc_call_begin(node, &op->owner, NULL, KV_OP_MATCH, &request.base, match_done) !=
+                KV_OK)
+            place->least = 0;
+    }
+}
+
+static void start_match(struct kv_op *op)
+{
+    for (uint32_t i = 0; i < match_of(op)->n_places; i++)
+        ask(op, &match_of(op)->places[i]);
+}
+
+static int compare(const void *a, const void *b)
+{
+    const struct kv_match *one = a, *other = b;
+
+    if (one->tokens != other->tokens)
+        return one->tokens > other->tokens ? -1 : 1;
+    return one->node < other->node ? -1 : one->node > other->node;
+}
+
+static void ended_match(struct kv_op *op)
+{
+    struct match_part *part = match_of(op);
+
+    free(part->names);
+    part->names = NULL;
+    if (op->status != KV_OK)
+        return;
+    qsort(part->found, part->n_found, sizeof(part->found[0]), compare);
+    for (uint32_t i = 0; i < part->n_places; i++)
+        if (part->places[i].least != UINT32_MAX && part->places[i].least > op->tokens)
+            op->tokens = part->places[i].least;
+}
+
+static void fini_match(struct kv_op *op)
+{
+    free(match_of(op)->found);
+    match_of(op)->found = NULL;
+}
+
+static const struct kvc_op_type match_type = {
+    .name = "match",
+    .id = KV_OP_MATCH,
+    .start = start_match,
+    .ended = ended_match,
+    .fini = fini_match,
+};
+
+kv_status_t kv_match_begin(struct kv_client *client,
+                           const struct kv_id128 *names,
+                           uint32_t n_names,
+                           uint32_t deadline_ms,
+                           struct kv_op **ret_op)
+{
+    uint64_t roots[KVC_MATCH_PLACES];
+    uint32_t branches[KVC_MATCH_PLACES];
+    struct match_part *part;
+    struct kv_op *op;
+    kv_status_t status;
+
+    if (n_names == 0 || n_names > KV_WIRE_NAMES_MAX)
+        return kvc_set_error(&client->loop, KV_INVALID, "match: n_names: %u: 1 to %d", n_names,
+                             KV_WIRE_NAMES_MAX);
+    status = kvc_op_begin(client, &match_type, NULL, NULL, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    part = match_of(op);
+    part->n_places = kvc_match_roots(client, names, n_names, roots, branches);
+    for (uint32_t i = 0; i < part->n_places; i++) {
+        part->places[i] = (struct place){.root = roots[i], .least = UINT32_MAX};
+        kvc_client_row(client, roots[i], &part->places[i].row);
+    }
+    part->n_names = n_names;
+    part->names = malloc(n_names * sizeof(names[0]));
+    part->found = calloc(part->n_places * KV_ROW_NODES, sizeof(part->found[0]));
+    if (part->names == NULL || part->found == NULL) {
+        free(part->names);
+        free(part->found);
+        kvc_op_discard(op);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "match: out of memory");
+    }
+    memcpy(part->names, names, n_names * sizeof(names[0]));
+    return kvc_op_submit(op, ret_op);
+}
+
+const struct kv_match *kv_op_matches(const struct kv_op *op, uint32_t *ret_n)
+{
+    *ret_n = 0;
+    if (op->type != &match_type || op->status != KV_OK)
+        return NULL;
+    *ret_n = match_of(op)->n_found;
+    return match_of(op)->found;
+}

@@ -1,0 +1,507 @@
+/* test_prefix.c - rows that sessions share by content: published under the names of their blocks,
+ * found by whoever has the same names, on all nodes or not at all.
+ *
+ * Embedded nodes with threads, over the loopback, and the real client library.
+ */
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_NODES = 3,
+    N_THREADS = 2,
+    MEMORY_BYTES = 64 << 20,
+    BUFFER_BYTES = 4 << 20,
+    N_LAYERS = 2,
+    N_HEADS = 5,
+    DIM = 16,
+    BLOCKS = 6,
+    TOKENS = BLOCKS * KV_BLOCK_TOKENS + 37,
+    OPENS = 300,
+};
+
+static struct cluster cluster;
+static struct kv_client *client, *other; /* `other` has the list in another order */
+static struct kv_buffer *buffer, *others_buffer;
+static struct kv_model_info model;
+
+static void connect_all(void)
+{
+    const struct cluster_client reversed = {.is_reversed = true};
+
+    client = cluster_connect(&cluster, NULL);
+    other = cluster_connect(&cluster, &reversed);
+    assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
+    assert_int_equal(kv_buffer_alloc(other, BUFFER_BYTES, &others_buffer), KV_OK);
+}
+
+static void leave_all(void)
+{
+    kv_client_close(client);
+    kv_client_close(other);
+}
+
+static int open_store(void **state)
+{
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    const struct cluster_setup setup = {
+        .row = &kv_transport_loopback,
+        .n_nodes = N_NODES,
+        .n_threads = N_THREADS,
+        .memory_bytes = MEMORY_BYTES,
+    };
+
+    (void)state;
+    if (!cluster_open(&cluster, &setup))
+        return -1;
+    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    connect_all();
+    return 0;
+}
+
+static int close_store(void **state)
+{
+    (void)state;
+    leave_all();
+    cluster_close(&cluster);
+    return 0;
+}
+
+/* ---- prompts ----------------------------------------------------------------------------- */
+
+/* A prompt's tokens follow from two numbers: those before block `fork` from the first, the others
+ * from the second. */
+struct prompt {
+    uint32_t tokens[TOKENS];
+    struct kv_id128 names[BLOCKS];
+};
+
+static void make_prompt(struct kv_client *by,
+                        uint32_t before,
+                        uint32_t fork,
+                        uint32_t after,
+                        struct prompt *ret_prompt)
+{
+    for (uint32_t i = 0; i < TOKENS; i++)
+        ret_prompt->tokens[i] = i * 7 + (i < fork * KV_BLOCK_TOKENS ? before : after) * 1000;
+    kv_prompt_names(by, &model, ret_prompt->tokens, TOKENS, NULL, 0, ret_prompt->names);
+}
+
+/* ---- operations -------------------------------------------------------------------------- */
+
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+static struct kv_session *open_prompt_as(struct kv_client *by,
+                                         const struct prompt *prompt,
+                                         bool is_fresh,
+                                         uint32_t expected)
+{
+    const struct kv_session_options options = {
+        .block_names = prompt->names, .n_block_names = BLOCKS, .is_fresh = is_fresh};
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(by, &model, &options, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), expected);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    return session;
+}
+
+static struct kv_session *open_prompt(const struct prompt *prompt, uint32_t expected)
+{
+    return open_prompt_as(client, prompt, false, expected);
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+static struct kv_rows all_heads(uint32_t begin, uint32_t n_tokens)
+{
+    return (struct kv_rows){.n_layers = N_LAYERS, .token_begin = begin, .n_tokens = n_tokens};
+}
+
+static void put(struct kv_session *session, uint32_t begin, uint32_t end, uint64_t salt)
+{
+    const struct kv_rows rows = all_heads(begin, end - begin);
+    const struct kv_rows_io io = {.buffer = buffer};
+    struct kv_op *op;
+
+    test_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, salt);
+    assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "put");
+}
+
+static void expect_rows_in(struct kv_session *session,
+                           struct kv_buffer *into,
+                           uint32_t begin,
+                           uint32_t end,
+                           uint64_t salt)
+{
+    const struct kv_rows rows = all_heads(begin, end - begin);
+    const struct kv_rows_io io = {.buffer = into};
+    struct kv_op *op;
+
+    memset(kv_buffer_data(into), 0, BUFFER_BYTES);
+    assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "read");
+    assert_true(test_is_box(kv_buffer_data(into), kv_session_schema(session), &rows, salt));
+}
+
+static void expect_rows(struct kv_session *session, uint32_t begin, uint32_t end, uint64_t salt)
+{
+    expect_rows_in(session, buffer, begin, end, salt);
+}
+
+static kv_status_t publish(struct kv_session *session,
+                           const struct prompt *prompt,
+                           uint32_t first,
+                           uint32_t n,
+                           uint32_t *ret_tokens)
+{
+    const struct kv_publish blocks = {
+        .first_block = first, .n_names = n, .names = prompt->names + first};
+    kv_status_t status;
+    struct kv_op *op;
+
+    status = kv_publish_begin(session, &blocks, 0, &op);
+    if (status != KV_OK)
+        return status;
+    status = kv_wait(op);
+    *ret_tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return status;
+}
+
+static void expect_published(struct kv_session *session,
+                             const struct prompt *prompt,
+                             uint32_t first,
+                             uint32_t n,
+                             uint32_t expected)
+{
+    uint32_t tokens = 0;
+
+    assert_int_equal(publish(session, prompt, first, n, &tokens), KV_OK);
+    assert_int_equal(tokens, expected);
+}
+
+static uint32_t match(const struct prompt *prompt)
+{
+    const struct kv_match *matches;
+    struct kv_op *op;
+    uint32_t n, tokens;
+
+    assert_int_equal(kv_match_begin(client, prompt->names, BLOCKS, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("match: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    matches = kv_op_matches(op, &n);
+    assert_in_range(n, N_NODES - 1, N_NODES); /* one that is lost is not asked */
+    for (uint32_t i = 0; i < n; i++) {
+        assert_true(matches[i].tokens >= tokens);
+        assert_int_equal(matches[i].tokens_in_memory, matches[i].tokens);
+        assert_true(i == 0 || matches[i - 1].tokens >= matches[i].tokens);
+    }
+    kv_op_free(op);
+    return tokens;
+}
+
+/* A prompt whose rows are stored and published, by a session that has ended. */
+static void store_prompt(struct prompt *prompt, uint32_t number, uint64_t salt)
+{
+    struct kv_session *session;
+
+    make_prompt(client, number, BLOCKS, number, prompt);
+    session = open_prompt(prompt, 0);
+    put(session, 0, TOKENS, salt);
+    expect_published(session, prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+    close_session(session);
+}
+
+/* ---- tests ------------------------------------------------------------------------------- */
+
+/* Another client, which knows the nodes in another order, goes on where the first one ended. */
+static void what_was_published_is_there(void **state)
+{
+    struct prompt prompt;
+    struct kv_session *session;
+
+    (void)state;
+    store_prompt(&prompt, 1, 11);
+    assert_int_equal(match(&prompt), BLOCKS * KV_BLOCK_TOKENS);
+    session = open_prompt_as(other, &prompt, false, BLOCKS * KV_BLOCK_TOKENS);
+    expect_rows_in(session, others_buffer, 0, BLOCKS * KV_BLOCK_TOKENS, 11);
+    close_session(session);
+
+    session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    assert_int_equal(kv_session_generation(session), 1);
+    put(session, BLOCKS * KV_BLOCK_TOKENS, TOKENS, 12);
+    expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 11);
+    expect_rows(session, BLOCKS * KV_BLOCK_TOKENS, TOKENS, 12);
+    close_session(session);
+
+    session = open_prompt_as(client, &prompt, true, 0);
+    close_session(session);
+}
+
+/* As long as the prompts are the same, and not longer. */
+static void a_part_is_there(void **state)
+{
+    struct prompt prompt, branch;
+    struct kv_session *session;
+
+    (void)state;
+    store_prompt(&prompt, 2, 21);
+    for (uint32_t fork = 1; fork < BLOCKS; fork++) {
+        make_prompt(client, 2, fork, 200 + fork, &branch);
+        assert_int_equal(match(&branch), fork * KV_BLOCK_TOKENS);
+        session = open_prompt(&branch, fork * KV_BLOCK_TOKENS);
+        put(session, fork * KV_BLOCK_TOKENS, TOKENS, 22 + fork);
+        expect_published(session, &branch, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+        close_session(session);
+    }
+    /* Each of them is there now, with the rows of two sessions. */
+    for (uint32_t fork = 1; fork < BLOCKS; fork++) {
+        make_prompt(client, 2, fork, 200 + fork, &branch);
+        session = open_prompt(&branch, BLOCKS * KV_BLOCK_TOKENS);
+        expect_rows(session, 0, fork * KV_BLOCK_TOKENS, 21);
+        expect_rows(session, fork * KV_BLOCK_TOKENS, BLOCKS * KV_BLOCK_TOKENS, 22 + fork);
+        close_session(session);
+    }
+    make_prompt(client, 3, BLOCKS, 3, &branch);
+    assert_int_equal(match(&branch), 0);
+}
+
+/* What is not complete is not published, and what comes later is. */
+static void blocks_as_they_come(void **state)
+{
+    struct prompt prompt;
+    struct kv_session *session;
+
+    (void)state;
+    make_prompt(client, 4, BLOCKS, 4, &prompt);
+    session = open_prompt(&prompt, 0);
+    expect_published(session, &prompt, 0, 2, 0);
+    put(session, 0, 200, 41);
+    expect_published(session, &prompt, 0, BLOCKS, KV_BLOCK_TOKENS);
+    assert_int_equal(match(&prompt), KV_BLOCK_TOKENS);
+    put(session, 200, 3 * KV_BLOCK_TOKENS, 41);
+    expect_published(session, &prompt, 2, 1, 3 * KV_BLOCK_TOKENS);
+    put(session, 3 * KV_BLOCK_TOKENS, TOKENS, 41);
+    expect_published(session, &prompt, 5, 1, BLOCKS * KV_BLOCK_TOKENS);
+    close_session(session);
+    session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 41);
+    close_session(session);
+}
+
+/* Of two sessions that have computed the same prompt, the first one to publish is found; the other
+ * one keeps its own rows. */
+static void the_first_copy_stays(void **state)
+{
+    struct prompt prompt;
+    struct kv_session *first, *second, *third;
+
+    (void)state;
+    make_prompt(client, 5, BLOCKS, 5, &prompt);
+    first = open_prompt(&prompt, 0);
+    second = open_prompt(&prompt, 0);
+    put(first, 0, TOKENS, 51);
+    put(second, 0, TOKENS, 52);
+    expect_published(second, &prompt, 0, 2, 2 * KV_BLOCK_TOKENS);
+    expect_published(first, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+    expect_published(second, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+    third = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    expect_rows(third, 0, 2 * KV_BLOCK_TOKENS, 52);
+    expect_rows(third, 2 * KV_BLOCK_TOKENS, BLOCKS * KV_BLOCK_TOKENS, 51);
+    expect_rows(first, 0, TOKENS, 51);
+    expect_rows(second, 0, TOKENS, 52);
+    close_session(first);
+    close_session(second);
+    expect_rows(third, 0, 2 * KV_BLOCK_TOKENS, 52);
+    close_session(third);
+}
+
+/* A session that truncates what it has published, or was opened with, writes other rows there; what
+ * is kept under the names stays. */
+static void truncated_and_written_again(void **state)
+{
+    struct prompt prompt;
+    struct kv_session *session;
+    struct kv_op *op;
+    uint32_t tokens = 0;
+
+    (void)state;
+    store_prompt(&prompt, 6, 61);
+    for (uint32_t round = 0; round < 2; round++) {
+        session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+        assert_int_equal(kv_truncate_begin(session, 300, 0, &op), KV_OK);
+        finish(op, "truncate");
+        put(session, 300, TOKENS, 62 + round);
+        expect_rows(session, 0, 300, 61);
+        expect_rows(session, 300, TOKENS, 62 + round);
+        /* Its third block has other rows than its name says, which the caller must not claim; the
+         * names after the truncate are unknown, so that it could. */
+        assert_int_equal(publish(session, &prompt, 3, 1, &tokens), KV_INVALID);
+        close_session(session);
+    }
+    session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 61);
+    close_session(session);
+}
+
+/* A node that has lost everything has nothing to share: the others share no more than it has. */
+static void a_node_that_was_started_again(void **state)
+{
+    struct prompt prompt;
+    struct kv_session *session;
+    struct kv_op *op;
+
+    (void)state;
+    store_prompt(&prompt, 7, 71);
+    leave_all();
+    cluster_end(&cluster, 1);
+    cluster_start(&cluster, 1);
+    connect_all();
+    session = open_prompt(&prompt, 0);
+    assert_int_equal(kv_session_generation(session), 2);
+    assert_int_equal(match(&prompt), 0);
+    put(session, 0, TOKENS, 72);
+    expect_rows(session, 0, TOKENS, 72);
+    expect_published(session, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+    close_session(session);
+    /* The node has the rows of the second session now, the others those of the first: every row has
+     * its own writer's checksum. */
+    session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    const struct kv_rows rows = all_heads(0, BLOCKS * KV_BLOCK_TOKENS);
+    const struct kv_rows_io io = {.buffer = buffer};
+
+    assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "read of two writers");
+    assert_false(test_is_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, 71));
+    assert_false(test_is_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, 72));
+    assert_int_equal(kv_fork_begin(session, 200, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    struct kv_session *fork = kv_op_session(op);
+    kv_op_free(op);
+    put(fork, 200, TOKENS, 73);
+    expect_rows(fork, 200, TOKENS, 73);
+    struct kv_ticket ticket;
+    kv_session_ticket(fork, &ticket);
+    kv_session_free(fork);
+    assert_int_equal(kv_resume_begin(other, &ticket, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    fork = kv_op_session(op);
+    kv_op_free(op);
+    expect_rows_in(fork, others_buffer, 200, TOKENS, 73);
+    const struct kv_rows_io theirs = {.buffer = others_buffer};
+    const struct kv_rows begin = all_heads(0, 200);
+    assert_int_equal(kv_read_begin(fork, &begin, &theirs, 0, &op), KV_OK);
+    finish(op, "read of a fork of two writers");
+    close_session(fork);
+    close_session(session);
+}
+
+/* Another tenant, another model, another salt: nothing. */
+static void others_find_nothing(void **state)
+{
+    const struct cluster_client setup = {.tenant = 3};
+    struct kv_client *stranger = cluster_connect(&cluster, &setup);
+    struct prompt prompt;
+    struct kv_session *session;
+
+    (void)state;
+    store_prompt(&prompt, 8, 81);
+    session = open_prompt_as(stranger, &prompt, false, 0);
+    close_session(session);
+    assert_int_equal(match(&prompt), BLOCKS * KV_BLOCK_TOKENS);
+    kv_client_close(stranger);
+}
+
+static void refused(void **state)
+{
+    struct prompt prompt, another;
+    struct kv_session *session;
+    uint32_t tokens = 0;
+    struct kv_op *op;
+
+    (void)state;
+    make_prompt(client, 9, BLOCKS, 9, &prompt);
+    make_prompt(client, 9, 2, 99, &another);
+    session = open_prompt(&prompt, 0);
+    put(session, 0, TOKENS, 91);
+    assert_int_equal(publish(session, &another, 0, BLOCKS, &tokens), KV_CONFLICT);
+    assert_int_equal(
+        publish(session, &prompt, BLOCKS, KV_TOKENS_MAX / KV_BLOCK_TOKENS, &tokens),
+        KV_INVALID);
+    assert_int_equal(publish(session, &prompt, 0, 0, &tokens), KV_INVALID);
+    expect_published(session, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+    close_session(session);
+
+    assert_int_equal(kv_open_begin(client, &model, NULL, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    assert_int_equal(publish(session, &prompt, 0, 1, &tokens), KV_UNSUPPORTED);
+    close_session(session);
+}
+
+/* Any number of sessions of one prompt take the memory of its rows once. */
+static void rows_are_shared(void **state)
+{
+    static struct kv_session *sessions[OPENS];
+    struct prompt prompt;
+    double before;
+
+    (void)state;
+    store_prompt(&prompt, 10, 101);
+    cluster_look(&cluster);
+    before = cluster_total(client, "stats", "rows_in");
+    for (uint32_t i = 0; i < OPENS; i++)
+        sessions[i] = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    assert_true(cluster_total(client, "stats", "rows_in") == before);
+    for (uint32_t i = 0; i < OPENS; i++) {
+        if (i % 50 == 0)
+            expect_rows(sessions[i], 0, BLOCKS * KV_BLOCK_TOKENS, 101);
+        close_session(sessions[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_published_is_there),
+        cmocka_unit_test(a_part_is_there),
+        cmocka_unit_test(blocks_as_they_come),
+        cmocka_unit_test(the_first_copy_stays),
+        cmocka_unit_test(truncated_and_written_again),
+        cmocka_unit_test(others_find_nothing),
+        cmocka_unit_test(refused),
+        cmocka_unit_test(rows_are_shared),
+        cmocka_unit_test(a_node_that_was_started_again),
+    };
+
+    return cmocka_run_group_tests_name("prefixes", tests, open_store, close_store);
+}
