@@ -117,11 +117,14 @@ static bool attach(struct kv_op *op, const struct kvc_node *node, const Kvpb__Op
 {
     struct kv_session *session = op->result;
     const uint32_t position = kvc_row_position(&session->row, node);
-    const uint64_t limit =
-        open_of(op)->matches ? open_of(op)->n_names * (uint64_t)KV_BLOCK_TOKENS : 0;
+    const uint64_t limit = open_of(op)->n_names * (uint64_t)KV_BLOCK_TOKENS;
 
     if (position >= session->schema.n_units) /* it has no units of the session */
         return true;
+    if (!open_of(op)->matches || node->version < KV_WIRE_VERSION_PREFIXES) {
+        op->tokens = 0;
+        return true;
+    }
     if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
     if (reply->tokens > open_of(op)->most)

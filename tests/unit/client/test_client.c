@@ -327,7 +327,9 @@ static void tell_grant(Kvpb__OpenReply *reply)
     reply->tokens_max = f.node.lie == LIE_TOKENS_MAX_NONE   ? 0
                         : f.node.lie == LIE_TOKENS_MAX_MANY ? KV_TOKENS_MAX + 1
                                                             : N_TOKENS;
-    reply->tokens = f.node.lie == LIE_TOKENS ? N_TOKENS + 1 : 300;
+    reply->tokens = f.node.lie == LIE_TOKENS               ? N_TOKENS + 1
+                    : f.node.last_control.op == KV_OP_OPEN ? 0
+                                                           : 300;
 }
 
 /* Whose rows the session has: of two writers. */
