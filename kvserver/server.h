@@ -33,6 +33,7 @@ struct kvs_server_options {
     char dir[KV_CONFIG_STRING_BYTES];  /* "": $XDG_DATA_HOME/topkv or ~/.local/share/topkv */
     char name[KV_CONFIG_STRING_BYTES]; /* "": host name and port */
     char log_level[KV_CONFIG_STRING_BYTES];
+    char eviction[KV_CONFIG_STRING_BYTES];
     uint64_t memory;  /* bytes; 0: a quarter of the memory available */
     uint64_t scrub;   /* bytes per second; 0: none */
     uint64_t threads; /* 0: one per core */
@@ -41,7 +42,8 @@ struct kvs_server_options {
     uint64_t clients;
     uint64_t credits;
     uint64_t lease_ms;
-    uint64_t object_ttl; /* seconds; 0: none */
+    uint64_t object_ttl;   /* seconds; 0: none */
+    uint64_t tenant_quota; /* bytes; 0: any */
 };
 
 /* The settings in effect, for display. */

@@ -65,6 +65,10 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
     if (config->object_ttl_s > KV_OBJECT_TTL_MAX_MS / 1000)
         return reject(detail, detail_bytes, "object-ttl must be at most 2592000 s",
                       config->object_ttl_s);
+    if (config->eviction != NULL && kvs_eviction_find(config->eviction) == NULL) {
+        snprintf(detail, detail_bytes, "node: eviction: %.40s: unknown", config->eviction);
+        return KV_INVALID;
+    }
     if (config->credits > KV_CREDITS_MAX)
         return reject(detail, detail_bytes, "credits must be 1 to 256", config->credits);
     return KV_OK;
@@ -130,7 +134,7 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
         checked.n_threads * kvs_shard_takes(kvs_ops, checked.memory_bytes / checked.n_threads);
     node->pages = kvs_pages_create(checked.memory_bytes - taken);
     /* Before the shards: they need its ring of replies and its random numbers. */
-    status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard);
+    status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard, node->pages);
     if (node->shard == NULL || node->pages == NULL)
         status = KV_NO_MEMORY;
     if (status != KV_OK)

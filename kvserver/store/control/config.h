@@ -34,6 +34,9 @@ struct kvs_node_config {
                                * announced data is disconnected; 0: 10000 */
     uint32_t object_ttl_s;     /* after which an object is removed whose put says none, in
                                 * seconds; 0: it stays */
+    const char *eviction;      /* what goes first when memory is short: a name in
+                                * prefix/eviction.h; NULL: the first */
+    uint64_t tenant_quota;     /* bytes that are kept for each tenant in prefixes; 0: any */
     uint64_t scrub_bytes;      /* of memory verified per second in the background; 0: none */
     uint64_t seed;             /* for tokens and ids; 0: from the system */
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least

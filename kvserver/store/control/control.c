@@ -7,6 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static void expire_pins(struct kvs_control *control, uint64_t now_us)
+{
+    kvs_prefixes_expire(control->prefixes, now_us);
+}
+
 /* Tasks that the control thread repeats, and how often. */
 static const struct {
     uint64_t every_us;
@@ -14,6 +19,7 @@ static const struct {
 } periodic_tasks[KVS_PERIODIC_TASKS] = {
     {20000, kvs_sessions_expire},
     {20000, kvs_clients_check},
+    {20000, expire_pins},
 };
 
 bool kvs_control_begin(struct kvs_control *control,
@@ -101,17 +107,20 @@ bool kvs_control_step(struct kvs_control *control)
         control->due_us[i] = now_us + periodic_tasks[i].every_us;
         periodic_tasks[i].run(control, now_us);
     }
+    kvs_prefixes_make_room(control);
     return control->n_calls > 0;
 }
 
 kv_status_t kvs_control_init(struct kvs_control *control,
                              const struct kvs_node_config *config,
                              const struct kvs_op_type *ops,
-                             struct kvs_shard *shard)
+                             struct kvs_shard *shard,
+                             struct kvs_pages *pages)
 {
     control->config = *config;
     control->ops = ops;
     control->shard = shard;
+    control->pages = pages;
     control->n_threads = config->n_threads;
     snprintf(control->name, sizeof(control->name), "%s",
              config->name != NULL ? config->name : "node");
@@ -128,9 +137,10 @@ kv_status_t kvs_control_init(struct kvs_control *control,
 
     control->replies = kv_ring_create(config->n_threads * kvs_node_commands_max(config));
     const uint64_t secret = kv_random_next(&control->random);
+    const struct kvs_eviction_policy *policy =
+        config->eviction != NULL ? kvs_eviction_find(config->eviction) : kvs_eviction_at(0);
 
-    control->prefixes =
-        kvs_prefixes_create(kv_mix64(secret + 1), kvs_eviction_at(0), UINT64_MAX);
+    control->prefixes = kvs_prefixes_create(kv_mix64(secret + 1), policy, pages);
     return control->prefixes != NULL && kvs_sessions_init(control, secret) &&
                    kvs_clients_init(control, kv_mix64(kv_mix64(secret))) &&
                    control->replies != NULL

@@ -53,7 +53,7 @@ enum {
     KVS_CALLS_MAX = 1024, /* control requests in flight */
     KVS_LOG_ENTRIES = 16, /* lifecycle operations that a session remembers */
     KVS_CLIENT_NAME_BYTES = 64,
-    KVS_PERIODIC_TASKS = 2, /* control.c */
+    KVS_PERIODIC_TASKS = 3, /* control.c */
 };
 
 /* A model stays known, also on disk, while sessions use it.  After that it stays until another
@@ -175,6 +175,13 @@ struct kvs_control_call {
                                     * fail */
 };
 
+/* Why a prefix leaves the index. */
+enum kvs_evict_why {
+    KVS_EVICT_MEMORY, /* the node's */
+    KVS_EVICT_QUOTA,  /* of its tenant */
+    KVS_EVICT_BAD,    /* rows of it, or of those before it */
+};
+
 struct kvs_control {
     struct kvs_node_config config;
     const struct kvs_op_type *ops; /* (KV_OP_COUNT) by number: op.h */
@@ -197,12 +204,14 @@ struct kvs_control {
     struct kv_map *roots;             /* kvs_root */
     uint64_t n_lease_looks;           /* how often a lease has been computed for its end */
     struct kvs_ended_list ended;      /* sessions that ended */
+    struct kvs_pages *pages;          /* of the node */
     struct kvs_prefixes *prefixes;
     struct kvs_prefix
         *released;     /* a list: data threads are to give refs of their blocks back */
     bool is_releasing; /* they do so for another list */
-    struct kvs_client_record *clients; /* (clients_max) */
-    struct kv_map *client_of_id;       /* of those that are open or being opened */
+    uint64_t released_bytes, releasing_bytes; /* of the two, as far as they were in the index */
+    struct kvs_client_record *clients;        /* (clients_max) */
+    struct kv_map *client_of_id;              /* of those that are open or being opened */
     struct kvs_client_record *free_clients;
     struct kvs_client_record *unwatched_clients; /* open, and not attached */
     struct kvs_client_record *unclosed_clients;  /* closing: to be tried again */
@@ -261,7 +270,8 @@ static inline const char *kvs_call_name(const struct kvs_control_call *call)
 kv_status_t kvs_control_init(struct kvs_control *control,
                              const struct kvs_node_config *config,
                              const struct kvs_op_type *ops,
-                             struct kvs_shard *shard);
+                             struct kvs_shard *shard,
+                             struct kvs_pages *pages);
 void kvs_control_fini(struct kvs_control *control);
 
 /* As kvs_node_control() and so on in node.h. */
@@ -409,11 +419,31 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
                                     const struct kvs_session *parent,
                                     struct kvs_session *child,
                                     uint32_t tokens);
-/* Takes a prefix without children out of the index; its blocks are freed where no session has
- * them. */
-void kvs_control_evict(struct kvs_control *control, struct kvs_prefix *prefix);
 /* Ends the holds of a call. */
 void kvs_call_drop_prefixes(struct kvs_control_call *call);
+
+/* ---- eviction.c ---- */
+
+/* Takes a prefix without children out of the index, to be given back.  Its blocks are freed where no
+ * session has them. */
+void kvs_control_evict(struct kvs_control *control,
+                       struct kvs_prefix *prefix,
+                       enum kvs_evict_why why);
+/* The caller's hold and refs of blocks of a prefix that is not in the index: both go with the next
+ * kvs_prefixes_release_step(). */
+void kvs_prefix_give_back(struct kvs_control *control, struct kvs_prefix *prefix);
+/* Has the data threads give the refs back of all that has gathered, if they are done with what they
+ * were told before. */
+void kvs_prefixes_release_step(struct kvs_control *control);
+/* Ends the holds of a list. */
+void kvs_prefixes_drop(struct kvs_control *control, struct kvs_prefix *list);
+/* Evicts while the node is short of pages, some prefixes in each call. */
+void kvs_prefixes_make_room(struct kvs_control *control);
+/* Makes room for a prefix in its tenant's quota.  Returns false if nothing more of the tenant's may
+ * go. */
+bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t bytes);
+/* Returns what a call fails with whose data threads had no memory: KV_BUSY if some will be free. */
+kv_status_t kvs_control_full(struct kvs_control *control);
 /* Frees all prefixes; no session has any. */
 void kvs_prefixes_stop(struct kvs_control *control);
 

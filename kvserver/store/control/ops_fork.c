@@ -114,7 +114,8 @@ static void fork_undone(struct kvs_control_call *call)
 static void fork_done(struct kvs_control_call *call)
 {
     if (call->status != KV_OK) {
-        call->refusal = call->status;
+        call->refusal =
+            call->status == KV_NO_MEMORY ? kvs_control_full(call->control) : call->status;
         kvs_session_close(call, call->child, KVS_ENDED_UNSAID, fork_undone);
         return;
     }

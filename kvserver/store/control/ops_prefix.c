@@ -1,5 +1,4 @@
-/* ops_prefix.c - prefixes that sessions share by content: what an open matches, publish, match, and
- * how the refs of blocks that nobody needs any more are given back.
+/* ops_prefix.c - prefixes that sessions share by content: what an open matches, publish, and match.
  *
  * A publish asks the session's data threads for its blocks that are complete; each puts its refs
  * into prefixes that are not in the index yet.  When all have done so, those that all have, and
@@ -32,74 +31,6 @@ static uint32_t count_names(const ProtobufCBinaryData *names)
 static const struct kv_id128 *names_in(const ProtobufCBinaryData *names)
 {
     return (const struct kv_id128 *)(const void *)names->data;
-}
-
-/* ---- refs of blocks that are given back -------------------------------------------------- */
-
-static void release_step(struct kvs_control *control);
-
-static void free_list(struct kvs_control *control, struct kvs_prefix *list)
-{
-    struct kvs_prefix *next;
-
-    for (; list != NULL; list = next) {
-        next = list->next;
-        list->next = NULL;
-        kvs_prefix_release(control->prefixes, list);
-    }
-}
-
-static void release_done(struct kvs_control_call *call)
-{
-    struct kvs_control *control = call->control;
-
-    free_list(control, call->prefixes);
-    call->prefixes = NULL;
-    control->is_releasing = false;
-    kvs_control_call_end(call);
-    release_step(control);
-}
-
-/* Has the data threads give the refs back of what has gathered, all at once. */
-static void release_step(struct kvs_control *control)
-{
-    struct kvs_control_call *call;
-
-    if (control->is_releasing || control->released == NULL)
-        return;
-    call = kvs_control_call_internal(control, KV_OP_PUBLISH);
-    if (call == NULL)
-        return; /* the next one tries again */
-    call->prefixes = control->released;
-    control->released = NULL;
-    control->is_releasing = true;
-    kvs_control_broadcast(
-        call,
-        &(struct kvs_command){.kind = KVS_COMMAND_PREFIX_RELEASE, .prefix = call->prefixes},
-        release_done);
-}
-
-/* The caller's hold and refs of blocks of a prefix that is not in the index. */
-static void give_back(struct kvs_control *control, struct kvs_prefix *prefix)
-{
-    prefix->next = control->released;
-    control->released = prefix;
-}
-
-void kvs_control_evict(struct kvs_control *control, struct kvs_prefix *prefix)
-{
-    kvs_prefixes_remove(control->prefixes, prefix);
-    kvs_count(&control->stats.prefixes_evicted, 1);
-    give_back(control, prefix);
-    release_step(control);
-}
-
-void kvs_prefixes_stop(struct kvs_control *control)
-{
-    if (control->prefixes != NULL)
-        free_list(control, control->released);
-    control->released = NULL;
-    kvs_prefixes_destroy(control->prefixes);
 }
 
 /* ---- what a session has ------------------------------------------------------------------ */
@@ -215,10 +146,11 @@ void kvs_session_found_bad(struct kvs_control *control,
     prefix = kvs_prefixes_find(control->prefixes, &place, session->names, block + 1);
     while (prefix != NULL && prefix->depth == block) {
         last = kvs_prefix_last(prefix);
-        kvs_control_evict(control, last);
+        kvs_control_evict(control, last, KVS_EVICT_BAD);
         if (last == prefix)
             break;
     }
+    kvs_prefixes_release_step(control);
 }
 
 /* ---- publish ----------------------------------------------------------------------------- */
@@ -256,35 +188,66 @@ static bool name_writers(struct kvs_prefix *prefix, const struct kv_writers *wri
     return true;
 }
 
+/* Puts a prefix into the index.  Returns the one that has its name from now on, held; NULL: there is
+ * no room, and it stays the caller's. */
+static struct kvs_prefix *index_one(struct kvs_control_call *call,
+                                    struct kvs_prefix *parent,
+                                    const struct kvs_prefix_home *home,
+                                    struct kvs_prefix *prefix)
+{
+    struct kvs_control *control = call->control;
+    struct kvs_prefix *old;
+
+    old = kvs_prefixes_get(control->prefixes, &home->place, &prefix->name);
+    if (old != NULL) {
+        /* A name says what is before it.  A client that says otherwise gets nothing. */
+        if (old->parent != parent)
+            return NULL;
+        kvs_prefix_hold(control->prefixes, old);
+        kvs_prefix_give_back(control, prefix);
+        return old;
+    }
+    if (!kvs_prefixes_admit(control, home->place.tenant, home->block_bytes)) {
+        kvs_count(&control->stats.prefixes_refused, 1);
+        return NULL;
+    }
+    if (!name_writers(prefix, call->session->writers) ||
+        !kvs_prefixes_add(control->prefixes, parent, home, prefix,
+                          kv_clock_now(control->config.clock)))
+        return NULL;
+    kvs_count(&control->stats.prefixes_published, 1);
+    return prefix;
+}
+
 /* Puts what all data threads have into the index; the list is not the call's any more. */
 static struct kvs_prefix *index_list(struct kvs_control_call *call, uint32_t n_complete)
 {
     struct kvs_control *control = call->control;
     const struct kvs_session *session = call->session;
-    const uint64_t now_us = kv_clock_now(control->config.clock);
     const struct kvs_prefix_home home = {.place = place_of(session),
                                          .block_bytes = block_bytes(session)};
-    struct kvs_prefix *parent = call->prefix, *next, *old;
-    bool goes_on = true;
+    struct kvs_prefix *parent = call->prefix, *next, *added;
+    /* It may have been found bad meanwhile. */
+    bool goes_on = parent == NULL || parent->home != NULL;
 
+    /* The last one is held until the next is behind it: what makes room for that must not be it. */
     for (struct kvs_prefix *prefix = call->prefixes; prefix != NULL; prefix = next) {
         next = prefix->next;
         prefix->next = NULL;
-        goes_on = goes_on && prefix->depth < n_complete &&
-                  name_writers(prefix, session->writers) &&
-                  kvs_prefixes_add(control->prefixes, parent, &home, prefix, now_us, &old);
-        if (!goes_on || old != NULL) {
-            if (goes_on)
-                parent = old;
-            give_back(control, prefix);
+        goes_on = goes_on && prefix->depth < n_complete;
+        added = goes_on ? index_one(call, parent, &home, prefix) : NULL;
+        goes_on = added != NULL;
+        if (!goes_on) {
+            kvs_prefix_give_back(control, prefix);
             continue;
         }
-        kvs_count(&control->stats.prefixes_published, 1);
-        parent = prefix;
-        kvs_prefix_release(control->prefixes, prefix);
+        if (parent != NULL)
+            kvs_prefix_release(control->prefixes, parent);
+        parent = added;
     }
+    call->prefix = parent;
     call->prefixes = NULL;
-    return parent;
+    return parent != NULL && parent->home != NULL ? parent : NULL;
 }
 
 static void publish_done(struct kvs_control_call *call)
@@ -304,11 +267,11 @@ static void publish_done(struct kvs_control_call *call)
             hold(control, session, deepest);
         if (call->prefix != NULL)
             kvs_prefix_release(control->prefixes, call->prefix);
-        call->prefix = NULL;
+        call->prefix = NULL; /* the session's, by now */
         if (reply.tokens > session->shared_tokens)
             session->shared_tokens = reply.tokens;
     }
-    release_step(control);
+    kvs_prefixes_release_step(control);
     reply.outcome = &outcome;
     kvs_control_reply(call, &reply.base);
 }
@@ -435,7 +398,7 @@ void kvs_call_drop_prefixes(struct kvs_control_call *call)
 
     if (call->prefix != NULL)
         kvs_prefix_release(control->prefixes, call->prefix);
-    free_list(control, call->prefixes);
+    kvs_prefixes_drop(control, call->prefixes);
     call->prefix = call->prefixes = NULL;
 }
 

@@ -198,7 +198,8 @@ static void open_done(struct kvs_control_call *call)
     if (call->status != KV_OK) {
         /* Some data threads have the session, others do not.  The status is kept, because the
          * next broadcast has its own. */
-        call->refusal = call->status;
+        call->refusal =
+            call->status == KV_NO_MEMORY ? kvs_control_full(call->control) : call->status;
         kvs_session_close(call, session, KVS_ENDED_UNSAID, open_undone);
         return;
     }

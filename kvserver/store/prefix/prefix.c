@@ -16,7 +16,7 @@ struct kvs_prefixes {
     struct kv_map *map;     /* kvs_prefix, by name and place */
     struct kv_map *tenants; /* kvs_prefix_tenant */
     struct kvs_prefix *pinned;
-    uint64_t quota; /* of each tenant */
+    struct kvs_pages *pages; /* NULL: none */
     uint64_t bytes;
     double floor; /* the value of what went last */
 };
@@ -92,11 +92,13 @@ static bool heap_grow(struct kvs_prefix_tenant *tenant, uint64_t n)
     return true;
 }
 
-static void heap_leave(struct kvs_prefix *prefix)
+static void heap_leave(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
 {
     struct kvs_prefix_tenant *tenant = prefix->home->tenant;
     struct kvs_prefix *last = tenant->heap[--tenant->n_heap];
 
+    if (prefixes->pages != NULL)
+        kvs_pages_sub_spare(prefixes->pages, prefix->home->block_bytes);
     if (last != prefix) {
         last->heap_at = prefix->heap_at;
         heap_sift(tenant, last);
@@ -121,12 +123,15 @@ static void heap_update(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
 
     if (!may_go(prefix)) {
         if (prefix->heap_at != UINT32_MAX)
-            heap_leave(prefix);
+            heap_leave(prefixes, prefix);
         return;
     }
     prefix->value = prefixes->policy->value(&facts);
-    if (prefix->heap_at == UINT32_MAX)
+    if (prefix->heap_at == UINT32_MAX) {
         prefix->heap_at = tenant->n_heap++;
+        if (prefixes->pages != NULL)
+            kvs_pages_add_spare(prefixes->pages, facts.bytes);
+    }
     heap_sift(tenant, prefix);
 }
 
@@ -153,7 +158,6 @@ static struct kvs_prefix_tenant *tenant_make(struct kvs_prefixes *prefixes, uint
         return NULL;
     }
     tenant->tenant = number;
-    tenant->quota = prefixes->quota;
     return tenant;
 }
 
@@ -169,27 +173,18 @@ static void tenant_settle(struct kvs_prefixes *prefixes, struct kvs_prefix_tenan
     free(tenant);
 }
 
-void kvs_prefixes_set_quota(struct kvs_prefixes *prefixes, uint64_t quota)
-{
-    struct kvs_prefix_tenant *tenant;
-    size_t cursor = 0;
-
-    prefixes->quota = quota;
-    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL)
-        tenant->quota = quota;
-}
-
 /* ---- the index --------------------------------------------------------------------------- */
 
-struct kvs_prefixes *
-kvs_prefixes_create(uint64_t secret, const struct kvs_eviction_policy *policy, uint64_t quota)
+struct kvs_prefixes *kvs_prefixes_create(uint64_t secret,
+                                         const struct kvs_eviction_policy *policy,
+                                         struct kvs_pages *pages)
 {
     struct kvs_prefixes *prefixes = calloc(1, sizeof(*prefixes));
 
     if (prefixes == NULL)
         return NULL;
     prefixes->policy = policy;
-    prefixes->quota = quota;
+    prefixes->pages = pages;
     prefixes->map = kv_map_create(secret);
     prefixes->tenants = kv_map_create(kv_mix64(secret));
     if (prefixes->map == NULL || prefixes->tenants == NULL) {
@@ -249,13 +244,21 @@ struct kvs_prefix *kvs_prefix_create(const struct kv_id128 *name,
     return prefix;
 }
 
+struct kvs_prefix *kvs_prefixes_get(const struct kvs_prefixes *prefixes,
+                                    const struct kvs_prefix_place *place,
+                                    const struct kv_id128 *name)
+{
+    const struct kv_id128 key = key_of(place, name);
+
+    return kv_map_get(prefixes->map, &key);
+}
+
 static struct kvs_prefix *find(const struct kvs_prefixes *prefixes,
                                const struct kvs_prefix_place *place,
                                const struct kv_id128 *name,
                                uint32_t depth)
 {
-    const struct kv_id128 key = key_of(place, name);
-    struct kvs_prefix *prefix = kv_map_get(prefixes->map, &key);
+    struct kvs_prefix *prefix = kvs_prefixes_get(prefixes, place, name);
 
     /* A name says how deep it is; a client that says otherwise finds nothing. */
     return prefix != NULL && prefix->depth == depth ? prefix : NULL;
@@ -324,17 +327,13 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
                       struct kvs_prefix *parent,
                       const struct kvs_prefix_home *home,
                       struct kvs_prefix *prefix,
-                      uint64_t now_us,
-                      struct kvs_prefix **ret_old)
+                      uint64_t now_us)
 {
     const struct kv_id128 key = key_of(&home->place, &prefix->name);
     struct kvs_prefix_home *own = parent != NULL ? parent->home : NULL;
 
     assert(prefix->depth == (parent != NULL ? parent->depth + 1 : 0));
     assert(parent == NULL || parent->home != NULL);
-    *ret_old = kv_map_get(prefixes->map, &key);
-    if (*ret_old != NULL)
-        return true;
     if (own == NULL)
         own = home_make(prefixes, home);
     if (own == NULL)
@@ -389,15 +388,20 @@ void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
 struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
                                        const struct kvs_prefix_tenant *tenant)
 {
-    struct kvs_prefix *least = NULL;
+    struct kvs_prefix *least[2] = {NULL,
+                                   NULL}; /* of tenants above their share, of the others */
+    const uint64_t n_tenants = kv_map_count(prefixes->tenants);
     size_t cursor = 0;
 
     if (tenant != NULL)
         return tenant->n_heap > 0 ? tenant->heap[0] : NULL;
-    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL)
-        if (tenant->n_heap > 0 && (least == NULL || tenant->heap[0]->value < least->value))
-            least = tenant->heap[0];
-    return least;
+    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
+        struct kvs_prefix **of = &least[tenant->bytes <= prefixes->bytes / n_tenants];
+
+        if (tenant->n_heap > 0 && (*of == NULL || tenant->heap[0]->value < (*of)->value))
+            *of = tenant->heap[0];
+    }
+    return least[0] != NULL ? least[0] : least[1];
 }
 
 struct kvs_prefix *kvs_prefix_last(struct kvs_prefix *prefix)
@@ -429,7 +433,7 @@ void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
     if (prefix->heap_at != UINT32_MAX) {
         if (prefix->value > prefixes->floor)
             prefixes->floor = prefix->value;
-        heap_leave(prefix);
+        heap_leave(prefixes, prefix);
     }
     kv_map_remove(prefixes->map, &key);
     if (prefix->prev != NULL)

@@ -37,6 +37,7 @@
 
 #include "kvserver/base/writers.h"
 #include "kvserver/store/prefix/eviction.h"
+#include "kvserver/store/rows/pages.h"
 #include "proto/kv_types.h"
 
 #include <stdbool.h>
@@ -52,10 +53,9 @@ struct kvs_prefix_place {
     uint32_t n_nodes, position;
 };
 
-/* What is kept for one tenant, and what it asked for. */
+/* What is kept for one tenant. */
 struct kvs_prefix_tenant {
     uint32_t tenant;
-    uint64_t quota; /* bytes; UINT64_MAX: none */
     uint64_t bytes; /* of rows and their CRCs, in prefixes */
     uint64_t n_prefixes;
     struct kvs_prefix **heap; /* (n_heap) those that may go, the least valuable first */
@@ -92,9 +92,11 @@ struct kvs_prefix {
     struct kvs_block *blocks[];      /* (n_threads) NULL: not taken */
 };
 
-/* Returns NULL if out of memory.  `policy` is a row of eviction.h. */
-struct kvs_prefixes *
-kvs_prefixes_create(uint64_t secret, const struct kvs_eviction_policy *policy, uint64_t quota);
+/* Returns NULL if out of memory.  `policy` is a row of eviction.h.  `pages`
+ * know how much of them may go at once (kvs_pages_add_spare()), NULL: nobody does. */
+struct kvs_prefixes *kvs_prefixes_create(uint64_t secret,
+                                         const struct kvs_eviction_policy *policy,
+                                         struct kvs_pages *pages);
 /* Frees everything, without the refs of blocks. */
 void kvs_prefixes_destroy(struct kvs_prefixes *prefixes);
 
@@ -121,17 +123,22 @@ struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
                                      const struct kv_id128 *names,
                                      uint32_t n);
 
-/* Puts a prefix into the index, below `parent`, which is the one at its depth - 1.  A prefix of
- * depth 0 begins a tree: `home` says what of, and is copied.  *ret_old is a prefix that has the name
- * already, which stays; NULL: there was none.  Returns false if out of memory. */
+/* Returns the prefix of that name, or NULL. */
+struct kvs_prefix *kvs_prefixes_get(const struct kvs_prefixes *prefixes,
+                                    const struct kvs_prefix_place *place,
+                                    const struct kv_id128 *name);
+
+/* Puts a prefix into the index, which has none of its name, below `parent`, which is the one at its
+ * depth - 1.  A prefix of depth 0 begins a tree: `home` says what of, and is copied.  Returns false if
+ * out of memory. */
 bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
                       struct kvs_prefix *parent,
                       const struct kvs_prefix_home *home,
                       struct kvs_prefix *prefix,
-                      uint64_t now_us,
-                      struct kvs_prefix **ret_old);
+                      uint64_t now_us);
 
-/* It, and those before it, were used now; or will be, at a later time. */
+/* It, and those before it, were used now; or will be, at a later time: until then it counts as the
+ * latest. */
 void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t now_us);
 
 /* Somebody holds it, or holds it no more: until then it does not go by itself, and it is not freed. */
@@ -147,7 +154,9 @@ void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 /* Ends the pins whose time is over. */
 void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us);
 
-/* Returns what goes first, of one tenant, or of all (NULL); NULL: nothing may go. */
+/* Returns what goes first, of one tenant, or of all (NULL); NULL: nothing may go.  Of all it is taken
+ * from the tenants that have more than their share, which is the same for each that has anything; only if
+ * nothing of theirs may go, from the others. */
 struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
                                        const struct kvs_prefix_tenant *tenant);
 /* Takes a prefix without children out of the index.  Its refs of blocks, and one hold of it, are the
@@ -159,7 +168,6 @@ struct kvs_prefix *kvs_prefix_last(struct kvs_prefix *prefix);
 /* Returns the tenant, or NULL if nothing is kept for it. */
 struct kvs_prefix_tenant *kvs_prefixes_tenant(const struct kvs_prefixes *prefixes,
                                               uint32_t tenant);
-void kvs_prefixes_set_quota(struct kvs_prefixes *prefixes, uint64_t quota);
 
 uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes);
 uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes);

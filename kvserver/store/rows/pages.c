@@ -140,11 +140,11 @@ bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes)
     return true;
 }
 
-bool kvs_pages_are_wanted(struct kvs_pages *pages)
+uint32_t kvs_pages_lacking(struct kvs_pages *pages)
 {
     const uint32_t n_free = atomic_load_explicit(&pages->n_free, memory_order_relaxed);
     const uint32_t wanted = atomic_load_explicit(&pages->wanted, memory_order_relaxed);
-    const uint32_t n_kept =
+    uint32_t n_kept =
         pages->n_pages / 64 +
         (pages->n_pages / 8 < KVS_PAGES_SPARE ? pages->n_pages / 8 : KVS_PAGES_SPARE);
 
@@ -152,7 +152,9 @@ bool kvs_pages_are_wanted(struct kvs_pages *pages)
     if (wanted != 0 && (n_free >= wanted ||
                         atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0))
         atomic_store_explicit(&pages->wanted, 0, memory_order_relaxed);
-    return n_free < n_kept || n_free < wanted;
+    if (n_kept < wanted)
+        n_kept = wanted;
+    return n_free < n_kept ? n_kept - n_free : 0;
 }
 
 unsigned kvs_pages_touch_ahead(struct kvs_pages *pages)

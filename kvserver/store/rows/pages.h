@@ -102,9 +102,14 @@ static inline void kvs_pages_sub_spare(struct kvs_pages *pages, uint64_t bytes)
 /* Somebody did not find pages for `bytes`: as many more than now are to be free.  Returns whether
  * there is something to free for it; if so, it is worth another try. */
 bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes);
-/* Returns whether owners are to free what they can do without: few pages are left, or some were
- * wanted. */
-bool kvs_pages_are_wanted(struct kvs_pages *pages);
+/* Returns how many pages owners are to free of what they can do without: some are always to be left,
+ * and some were wanted. */
+uint32_t kvs_pages_lacking(struct kvs_pages *pages);
+
+static inline bool kvs_pages_are_wanted(struct kvs_pages *pages)
+{
+    return kvs_pages_lacking(pages) > 0;
+}
 
 /* Touches part of the next page before it is needed, so that its first user does not wait for
  * the system to clear it.  Returns 0 if enough pages are ready. */

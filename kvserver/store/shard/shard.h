@@ -130,7 +130,8 @@ struct kvs_shard {
     _Atomic bool is_asleep;                       /* who gives it a command must wake it */
     struct kv_ring *replies;                      /* to the control thread; shared by all data
                                                    * threads */
-    bool replies_due; /* `replies` has new entries; the driver wakes the control thread */
+    bool replies_due; /* `replies` has new entries, or pages are wanted; the driver wakes the
+                       * control thread */
     _Atomic bool draining;
     uint64_t timers_us;       /* next check of deadlines */
     _Atomic uint64_t seen_us; /* time of the last check, for /health */

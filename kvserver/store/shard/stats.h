@@ -11,72 +11,75 @@
 #include "proto/kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
-#define KVS_COUNTERS(X)                                                              \
-    X(requests, "data requests received")                                            \
-    X(replies, "replies sent")                                                       \
-    X(rows_in, "rows committed")                                                     \
-    X(rows_in_bytes, "bytes of rows committed")                                      \
-    X(rows_out, "rows sent in replies")                                              \
-    X(rows_out_bytes, "bytes of rows sent in replies")                               \
-    X(rows_scored_by_code, "eligible rows that queries scored by code")              \
-    X(rows_scored_by_key, "eligible rows that queries scored by key")                \
-    X(rows_reranked, "candidates that queries rescored by key")                      \
-    X(spans_read, "spans of rows that queries of one batch rescored together")       \
-    X(spans_wanted, "the same, counted once for each query that had rows there")     \
-    X(rows_selected, "rows that queries selected")                                   \
-    X(rows_attended, "rows that queries computed attention over")                    \
-    X(recall_samples, "queries repeated exactly to measure recall")                  \
-    X(codebooks_trained, "codebooks trained")                                        \
-    X(rows_coded, "rows that index jobs encoded")                                    \
-    X(rows_summarised, "rows that index jobs summarized")                            \
-    X(summaries_failed, "chapters without summaries because memory ran out")         \
-    X(rows_estimated, "rows that queries estimated from summaries")                  \
-    X(rows_attended_unsummarised,                                                    \
-      "unselected rows attended exactly because they had no summaries")              \
-    X(index_us, "time that data threads spent on index jobs")                        \
-    X(index_failed, "index jobs that failed because memory ran out")                 \
-    X(objects_in, "objects stored")                                                  \
-    X(objects_out, "object pieces sent in replies")                                  \
-    X(objects_expired, "objects removed because their time was over")                \
-    X(objects_evicted, "objects removed to make room")                               \
-    X(receives_in_place, "bulk puts received in place, without a copy")              \
-    X(receives_staged, "bulk puts received through a staging buffer")                \
-    X(direct_sends, "bulk replies sent in place, without a copy")                    \
-    X(staged_sends, "bulk replies gathered in a staging buffer")                     \
-    X(block_waits, "waits of requests for blocks that were not in memory")           \
-    X(segments_copied, "shared partial segments copied before a write")              \
-    X(corrupt_rows, "rows and object pieces that arrived with a wrong checksum")     \
-    X(bad_rows, "rows in memory with a wrong checksum")                              \
-    X(bad_codes, "blocks whose codes in memory have a wrong checksum")               \
-    X(bad_centroids, "codebooks whose centroids in memory have a wrong checksum")    \
-    X(bad_cells, "chapters whose cells in memory have a wrong checksum")             \
-    X(bad_summaries, "summary groups in memory with a wrong checksum")               \
-    X(bad_objects, "object pieces in memory with a wrong checksum")                  \
-    X(mended_rows, "bad rows repaired by a new put")                                 \
-    X(mended_codes, "blocks whose bad codes were rebuilt")                           \
-    X(mended_centroids, "codebooks with bad centroids replaced by new ones")         \
-    X(mended_cells, "chapters whose bad cells were rebuilt")                         \
-    X(mended_summaries, "chapters whose bad summaries were rebuilt")                 \
-    X(mended_objects, "bad object pieces repaired by a new put")                     \
-    X(scrub_bytes, "bytes of memory verified in the background")                     \
-    X(scrub_passes, "complete passes of background verification")                    \
-    X(bad_messages, "malformed messages dropped")                                    \
-    X(unknown_clients, "messages with an unknown client or token")                   \
-    X(rejected, "requests answered with an error other than KV_BUSY")                \
-    X(busy, "requests answered with KV_BUSY, mostly for lack of credits or buffers") \
-    X(dropped, "requests dropped without a reply")                                   \
-    X(deadline_exceeded, "requests whose deadline passed on the node")               \
-    X(stalled_clients, "clients disconnected because they made no progress")         \
-    X(failed_channels, "channels that the transport reported as failed")             \
-    X(control_requests, "control requests received")                                 \
-    X(control_refused, "control requests answered with an error")                    \
-    X(sessions_opened, "sessions opened or forked")                                  \
-    X(sessions_moved, "opens sent to another row of nodes of their root")            \
-    X(sessions_closed, "sessions closed by a client")                                \
-    X(prefixes_published, "blocks kept under their names")                           \
-    X(prefixes_evicted, "blocks no longer kept under their names")                   \
-    X(sessions_expired, "sessions closed because their lease ended")                 \
-    X(clients_registered, "clients registered")                                      \
+#define KVS_COUNTERS(X)                                                               \
+    X(requests, "data requests received")                                             \
+    X(replies, "replies sent")                                                        \
+    X(rows_in, "rows committed")                                                      \
+    X(rows_in_bytes, "bytes of rows committed")                                       \
+    X(rows_out, "rows sent in replies")                                               \
+    X(rows_out_bytes, "bytes of rows sent in replies")                                \
+    X(rows_scored_by_code, "eligible rows that queries scored by code")               \
+    X(rows_scored_by_key, "eligible rows that queries scored by key")                 \
+    X(rows_reranked, "candidates that queries rescored by key")                       \
+    X(spans_read, "spans of rows that queries of one batch rescored together")        \
+    X(spans_wanted, "the same, counted once for each query that had rows there")      \
+    X(rows_selected, "rows that queries selected")                                    \
+    X(rows_attended, "rows that queries computed attention over")                     \
+    X(recall_samples, "queries repeated exactly to measure recall")                   \
+    X(codebooks_trained, "codebooks trained")                                         \
+    X(rows_coded, "rows that index jobs encoded")                                     \
+    X(rows_summarised, "rows that index jobs summarized")                             \
+    X(summaries_failed, "chapters without summaries because memory ran out")          \
+    X(rows_estimated, "rows that queries estimated from summaries")                   \
+    X(rows_attended_unsummarised,                                                     \
+      "unselected rows attended exactly because they had no summaries")               \
+    X(index_us, "time that data threads spent on index jobs")                         \
+    X(index_failed, "index jobs that failed because memory ran out")                  \
+    X(objects_in, "objects stored")                                                   \
+    X(objects_out, "object pieces sent in replies")                                   \
+    X(objects_expired, "objects removed because their time was over")                 \
+    X(objects_evicted, "objects removed to make room")                                \
+    X(receives_in_place, "bulk puts received in place, without a copy")               \
+    X(receives_staged, "bulk puts received through a staging buffer")                 \
+    X(direct_sends, "bulk replies sent in place, without a copy")                     \
+    X(staged_sends, "bulk replies gathered in a staging buffer")                      \
+    X(block_waits, "waits of requests for blocks that were not in memory")            \
+    X(segments_copied, "shared partial segments copied before a write")               \
+    X(corrupt_rows, "rows and object pieces that arrived with a wrong checksum")      \
+    X(bad_rows, "rows in memory with a wrong checksum")                               \
+    X(bad_codes, "blocks whose codes in memory have a wrong checksum")                \
+    X(bad_centroids, "codebooks whose centroids in memory have a wrong checksum")     \
+    X(bad_cells, "chapters whose cells in memory have a wrong checksum")              \
+    X(bad_summaries, "summary groups in memory with a wrong checksum")                \
+    X(bad_objects, "object pieces in memory with a wrong checksum")                   \
+    X(mended_rows, "bad rows repaired by a new put")                                  \
+    X(mended_codes, "blocks whose bad codes were rebuilt")                            \
+    X(mended_centroids, "codebooks with bad centroids replaced by new ones")          \
+    X(mended_cells, "chapters whose bad cells were rebuilt")                          \
+    X(mended_summaries, "chapters whose bad summaries were rebuilt")                  \
+    X(mended_objects, "bad object pieces repaired by a new put")                      \
+    X(scrub_bytes, "bytes of memory verified in the background")                      \
+    X(scrub_passes, "complete passes of background verification")                     \
+    X(bad_messages, "malformed messages dropped")                                     \
+    X(unknown_clients, "messages with an unknown client or token")                    \
+    X(rejected, "requests answered with an error other than KV_BUSY")                 \
+    X(busy, "requests answered with KV_BUSY, mostly for lack of credits or buffers")  \
+    X(dropped, "requests dropped without a reply")                                    \
+    X(deadline_exceeded, "requests whose deadline passed on the node")                \
+    X(stalled_clients, "clients disconnected because they made no progress")          \
+    X(failed_channels, "channels that the transport reported as failed")              \
+    X(control_requests, "control requests received")                                  \
+    X(control_refused, "control requests answered with an error")                     \
+    X(sessions_opened, "sessions opened or forked")                                   \
+    X(sessions_moved, "opens sent to another row of nodes of their root")             \
+    X(sessions_closed, "sessions closed by a client")                                 \
+    X(prefixes_published, "blocks kept under their names")                            \
+    X(prefixes_evicted, "blocks evicted because memory was short")                    \
+    X(prefixes_over_quota, "blocks evicted for others of a tenant with a full quota") \
+    X(prefixes_refused, "blocks not kept because of their tenant's quota")            \
+    X(prefixes_bad, "blocks no longer kept because rows in or before them were bad")  \
+    X(sessions_expired, "sessions closed because their lease ended")                  \
+    X(clients_registered, "clients registered")                                       \
     X(clients_lost, "clients lost without a goodbye")
 
 /* The phases of the scrubber. */

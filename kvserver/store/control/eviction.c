@@ -1,0 +1,135 @@
+/* eviction.c - prefixes leave the index: because memory or a tenant's quota is short, because their
+ * rows are bad, or because a client says so; and how data threads give the refs of their blocks
+ * back.
+ *
+ *   kvs_control_evict() -> released -> a command to all data threads -> pages are free
+ *
+ * What has left waits until the data threads have carried out the last such command, so one is on its
+ * way at a time, with all that has gathered.  Until it is done, memory that comes back counts as
+ * spare: a request that finds none is told to try again. */
+#include "kvserver/store/control/ops_private.h"
+
+#include <assert.h>
+
+enum {
+    EVICT_AT_ONCE = 256, /* for memory; the next ones when these are freed: some 100 us */
+};
+
+static void release_done(struct kvs_control_call *call)
+{
+    struct kvs_control *control = call->control;
+
+    kvs_prefixes_drop(control, call->prefixes);
+    call->prefixes = NULL;
+    control->is_releasing = false;
+    kvs_pages_sub_spare(control->pages, control->releasing_bytes);
+    control->releasing_bytes = 0;
+    kvs_control_call_end(call);
+    kvs_prefixes_release_step(control);
+}
+
+void kvs_prefixes_release_step(struct kvs_control *control)
+{
+    struct kvs_control_call *call;
+
+    if (control->is_releasing || control->released == NULL)
+        return;
+    call = kvs_control_call_internal(control, KV_OP_PUBLISH);
+    if (call == NULL)
+        return; /* the next step tries again */
+    call->prefixes = control->released;
+    control->released = NULL;
+    control->releasing_bytes = control->released_bytes;
+    control->released_bytes = 0;
+    control->is_releasing = true;
+    kvs_control_broadcast(
+        call,
+        &(struct kvs_command){.kind = KVS_COMMAND_PREFIX_RELEASE, .prefix = call->prefixes},
+        release_done);
+}
+
+void kvs_prefix_give_back(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    prefix->next = control->released;
+    control->released = prefix;
+}
+
+void kvs_prefixes_drop(struct kvs_control *control, struct kvs_prefix *list)
+{
+    struct kvs_prefix *next;
+
+    for (; list != NULL; list = next) {
+        next = list->next;
+        list->next = NULL;
+        kvs_prefix_release(control->prefixes, list);
+    }
+}
+
+void kvs_control_evict(struct kvs_control *control,
+                       struct kvs_prefix *prefix,
+                       enum kvs_evict_why why)
+{
+    _Atomic uint64_t *const counters[] = {
+        [KVS_EVICT_MEMORY] = &control->stats.prefixes_evicted,
+        [KVS_EVICT_QUOTA] = &control->stats.prefixes_over_quota,
+        [KVS_EVICT_BAD] = &control->stats.prefixes_bad,
+    };
+    const uint64_t bytes = prefix->home->block_bytes;
+
+    /* In this order: what is on its way is spare all the time. */
+    kvs_pages_add_spare(control->pages, bytes);
+    control->released_bytes += bytes;
+    kvs_prefixes_remove(control->prefixes, prefix);
+    kvs_count(counters[why], 1);
+    kvs_prefix_give_back(control, prefix);
+}
+
+void kvs_prefixes_make_room(struct kvs_control *control)
+{
+    const uint64_t lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
+
+    /* What is on its way may be enough. */
+    if (!control->is_releasing && control->released == NULL) {
+        for (int i = 0; i < EVICT_AT_ONCE && control->released_bytes < lacking; i++) {
+            struct kvs_prefix *victim = kvs_prefixes_victim(control->prefixes, NULL);
+
+            if (victim == NULL)
+                break;
+            kvs_control_evict(control, victim, KVS_EVICT_MEMORY);
+        }
+    }
+    kvs_prefixes_release_step(control);
+}
+
+bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t bytes)
+{
+    const struct kvs_prefix_tenant *of = kvs_prefixes_tenant(control->prefixes, tenant);
+    const uint64_t quota = control->config.tenant_quota;
+
+    if (quota == 0)
+        return true;
+    if (bytes > quota)
+        return false;
+    while (of != NULL && of->bytes > quota - bytes) {
+        struct kvs_prefix *victim = kvs_prefixes_victim(control->prefixes, of);
+
+        if (victim == NULL)
+            return false;
+        kvs_control_evict(control, victim, KVS_EVICT_QUOTA);
+        of = kvs_prefixes_tenant(control->prefixes, tenant); /* it may have had no other */
+    }
+    return true;
+}
+
+kv_status_t kvs_control_full(struct kvs_control *control)
+{
+    return kvs_pages_want(control->pages, 0) ? KV_BUSY : KV_NO_MEMORY;
+}
+
+void kvs_prefixes_stop(struct kvs_control *control)
+{
+    if (control->prefixes != NULL)
+        kvs_prefixes_drop(control, control->released);
+    control->released = NULL;
+    kvs_prefixes_destroy(control->prefixes);
+}

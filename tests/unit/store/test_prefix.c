@@ -1,0 +1,482 @@
+/* The index of prefixes: random operations beside a plain model of it, the order in which each
+ * policy lets prefixes go, shares of tenants, pins, holds, and many prefixes. */
+#include "kvserver/store/prefix/prefix.h"
+
+#include "kvserver/base/random.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MANY = 100000,
+    MODEL_MAX = 400,
+    STEPS = 200000,
+    BLOCK_BYTES = 1 << 16,
+};
+
+static struct kvs_pages *pages;
+static struct kv_random rnd;
+
+static int set_up(void **state)
+{
+    const char *seed = getenv("KV_TEST_SEED");
+
+    (void)state;
+    pages = kvs_pages_create(8 << 20);
+    kv_random_init(&rnd, seed != NULL ? strtoull(seed, NULL, 0) : 41);
+    return pages != NULL ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    kvs_pages_destroy(pages);
+    return 0;
+}
+
+static struct kvs_prefixes *create(const char *policy)
+{
+    struct kvs_prefixes *prefixes = kvs_prefixes_create(7, kvs_eviction_find(policy), pages);
+
+    assert_non_null(prefixes);
+    return prefixes;
+}
+
+static struct kvs_prefix_home home_of(uint32_t tenant, uint64_t root)
+{
+    return (struct kvs_prefix_home){
+        .place = {.tenant = tenant, .root = root, .n_nodes = 1, .position = 0},
+        .block_bytes = BLOCK_BYTES,
+    };
+}
+
+static struct kv_id128 name_of(uint64_t number)
+{
+    struct kv_id128 name;
+
+    memset(&name, 0x5a, sizeof(name));
+    memcpy(name.bytes, &number, sizeof(number));
+    return name;
+}
+
+static struct kvs_prefix *add(struct kvs_prefixes *prefixes,
+                              struct kvs_prefix *parent,
+                              uint32_t tenant,
+                              uint64_t number,
+                              uint64_t now_us)
+{
+    const struct kv_id128 name = name_of(number);
+    const struct kvs_prefix_home home = home_of(tenant, tenant + 100);
+    struct kvs_prefix *prefix =
+        kvs_prefix_create(&name, parent != NULL ? parent->depth + 1 : 0, 0, 1);
+
+    assert_non_null(prefix);
+    assert_true(kvs_prefixes_add(prefixes, parent, &home, prefix, now_us));
+    kvs_prefix_release(prefixes, prefix);
+    return prefix;
+}
+
+static void drop(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    kvs_prefixes_remove(prefixes, prefix);
+    kvs_prefix_release(prefixes, prefix);
+}
+
+static uint64_t spare(void)
+{
+    return atomic_load(&pages->spare_bytes);
+}
+
+/* ---- beside a model ---------------------------------------------------------------------- */
+
+/* What is known of a prefix without the index. */
+struct known {
+    struct kvs_prefix *prefix; /* NULL: it is not there */
+    struct known *parent;
+    uint64_t number, used_us, n_uses;
+    uint32_t tenant, n_children, n_holds;
+    uint64_t pinned_us; /* 0: it is not */
+};
+
+static struct known model[MODEL_MAX];
+static uint64_t next_number = 1;
+
+static bool may_go(const struct known *known)
+{
+    return known->prefix != NULL && known->n_children == 0 && known->n_holds == 0 &&
+           known->pinned_us == 0;
+}
+
+static struct known *any_known(bool is_there)
+{
+    for (int i = 0; i < 20; i++) {
+        struct known *known = &model[kv_random_below(&rnd, MODEL_MAX)];
+
+        if ((known->prefix != NULL) == is_there)
+            return known;
+    }
+    return NULL;
+}
+
+static void model_add(struct kvs_prefixes *prefixes, uint64_t now_us)
+{
+    struct known *known = any_known(false);
+    struct known *parent = kv_random_below(&rnd, 4) > 0 ? any_known(true) : NULL;
+
+    if (known == NULL)
+        return;
+    *known = (struct known){.parent = parent,
+                            .number = next_number++,
+                            .used_us = now_us,
+                            .n_uses = 1,
+                            .tenant = parent != NULL ? parent->tenant
+                                                     : (uint32_t)kv_random_below(&rnd, 3)};
+    known->prefix = add(prefixes, parent != NULL ? parent->prefix : NULL, known->tenant,
+                        known->number, now_us);
+    if (parent != NULL)
+        parent->n_children++;
+}
+
+static void model_remove(struct kvs_prefixes *prefixes, struct known *known)
+{
+    struct known *parent = known->parent;
+
+    drop(prefixes, known->prefix);
+    known->prefix = NULL;
+    if (parent == NULL)
+        return;
+    parent->n_children--;
+    parent->n_uses += known->n_uses;
+    if (parent->used_us < known->used_us)
+        parent->used_us = known->used_us;
+}
+
+/* Returns what the least recently used of a tenant is; several may be. */
+static uint64_t least_used_us(uint32_t tenant)
+{
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t i = 0; i < MODEL_MAX; i++)
+        if (may_go(&model[i]) && model[i].tenant == tenant && model[i].used_us < least)
+            least = model[i].used_us;
+    return least;
+}
+
+static struct known *known_of(const struct kvs_prefix *prefix)
+{
+    for (uint32_t i = 0; i < MODEL_MAX; i++)
+        if (model[i].prefix == prefix)
+            return &model[i];
+    fail_msg("a prefix that is not there");
+    return NULL;
+}
+
+static void model_evict(struct kvs_prefixes *prefixes)
+{
+    const uint32_t number = (uint32_t)kv_random_below(&rnd, 3);
+    const struct kvs_prefix_tenant *tenant = kvs_prefixes_tenant(prefixes, number);
+    struct kvs_prefix *victim = tenant != NULL ? kvs_prefixes_victim(prefixes, tenant) : NULL;
+
+    if (victim == NULL) {
+        assert_true(least_used_us(number) == UINT64_MAX);
+        return;
+    }
+    struct known *known = known_of(victim);
+    assert_true(may_go(known) && known->tenant == number);
+    assert_int_equal(known->used_us, least_used_us(number));
+    assert_int_equal(known->n_uses, victim->n_uses);
+    model_remove(prefixes, known);
+}
+
+static void model_pin(struct kvs_prefixes *prefixes, struct known *known, uint64_t now_us)
+{
+    const uint64_t until_us =
+        kv_random_below(&rnd, 2) > 0 ? UINT64_MAX : now_us + 1 + kv_random_below(&rnd, 500);
+
+    if (kv_random_below(&rnd, 3) == 0) {
+        kvs_prefix_unpin(prefixes, known->prefix);
+        known->pinned_us = 0;
+        return;
+    }
+    kvs_prefix_pin(prefixes, known->prefix, until_us);
+    known->pinned_us = until_us;
+}
+
+static void model_expire(struct kvs_prefixes *prefixes, uint64_t now_us)
+{
+    kvs_prefixes_expire(prefixes, now_us);
+    for (uint32_t i = 0; i < MODEL_MAX; i++)
+        if (model[i].prefix != NULL && model[i].pinned_us != 0 && model[i].pinned_us <= now_us)
+            model[i].pinned_us = 0;
+}
+
+static void model_find(const struct kvs_prefixes *prefixes, const struct known *known)
+{
+    const struct kvs_prefix_home home = home_of(known->tenant, known->tenant + 100);
+    struct kv_id128 names[MODEL_MAX + 1];
+    const uint32_t n = known->prefix->depth + 1;
+
+    for (const struct known *at = known; at != NULL; at = at->parent)
+        names[at->prefix->depth] = name_of(at->number);
+    names[n] = name_of(UINT64_MAX);
+    assert_ptr_equal(kvs_prefixes_find(prefixes, &home.place, names, n + 1), known->prefix);
+    assert_ptr_equal(kvs_prefixes_get(prefixes, &home.place, &names[n - 1]), known->prefix);
+    struct kvs_prefix_place other = home.place;
+    other.root++;
+    assert_null(kvs_prefixes_find(prefixes, &other, names, n));
+}
+
+static void use(struct kvs_prefixes *prefixes, struct known *known, uint64_t now_us)
+{
+    kvs_prefix_use(prefixes, known->prefix, now_us);
+    known->n_uses++;
+    if (known->used_us < now_us)
+        known->used_us = now_us;
+}
+
+static void model_check(const struct kvs_prefixes *prefixes)
+{
+    uint64_t n = 0, n_may_go = 0;
+
+    kvs_prefixes_check(prefixes);
+    for (uint32_t i = 0; i < MODEL_MAX; i++) {
+        n += model[i].prefix != NULL;
+        n_may_go += may_go(&model[i]);
+    }
+    assert_int_equal(kvs_prefixes_count(prefixes), n);
+    assert_int_equal(kvs_prefixes_bytes(prefixes), n * BLOCK_BYTES);
+    assert_int_equal(spare(), n_may_go * BLOCK_BYTES);
+}
+
+static void agrees_with_model(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    uint64_t now_us = 1000;
+
+    (void)state;
+    memset(model, 0, sizeof(model));
+    for (int i = 0; i < STEPS; i++) {
+        struct known *known = any_known(true);
+        const uint64_t what = kv_random_below(&rnd, 20);
+
+        now_us += kv_random_below(&rnd, 3);
+        if (what < 6 || known == NULL)
+            model_add(prefixes, now_us);
+        else if (what < 10)
+            model_evict(prefixes);
+        else if (what < 13)
+            use(prefixes, known, now_us + (what == 10 ? 300 : 0));
+        else if (what < 14)
+            model_pin(prefixes, known, now_us);
+        else if (what < 15)
+            model_expire(prefixes, now_us);
+        else if (what < 16)
+            model_find(prefixes, known);
+        else if (what < 18 && known->n_holds < 3) {
+            kvs_prefix_hold(prefixes, known->prefix);
+            known->n_holds++;
+        } else if (known->n_holds > 0) {
+            kvs_prefix_release(prefixes, known->prefix);
+            known->n_holds--;
+        }
+        if (i % 16 == 0)
+            model_check(prefixes);
+    }
+    model_check(prefixes);
+    for (uint32_t i = 0; i < MODEL_MAX; i++)
+        while (model[i].prefix != NULL && model[i].n_holds-- > 0)
+            kvs_prefix_release(prefixes, model[i].prefix);
+    kvs_prefixes_destroy(prefixes);
+    atomic_store(&pages->spare_bytes, 0);
+}
+
+/* ---- what goes first --------------------------------------------------------------------- */
+
+static uint64_t number_of(const struct kvs_prefix *prefix)
+{
+    uint64_t number;
+
+    assert_non_null(prefix);
+    memcpy(&number, prefix->name.bytes, sizeof(number));
+    return number;
+}
+
+static void expect_order(struct kvs_prefixes *prefixes, const uint64_t *numbers, int n)
+{
+    for (int i = 0; i < n; i++) {
+        struct kvs_prefix *victim = kvs_prefixes_victim(prefixes, NULL);
+
+        assert_int_equal(number_of(victim), numbers[i]);
+        drop(prefixes, victim);
+        kvs_prefixes_check(prefixes);
+    }
+    assert_null(kvs_prefixes_victim(prefixes, NULL));
+    assert_int_equal(spare(), 0);
+}
+
+/* 1 <- 2 <- 3, and 4 <- 5, used in that order; then 2, which means 1 as well. */
+static void lru_goes_by_last_use(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    struct kvs_prefix *one = add(prefixes, NULL, 0, 1, 10);
+    struct kvs_prefix *two = add(prefixes, one, 0, 2, 11);
+    struct kvs_prefix *three = add(prefixes, two, 0, 3, 12);
+    struct kvs_prefix *four = add(prefixes, NULL, 0, 4, 13);
+
+    (void)state;
+    (void)three;
+    (void)add(prefixes, four, 0, 5, 14);
+    kvs_prefix_use(prefixes, two, 20);
+    expect_order(prefixes, (const uint64_t[]){3, 5, 4, 2, 1}, 5);
+    kvs_prefixes_destroy(prefixes);
+}
+
+/* What will be used soon counts as used then. */
+static void hint_keeps_until_then(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    struct kvs_prefix *one = add(prefixes, NULL, 0, 1, 10);
+
+    (void)state;
+    kvs_prefix_use(prefixes, one, 2000);
+    (void)add(prefixes, NULL, 0, 2, 1999);
+    (void)add(prefixes, NULL, 0, 3, 2001);
+    expect_order(prefixes, (const uint64_t[]){2, 1, 3}, 3);
+    kvs_prefixes_destroy(prefixes);
+}
+
+/* Often used stays, deep stays longer than shallow, and what was often used once goes in the
+ * end. */
+static void gdsf_goes_by_worth(void **state)
+{
+    struct kvs_prefixes *prefixes = create("gdsf");
+    struct kvs_prefix *often = add(prefixes, NULL, 0, 1, 10), *deep = NULL, *last = NULL;
+    uint64_t n_gone = 0;
+
+    (void)state;
+    for (int i = 0; i < 10; i++)
+        kvs_prefix_use(prefixes, often, 11);
+    (void)add(prefixes, NULL, 0, 2, 20);
+    for (uint64_t i = 0; i < 129; i++)
+        deep = add(prefixes, deep, 0, 1000 + i, 21);
+    /* Of those without children: 2 (worth 1 use at depth 0), then the deep one (3 times that). */
+    assert_int_equal(number_of(kvs_prefixes_victim(prefixes, NULL)), 2);
+    drop(prefixes, kvs_prefixes_victim(prefixes, NULL));
+    assert_ptr_equal(kvs_prefixes_victim(prefixes, NULL), deep);
+    /* New ones come all the time; the old favorite is not used again. */
+    for (uint64_t i = 0; often != NULL; i++) {
+        (void)add(prefixes, NULL, 0, 5000 + i, 30 + i);
+        last = kvs_prefixes_victim(prefixes, NULL);
+        if (last == often)
+            often = NULL;
+        drop(prefixes, last);
+        n_gone++;
+        assert_true(n_gone < 10000);
+    }
+    assert_true(n_gone > 5);
+    kvs_prefixes_check(prefixes);
+    kvs_prefixes_destroy(prefixes);
+    atomic_store(&pages->spare_bytes, 0);
+}
+
+static void held_and_pinned_stay(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    struct kvs_prefix *held = add(prefixes, NULL, 0, 1, 10);
+    struct kvs_prefix *parent = add(prefixes, NULL, 0, 2, 11);
+    struct kvs_prefix *pinned = add(prefixes, parent, 0, 3, 12);
+
+    (void)state;
+    kvs_prefix_hold(prefixes, held);
+    kvs_prefix_pin(prefixes, pinned, 100);
+    assert_null(kvs_prefixes_victim(prefixes, NULL));
+    kvs_prefixes_expire(prefixes, 99);
+    assert_null(kvs_prefixes_victim(prefixes, NULL));
+    kvs_prefix_pin(prefixes, pinned, 200); /* replaces the first */
+    kvs_prefixes_expire(prefixes, 150);
+    assert_null(kvs_prefixes_victim(prefixes, NULL));
+    kvs_prefixes_expire(prefixes, 200);
+    assert_ptr_equal(kvs_prefixes_victim(prefixes, NULL), pinned);
+    kvs_prefix_release(prefixes, held);
+    expect_order(prefixes, (const uint64_t[]){1, 3, 2}, 3);
+    kvs_prefixes_destroy(prefixes);
+}
+
+/* A tenant that has little loses nothing to one that has much, however old it is. */
+static void shares_of_tenants(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    uint32_t n[2] = {20, 80};
+
+    (void)state;
+    for (uint32_t i = 0; i < n[0]; i++)
+        (void)add(prefixes, NULL, 0, i, i);
+    for (uint32_t i = 0; i < n[1]; i++)
+        (void)add(prefixes, NULL, 1, 1000 + i, 1000 + i);
+    while (n[1] > n[0]) {
+        struct kvs_prefix *victim = kvs_prefixes_victim(prefixes, NULL);
+
+        assert_int_equal(victim->home->place.tenant, 1);
+        drop(prefixes, victim);
+        n[1]--;
+    }
+    /* Both have the same: the oldest of all goes. */
+    assert_int_equal(number_of(kvs_prefixes_victim(prefixes, NULL)), 0);
+    /* Nothing of the one above its share may go: then it is the other. */
+    drop(prefixes, kvs_prefixes_victim(prefixes, NULL));
+    for (uint32_t i = 60; i < 80; i++)
+        kvs_prefix_hold(prefixes,
+                        kvs_prefixes_get(prefixes, &(struct kvs_prefix_place){1, 101, 1, 0},
+                                         &(const struct kv_id128[]){name_of(1000 + i)}[0]));
+    assert_int_equal(kvs_prefixes_victim(prefixes, NULL)->home->place.tenant, 0);
+    kvs_prefixes_check(prefixes);
+    kvs_prefixes_destroy(prefixes);
+    atomic_store(&pages->spare_bytes, 0);
+}
+
+/* ---- many -------------------------------------------------------------------------------- */
+
+static void many_prefixes(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    struct kvs_prefix *parent = NULL;
+    uint64_t before = 0;
+
+    (void)state;
+    for (uint64_t i = 0; i < MANY; i++)
+        parent = add(prefixes, i % 100 != 0 ? parent : NULL, i / 100 % 7, i, i);
+    kvs_prefixes_check(prefixes);
+    assert_int_equal(kvs_prefixes_count(prefixes), MANY);
+    assert_int_equal(spare(), MANY / 100 * (uint64_t)BLOCK_BYTES);
+    for (uint64_t i = 0; i < MANY; i++) {
+        struct kvs_prefix *victim = kvs_prefixes_victim(prefixes, NULL);
+
+        assert_non_null(victim);
+        assert_null(victim->child);
+        before = victim->depth;
+        drop(prefixes, victim);
+    }
+    assert_int_equal(before, 0);
+    assert_int_equal(kvs_prefixes_count(prefixes), 0);
+    assert_int_equal(kvs_prefixes_bytes(prefixes), 0);
+    assert_int_equal(spare(), 0);
+    kvs_prefixes_destroy(prefixes);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(agrees_with_model),     cmocka_unit_test(lru_goes_by_last_use),
+        cmocka_unit_test(hint_keeps_until_then), cmocka_unit_test(gdsf_goes_by_worth),
+        cmocka_unit_test(held_and_pinned_stay),  cmocka_unit_test(shares_of_tenants),
+        cmocka_unit_test(many_prefixes),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
