@@ -132,6 +132,7 @@ enum {
     KV_WIRE_BATCH_ALIGN = 16,      /* of the entries in it */
     KV_WIRE_CONTROL_MAX = 1 << 20, /* a control message, request or reply */
     KV_WIRE_NAMES_MAX = 32768,     /* names of blocks in one */
+    KV_WIRE_OBJECTS_MAX = 1000,    /* objects listed in one reply */
     KV_WIRE_ADDRESS_MAX = 4096,    /* a port's address */
     KV_WIRE_PUTS_MAX = 1024,       /* object_puts from put_settled on; a multiple of 64 */
 
@@ -179,7 +180,8 @@ enum kv_op_id {
     KV_OP_DRAIN = 43,
     KV_OP_PUBLISH = 44,
     KV_OP_MATCH = 45,
-    KV_OP_COUNT = 46, /* one more than the largest number */
+    KV_OP_OBJECTS = 47,
+    KV_OP_COUNT = 48, /* one more than the largest number */
 };
 
 /* Of an object_put: when memory is short, the object may go. */

@@ -723,6 +723,51 @@ KV_API kv_status_t kv_objects_begin(struct kv_client *client,
                                     uint32_t deadline_ms,
                                     struct kv_op **ret_op);
 
+/* Where a list of objects goes on; {0}: at its beginning. */
+struct kv_object_cursor {
+    uint32_t thread;
+    uint64_t after, until;
+};
+
+struct kv_object_list_options {
+    const char *prefix; /* with which the names begin; NULL: all */
+    uint32_t limit;     /* objects in one list, at most 1000; 0: 1000 */
+    bool deletes;       /* they are deleted, and counted, not listed */
+    struct kv_object_cursor from;
+};
+
+struct kv_object_info {
+    const char *name; /* as its put had it: it may steer a terminal */
+    uint64_t bytes;
+    uint64_t age_ms;      /* since it was put first */
+    uint64_t ttl_left_ms; /* UINT64_MAX: it is not removed */
+    uint32_t bad_pieces;  /* damaged in memory: rejected until it is put again */
+    bool evictable;
+    bool pinned; /* a transfer uses it */
+};
+
+struct kv_object_list {
+    uint32_t n_objects; /* may be 0 although there are more */
+    const struct kv_object_info *objects;
+    uint64_t n_deleted, bytes_deleted;
+    bool is_last; /* there are no more on this node */
+    struct kv_object_cursor next;
+};
+
+/* Lists the objects of the client's tenant on one node, some at a time, those put first before
+ * others of a data thread; or deletes them.  Objects that are put after the first list may be in
+ * none.  A deletion whose reply was lost is sent again and deletes what is left, so n_deleted may be
+ * less than what it deleted in all, never more.  Fails with KV_UNSUPPORTED on a node of a version
+ * below 9. */
+KV_API kv_status_t kv_object_list_begin(struct kv_client *client,
+                                        uint32_t node,
+                                        const struct kv_object_list_options *options,
+                                        uint32_t deadline_ms,
+                                        struct kv_op **ret_op);
+
+/* Returns the list; NULL unless the operation succeeded.  Valid until the operation is freed. */
+KV_API const struct kv_object_list *kv_op_object_list(const struct kv_op *op);
+
 /* ---- nodes ------------------------------------------------------------------------------- */
 
 /* Makes a round trip to data thread `thread` of node `node`, with bytes_out bytes in the

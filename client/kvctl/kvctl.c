@@ -138,6 +138,15 @@ int kvctl_each_node(const struct kvctl *ctl, kvctl_node_fn run)
     return result;
 }
 
+void kvctl_harmless(char *name)
+{
+    for (uint8_t *at = (uint8_t *)name; at[0] != 0; at++)
+        if (at[0] < ' ' || at[0] == 0x7f)
+            at[0] = '?';
+        else if (at[0] == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f) /* U+0080 to U+009F */
+            at[0] = at[1] = '?';
+}
+
 double kvctl_now_s(void)
 {
     struct timespec now;

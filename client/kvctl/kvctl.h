@@ -4,6 +4,7 @@
  *   kvctl.c           what commands share: opening clients, reporting failures, a clock
  *   table.c           status, sessions, clients, ops, stats, models, scrub; drain
  *   object.c          put, get, exists, delete
+ *   object_list.c     objects, delete --prefix
  *   ping.c            ping
  *   doctor.c          doctor: checks of this machine, then of each node
  *   doctor_node.c     doctor's checks of a node
@@ -35,6 +36,10 @@ struct kvctl_options {
     char transport[KV_CONFIG_STRING_BYTES];
     uint64_t deadline_ms;
     bool json;
+    const char *prefix; /* NULL: not given */
+    uint64_t limit;     /* 0: none */
+    uint64_t ttl;       /* seconds; 0: the node's default */
+    bool evictable, yes;
     bool help;
     bool version;
 };
@@ -88,6 +93,9 @@ typedef bool (*kvctl_node_fn)(const struct kvctl *ctl, unsigned index);
 /* Runs `run` on every node, also after failures.  Returns the exit status. */
 int kvctl_each_node(const struct kvctl *ctl, kvctl_node_fn run);
 
+/* Replaces characters of a name that could steer a terminal. */
+void kvctl_harmless(char *name);
+
 /* Returns seconds of a monotonic clock. */
 double kvctl_now_s(void);
 
@@ -97,6 +105,11 @@ kv_status_t kvctl_table(struct kv_client *client,
                         struct kv_op **ret_op,
                         const struct kv_table **ret_table);
 
+/* Prints a table, as JSON if the options say so; lines of JSON begin with the node.  Fails with
+ * KV_NO_MEMORY. */
+kv_status_t
+kvctl_print_table(const struct kvctl *ctl, const char *node, const struct kv_table *table);
+
 /* The commands; each returns the exit status. */
 int kvctl_tables_run(const struct kvctl *ctl);
 int kvctl_drain_run(const struct kvctl *ctl);
@@ -105,6 +118,8 @@ int kvctl_put_run(const struct kvctl *ctl);
 int kvctl_get_run(const struct kvctl *ctl);
 int kvctl_exists_run(const struct kvctl *ctl);
 int kvctl_delete_run(const struct kvctl *ctl);
+int kvctl_delete_prefix_run(const struct kvctl *ctl);
+int kvctl_objects_run(const struct kvctl *ctl);
 int kvctl_doctor_run(const struct kvctl *ctl);
 
 #endif

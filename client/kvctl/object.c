@@ -190,8 +190,11 @@ int kvctl_put_run(const struct kvctl *ctl)
     if (result != KVCTL_DONE)
         goto out;
 
-    object =
-        (struct kv_object){.name = name_of(ctl), .buffer = input.buffer, .bytes = input.bytes};
+    object = (struct kv_object){.name = name_of(ctl),
+                                .buffer = input.buffer,
+                                .bytes = input.bytes,
+                                .ttl_ms = (uint32_t)(ctl->options.ttl * 1000),
+                                .evictable = ctl->options.evictable};
     /* Connects to the data thread first, so that the time is the store's. */
     (void)carry_out(input.client, KV_OBJECT_EXISTS, &(struct kv_object){.name = name_of(ctl)});
     start_s = kvctl_now_s();
@@ -348,5 +351,11 @@ int kvctl_exists_run(const struct kvctl *ctl)
 
 int kvctl_delete_run(const struct kvctl *ctl)
 {
+    if ((ctl->n_operands == 0) != (ctl->options.prefix != NULL)) {
+        kvctl_error(ctl, "operands: one NAME, or --prefix TEXT");
+        return KVCTL_USAGE;
+    }
+    if (ctl->options.prefix != NULL)
+        return kvctl_delete_prefix_run(ctl);
     return run_plain(ctl, KV_OBJECT_DELETE);
 }

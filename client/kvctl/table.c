@@ -220,6 +220,15 @@ static void print_json(const char *node, const struct kv_table *table)
     }
 }
 
+kv_status_t
+kvctl_print_table(const struct kvctl *ctl, const char *node, const struct kv_table *table)
+{
+    if (!ctl->options.json)
+        return print_text(table);
+    print_json(node, table);
+    return KV_OK;
+}
+
 /* ---- commands ---------------------------------------------------------------------------- */
 
 /* What stands in the place of a node's table. */
@@ -255,9 +264,7 @@ static bool show_node(const struct kvctl *ctl, unsigned node)
         status = kvctl_table(client, ctl->command, &op, &table);
         snprintf(detail, sizeof(detail), "%s", kv_client_detail(client));
     }
-    if (status == KV_OK && ctl->options.json)
-        print_json(name, table);
-    else if (status == KV_OK && print_text(table) != KV_OK) {
+    if (status == KV_OK && kvctl_print_table(ctl, name, table) != KV_OK) {
         status = KV_NO_MEMORY;
         snprintf(detail, sizeof(detail), "out of memory");
     }

@@ -2013,6 +2013,81 @@ static void cached_objects_make_room(void **state)
     cluster_close(&own);
 }
 
+/* Lists, or deletes, the objects of all nodes whose names begin so, `limit` at a time.  Puts
+ * another one behind each list.  Returns how many there are. */
+static uint64_t
+go_through(struct side *side, const char *prefix, uint32_t limit, bool deletes, bool puts)
+{
+    static uint32_t n_put;
+    uint64_t n = 0;
+
+    for (uint32_t node = 0; node < shape.n_nodes; node++) {
+        struct kv_object_list_options options = {
+            .prefix = prefix, .limit = limit, .deletes = deletes};
+        bool is_last = false;
+
+        while (!is_last) {
+            const struct kv_object_list *list;
+            struct kv_op *op;
+            char name[32];
+            struct kv_object one = {.name = name, .buffer = side->out, .bytes = 1};
+
+            assert_int_equal(kv_object_list_begin(side->client, node, &options, 0, &op), KV_OK);
+            if (kv_wait(op) != KV_OK)
+                fail_msg("objects: %s", kv_op_detail(op));
+            list = kv_op_object_list(op);
+            assert_true(list->n_objects <= limit && list->n_deleted <= limit);
+            for (uint32_t i = 0; i < list->n_objects; i++)
+                assert_int_equal(strncmp(list->objects[i].name, prefix, strlen(prefix)), 0);
+            n += deletes ? list->n_deleted : list->n_objects;
+            is_last = list->is_last;
+            options.from = list->next;
+            kv_op_free(op);
+            snprintf(name, sizeof(name), "%slater-%u", prefix, n_put++);
+            if (puts)
+                object(side, KV_OBJECT_PUT, &one, KV_OK);
+        }
+    }
+    return n;
+}
+
+static void objects_are_listed(void **state)
+{
+    enum {
+        N = 500
+    };
+    struct kv_object objects[N];
+    char names[N][24];
+    struct side side, other;
+    struct kv_op *op = NULL;
+    kv_status_t status;
+    uint64_t n;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned i = 0; i < N; i++) {
+        snprintf(names[i], sizeof(names[i]), "list/%u/%u", i % 2, i);
+        objects[i] = (struct kv_object){.name = names[i], .buffer = side.out, .bytes = i};
+    }
+    status = kv_objects_begin(side.client, KV_OBJECT_PUT, objects, N, 0, &op);
+    expect(op, status, KV_OK, "object_put");
+    assert_int_equal(go_through(&side, "list/", 1000, false, false), N);
+    assert_int_equal(go_through(&side, "list/1/", 7, false, false), N / 2);
+    open_side_as(&other, &cluster, &(struct cluster_client){.tenant = 7});
+    assert_int_equal(go_through(&other, "", 100, false, false), 0);
+    assert_int_equal(go_through(&other, "list/", 100, true, false), 0);
+    close_side(&other);
+    /* With others being put meanwhile, lists and deletions come to an end. */
+    n = go_through(&side, "list/0/", 3, false, true);
+    assert_true(n >= N / 2);
+    assert_true(go_through(&side, "list/", 3, true, true) >= N);
+    (void)go_through(&side, "list/", 1000, true, false);
+    assert_int_equal(go_through(&side, "list/", 1000, false, false), 0);
+    for (unsigned i = 0; i < N; i += 100)
+        object(&side, KV_OBJECT_EXISTS, &objects[i], KV_NOT_FOUND);
+    close_side(&side);
+}
+
 /* ---- faults
  * ------------------------------------------------------------------------------ */
 
@@ -2571,6 +2646,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(objects_of_all_sizes),
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(cached_objects_make_room),
+        cmocka_unit_test(objects_are_listed),
         cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(deletes_leave_later_objects_alone),
         cmocka_unit_test(deleted_objects_stay_deleted),

@@ -232,6 +232,42 @@ expect 1 delete some
 expect 0 put -- --odd "$work/some"
 expect 0 exists -- --odd
 
+# Lists of objects, and their end.
+expect 0 objects --json
+has '"name": "--odd", "bytes": 100000, "age_s": [0-9.]+, "ttl_left_s": "none", "evictable": "no", "pinned": "no", "bad_pieces": 0}$' out
+expect 0 delete -- --odd
+for i in $(seq 1 12); do
+    expect 0 put "a/$i" "$work/empty"
+    expect 0 put "b/$i" "$work/some" --ttl 1000 --evictable
+done
+expect 0 objects
+[ "$(grep -c '^[ab]/[0-9]' "$work/out")" -eq 24 ] || wrong "objects: not all are listed"
+has '^name +bytes +age_s +ttl_left_s +evictable +pinned +bad_pieces$' out
+has '^b/12 +100000 \(97.66K\) +[0-9.]+ +99[0-9.]+ +yes +no +0$' out
+expect 0 objects --prefix b/1 --json
+is_json
+[ "$(grep -c '"name": "b/1[0-2]*", "bytes": 100000, ' "$work/out")" -eq 4 ] || wrong "objects --prefix"
+expect 0 objects --limit 7 --json
+[ "$(wc -l <"$work/out")" -eq 7 ] || wrong "objects --limit"
+expect 2 delete --prefix a/
+has '^found 12 objects, 0 bytes$' out
+has '^kvctl: delete: a/: nothing is deleted without --yes$' err
+expect 0 exists a/7
+expect 0 delete --prefix a/ --yes
+has '^deleted 12 objects, 0 bytes$' out
+expect 1 exists a/7
+expect 0 delete --prefix a/ --yes --json
+has '^{"prefix": "a/", "deleted": 0, "bytes": 0}$' out
+expect 0 exists b/7
+expect 2 delete
+has 'one NAME, or --prefix' err
+expect 2 delete b/7 --prefix b/
+expect 0 exists b/7
+expect 0 delete --prefix '' --yes
+has '^deleted 12 objects, 1200000 bytes$' out
+expect 0 objects
+[ ! -s "$work/out" ] || wrong "objects: some are left"
+
 "$session" "$one" >"$work/out" 2>"$work/err" || wrong "the example session failed"
 expect 0 models
 has '^example, 4 layers +[0-9a-f]{32} +4 +8 +2048$' out

@@ -1364,6 +1364,8 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__HelloRequest hello = KVPB__HELLO_REQUEST__INIT;
     Kvpb__GoodbyeRequest goodbye = KVPB__GOODBYE_REQUEST__INIT;
     Kvpb__ModelRequest model = KVPB__MODEL_REQUEST__INIT;
+    Kvpb__ObjectsRequest objects = KVPB__OBJECTS_REQUEST__INIT;
+    Kvpb__ObjectsCursor cursor = KVPB__OBJECTS_CURSOR__INIT;
     Kvpb__OpenRequest open = KVPB__OPEN_REQUEST__INIT;
     Kvpb__ResumeRequest resume = KVPB__RESUME_REQUEST__INIT;
     Kvpb__ForkRequest fork = KVPB__FORK_REQUEST__INIT;
@@ -1468,6 +1470,14 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         renew.lease_ms = (uint32_t)usual_or_boundary(number, 1000);
         message = &renew.base;
         break;
+    case KV_OP_OBJECTS:
+        objects.prefix = (ProtobufCBinaryData){5, (uint8_t *)"name-"};
+        objects.from = &cursor;
+        cursor.thread = (uint32_t)usual_or_boundary(number, N_THREADS - 1);
+        objects.limit = (uint32_t)usual_or_boundary(number, 3);
+        objects.deletes = kv_random_below(random, 2) == 0;
+        message = &objects.base;
+        break;
     case KV_OP_SESSION:
         session.session_index = world.session_index;
         session.token = binary(&world.session_token);
@@ -1526,9 +1536,11 @@ static bool send_spoiled_control(unsigned op, unsigned number, unsigned which)
 static void every_number_of_every_control_message(void **state)
 {
     (void)state;
-    for (unsigned op = KV_OP_HELLO; op <= KV_OP_TABLE; op++) {
+    for (unsigned op = KV_OP_HELLO; op < KV_OP_COUNT; op++) {
         unsigned number = 0;
 
+        if (op > KV_OP_TABLE && op != KV_OP_OBJECTS)
+            continue;
         for (bool is_there = true; is_there; number += is_there) {
             open_session();
             for (unsigned which = 0; which < N_BOUNDARIES && is_there; which++)
@@ -2369,6 +2381,129 @@ static void objects_have_times(void **state)
     assert_true(COUNTED(objects_expired) >= 202);
     assert_int_equal(COUNTED(objects_evicted), 0);
     clear_objects();
+}
+
+/* Asks for a page.  Returns the reply, which the caller frees. */
+static Kvpb__ObjectsReply *
+ask_objects(const char *prefix, const Kvpb__ObjectsCursor *from, uint32_t limit, bool deletes)
+{
+    Kvpb__ObjectsRequest request = KVPB__OBJECTS_REQUEST__INIT;
+    Kvpb__ObjectsReply *reply;
+
+    request.prefix = (ProtobufCBinaryData){strlen(prefix), (uint8_t *)prefix};
+    request.from = (Kvpb__ObjectsCursor *)from;
+    request.limit = limit;
+    request.deletes = deletes;
+    ask_control(KV_OP_OBJECTS, &request.base);
+    reply = kvpb__objects_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    return reply;
+}
+
+/* Goes through all pages.  Returns how many objects they have, or have deleted; those that it lists
+ * are named PREFIX and a number, each once. */
+static uint32_t count_objects(const char *prefix, uint32_t limit, bool deletes)
+{
+    Kvpb__ObjectsReply *reply = ask_objects(prefix, NULL, limit, deletes);
+    bool is_seen[1000] = {false};
+    uint32_t n = 0;
+
+    for (;;) {
+        Kvpb__ObjectsReply *next;
+
+        assert_true(reply->n_objects <= limit && reply->n_deleted <= limit);
+        for (size_t i = 0; i < reply->n_objects; i++) {
+            const ProtobufCBinaryData *name = &reply->objects[i]->name;
+            char text[64];
+            unsigned number;
+
+            assert_in_range(name->len, strlen(prefix), sizeof(text) - 1);
+            assert_memory_equal(name->data, prefix, strlen(prefix));
+            snprintf(text, sizeof(text), "%.*s", (int)name->len, (const char *)name->data);
+            number = (unsigned)atoi(text + strcspn(text, "0123456789"));
+            assert_true(number < 1000 && !is_seen[number]);
+            is_seen[number] = true;
+        }
+        n += (uint32_t)(reply->n_objects + reply->n_deleted);
+        if (reply->next == NULL)
+            break;
+        next = ask_objects(prefix, reply->next, limit, deletes);
+        kvpb__objects_reply__free_unpacked(reply, NULL);
+        reply = next;
+    }
+    kvpb__objects_reply__free_unpacked(reply, NULL);
+    return n;
+}
+
+/* Pages of any size have each object of the tenant whose name begins so, once, with what it is; and
+ * no other tenant's. */
+static void objects_are_listed_and_deleted(void **state)
+{
+    static const uint32_t limits[] = {1, 2, 7, 100, KV_WIRE_OBJECTS_MAX};
+    char name[300];
+    struct identity before;
+    Kvpb__ObjectsReply *reply;
+
+    (void)state;
+    settle();
+    for (unsigned i = 0; i < 150; i++) {
+        snprintf(name, sizeof(name), "%s/%u", i % 3 == 0 ? "other" : "mine", i);
+        assert_int_equal(put_with_terms(name, i % 2 == 0 ? 0 : 100000, i % 5 == 0), KV_OK);
+    }
+    before = another(5);
+    assert_int_equal(put_with_terms("mine/999", 0, 0), KV_OK);
+    assert_int_equal(count_objects("", 10, false), 1);
+    assert_int_equal(count_objects("mine/9", 10, false), 1);
+    leave(&before);
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        assert_int_equal(count_objects("", limits[i], false), 150);
+        assert_int_equal(count_objects("mine/", limits[i], false), 100);
+        assert_int_equal(count_objects("other/", limits[i], false), 50);
+        assert_int_equal(count_objects("mine/999", limits[i], false), 0);
+        assert_int_equal(count_objects("mine/1499", limits[i], false), 0);
+    }
+
+    world.clock.virtual_us += 1500000;
+    reply = ask_objects("mine/145", NULL, 0, false);
+    assert_int_equal(reply->n_objects, 1);
+    assert_null(reply->next);
+    assert_int_equal(reply->objects[0]->bytes, 1);
+    assert_in_range(reply->objects[0]->age_ms, 1500, 60000);
+    assert_false(reply->objects[0]->stays);
+    assert_in_range(reply->objects[0]->ttl_left_ms + reply->objects[0]->age_ms, 99999, 100000);
+    assert_true(reply->objects[0]->evictable);
+    assert_false(reply->objects[0]->pinned);
+    kvpb__objects_reply__free_unpacked(reply, NULL);
+
+    /* What is over is neither listed nor counted. */
+    assert_int_equal(put_with_terms("mine/500", 1000, 0), KV_OK);
+    assert_int_equal(count_objects("mine/5", 100, false), 9);
+    world.clock.virtual_us += 1000000;
+    assert_int_equal(count_objects("mine/5", 100, false), 8);
+
+    assert_int_equal(count_objects("mine/", 7, true), 100);
+    assert_int_equal(count_objects("mine/", 7, true), 0);
+    assert_int_equal(count_objects("", 100, false), 50);
+    assert_false(has_object("mine/1"));
+    assert_true(has_object("other/3"));
+    before = another(5);
+    assert_int_equal(count_objects("", 10, false), 1);
+    leave(&before);
+    clear_objects();
+
+    /* Out of bounds. */
+    memset(name, 'x', sizeof(name));
+    for (unsigned i = 0; i < 4; i++) {
+        Kvpb__ObjectsRequest request = KVPB__OBJECTS_REQUEST__INIT;
+        Kvpb__ObjectsCursor cursor = KVPB__OBJECTS_CURSOR__INIT;
+
+        request.prefix = (ProtobufCBinaryData){i == 1 ? 256 : 255, (uint8_t *)name};
+        request.limit = i == 2 ? KV_WIRE_OBJECTS_MAX + 1 : KV_WIRE_OBJECTS_MAX;
+        cursor.thread = i == 3 ? N_THREADS : N_THREADS - 1;
+        request.from = &cursor;
+        assert_int_equal(try_control(KV_OP_OBJECTS, &request.base),
+                         i == 0 ? KV_OK : KV_INVALID);
+    }
 }
 
 /* A put of one name, in numbers that the test chooses; its bytes come by bulk. */
@@ -3866,6 +4001,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(control_needs_a_client),
         cmocka_unit_test(objects_are_their_tenants),
         cmocka_unit_test(objects_have_times),
+        cmocka_unit_test(objects_are_listed_and_deleted),
         cmocka_unit_test(sessions_are_their_tenants),
         cmocka_unit_test(roots_get_rows),
         cmocka_unit_test(forks_count_for_their_root),

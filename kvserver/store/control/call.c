@@ -60,6 +60,7 @@ void kvs_control_call_end(struct kvs_control_call *call)
     free(call->address);
     free(call->writers);
     free(call->layer_tokens);
+    free(call->object_page);
     free(call);
 }
 
@@ -172,6 +173,14 @@ void kvs_control_broadcast_session(struct kvs_control_call *call,
                                    void (*next)(struct kvs_control_call *call))
 {
     send_commands(call, session->first_thread, session->n_threads, command, next);
+}
+
+void kvs_control_send(struct kvs_control_call *call,
+                      uint32_t thread,
+                      const struct kvs_command *command,
+                      void (*next)(struct kvs_control_call *call))
+{
+    send_commands(call, thread, 1, command, next);
 }
 
 void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command)

@@ -169,7 +169,9 @@ struct kvs_control_call {
     uint64_t bytes;              /* sum over all data threads */
     _Atomic uint32_t
         *layer_tokens; /* (n_layers) session: kvs_command's; owned; NULL: not wanted */
-    uint8_t *address;  /* hello: address of the client's port; owned */
+    struct kvs_object_page *object_page; /* objects: owned */
+    uint32_t thread;                     /* objects: the data thread that is asked */
+    uint8_t *address;                    /* hello: address of the client's port; owned */
     struct kvs_control_call *list_next, **list_link;
     struct kvs_command commands[]; /* (n_threads) part of the call, so that a broadcast cannot
                                     * fail */
@@ -305,6 +307,12 @@ void kvs_control_broadcast_session(struct kvs_control_call *call,
                                    const struct kvs_session *session,
                                    const struct kvs_command *command,
                                    void (*next)(struct kvs_control_call *call));
+
+/* The same for one data thread. */
+void kvs_control_send(struct kvs_control_call *call,
+                      uint32_t thread,
+                      const struct kvs_command *command,
+                      void (*next)(struct kvs_control_call *call));
 
 /* A data thread has carried out the command. */
 void kvs_call_command_done(struct kvs_control_call *call, const struct kvs_command *command);
@@ -516,6 +524,7 @@ void kvs_control_renew(struct kvs_control_call *call);
 void kvs_control_session(struct kvs_control_call *call);
 void kvs_control_publish(struct kvs_control_call *call);
 void kvs_control_match(struct kvs_control_call *call);
+void kvs_control_objects(struct kvs_control_call *call);
 void kvs_control_table(struct kvs_control_call *call);
 void kvs_control_drain_begin(struct kvs_control_call *call);
 

@@ -122,6 +122,9 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_MATCH] = {.name = "match",
                      .summary = "returns how much of a prompt is here",
                      .control = kvs_control_match},
+    [KV_OP_OBJECTS] = {.name = "objects",
+                       .summary = "lists objects, or deletes those whose names begin alike",
+                       .control = kvs_control_objects},
     [KV_OP_TABLE] =
         {.name = "table",
          .summary = "returns a table: status, sessions, clients, models, ops, stats, scrub",
@@ -131,5 +134,5 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
                      .control = kvs_control_drain_begin},
 };
 
-static_assert(KV_OP_COUNT == 46,
+static_assert(KV_OP_COUNT == 48,
               "operation added or removed: update the table, and KV_WIRE_VERSION");

@@ -1,6 +1,7 @@
 /* Runs the commands of the control thread on a data thread, in slices. */
 #include "kvserver/base/slice.h"
 #include "kvserver/store/prefix/prefix.h"
+#include "kvserver/store/shard/object_page.h"
 #include "kvserver/store/shard/shard_private.h"
 
 #include <assert.h>
@@ -311,6 +312,12 @@ static bool prefix_release(struct kvs_shard *shard, struct kvs_command *command)
     return true;
 }
 
+static bool objects_page(struct kvs_shard *shard, struct kvs_command *command)
+{
+    return kvs_object_page_slice(command->object_page, &shard->objects, shard->clock,
+                                 shard->now_us);
+}
+
 static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command) = {
     [KVS_COMMAND_CLIENT_OPEN] = client_open,
     [KVS_COMMAND_CLIENT_CLOSE] = client_close,
@@ -320,6 +327,7 @@ static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command)
     [KVS_COMMAND_SESSION_TRUNCATE] = session_truncate,
     [KVS_COMMAND_SESSION_CLOSE] = session_close,
     [KVS_COMMAND_SESSION_LENGTH] = session_length,
+    [KVS_COMMAND_OBJECTS] = objects_page,
     [KVS_COMMAND_PREFIX_PUBLISH] = prefix_publish,
     [KVS_COMMAND_PREFIX_RELEASE] = prefix_release,
 };

@@ -25,10 +25,12 @@ enum kvs_command_kind {
     KVS_COMMAND_SESSION_LENGTH,
     KVS_COMMAND_PREFIX_PUBLISH,
     KVS_COMMAND_PREFIX_RELEASE,
+    KVS_COMMAND_OBJECTS,
     KVS_COMMAND_CLIENT_STUCK, /* from data to control: a client lost its channel */
 };
 
 struct kvs_prefix;
+struct kvs_object_page;
 
 struct kvs_command {
     enum kvs_command_kind kind;
@@ -67,6 +69,7 @@ struct kvs_command {
     /* session_length: lowered to what the thread's units of each layer have, by all threads;
      * NULL: not wanted */
     _Atomic uint32_t *layer_tokens;
+    struct kvs_object_page *object_page; /* objects: what is asked, and the answer */
 };
 
 #endif

@@ -9,6 +9,7 @@
  *   session.c      a session's units, and the requests that wait for their rows
  *   client.c       a client and its end
  *   command.c      commands of the control thread
+ *   object_page.c  some objects at a time, to list or to delete them
  *   stats.c        gauges
  *   shard.c        creation, destruction, one step
  *   check.c        asserts the invariants of shard.h
