@@ -97,6 +97,7 @@ int kvw_generate_run(struct kvw_context *worker)
         outcome = KVW_USAGE;
         goto end;
     }
+    worker->reuses = !worker->options->fresh;
     if ((outcome = kvw_open_file(worker)) != KVW_DONE ||
         (outcome = kvw_open_model(worker)) != KVW_DONE ||
         (outcome = kvw_open_sampler(worker, &sampler)) != KVW_DONE ||
@@ -128,7 +129,8 @@ int kvw_generate_run(struct kvw_context *worker)
         .is_end = is_end,
     };
 
-    status = kvw_generate(&setup, tokens, (uint32_t)n_tokens, 0, &result);
+    status = kvw_generate(&setup, tokens, (uint32_t)n_tokens,
+                          kvw_session_reused(worker->attention->session), &result);
     kvw_progress_end();
     if (status != KV_OK) {
         kvw_step_error(worker, status);

@@ -1,6 +1,7 @@
 #include "gpu-worker/engine/generate.h"
 
 #include "gpu-worker/base/time.h"
+#include "gpu-worker/kvcache/session.h"
 
 #include <stdlib.h>
 
@@ -89,6 +90,9 @@ static kv_status_t decode(const struct kvw_generate_setup *setup,
         if (status != KV_OK)
             return status;
         result->passed_tokens = n + 1;
+        /* By now the store has most of the prompt's rows. */
+        if (result->generated_tokens == 1 || (n + 1) % KV_BLOCK_TOKENS == 0)
+            kvw_session_publish(setup->attention->session, tokens, n + 1, false);
     }
 }
 
@@ -125,6 +129,8 @@ kv_status_t kvw_generate(const struct kvw_generate_setup *setup,
         result.tpot_s = (result.last_s - result.ttft_s) / (double)(result.generated_tokens - 1);
     if (status == KV_OK)
         status = kvw_method_flush(setup->attention);
+    if (status == KV_OK)
+        kvw_session_publish(setup->attention->session, tokens, result.passed_tokens, true);
     result.total_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         *ret_result = result;

@@ -6,10 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum {
-    BLOCKS_NAMED = 16, /* of the prompt: later ones place nothing */
-};
-
 struct kvw_session {
     struct kv_client *client;
     struct kvw_device *device;
@@ -21,6 +17,10 @@ struct kvw_session {
     struct kv_session *session;
     struct kv_session *parent; /* while a fork of it is in use; NULL: none is */
     struct kvw_write_behind *writer;
+    struct kv_model_info *info; /* what names depend on; NULL: nothing is published */
+    uint32_t n_reused;
+    uint32_t n_published;     /* tokens */
+    struct kv_op *publishing; /* NULL: none is under way */
     char detail[512];
 };
 
@@ -38,6 +38,8 @@ void kvw_session_destroy(struct kvw_session *store)
     if (store == NULL)
         return;
     kvw_write_behind_destroy(store->writer);
+    kv_op_free(store->publishing);
+    free(store->info);
     if (store->is_kept && store->parent == NULL)
         kv_session_free(store->session);
     else
@@ -49,44 +51,69 @@ void kvw_session_destroy(struct kvw_session *store)
     free(store);
 }
 
-/* Names the prompt's full blocks, so that its session is where others with its beginning are.
- * Returns how many names there are. */
-static uint32_t name_blocks(const struct kvw_session_setup *setup,
-                            const struct kv_model_info *info,
-                            struct kv_id128 ret_names[BLOCKS_NAMED])
+/* Names the full blocks of some tokens.  Returns the names, to be freed, and their number; NULL: out
+ * of memory. */
+static struct kv_id128 *name_blocks(struct kv_client *client,
+                                    const struct kv_model_info *info,
+                                    const uint32_t *tokens,
+                                    uint32_t n_tokens,
+                                    uint32_t *ret_n)
 {
-    const uint32_t n_blocks = setup->n_prompt / KV_BLOCK_TOKENS;
-    const uint32_t n = n_blocks < BLOCKS_NAMED ? n_blocks : BLOCKS_NAMED;
+    const uint32_t n = n_tokens / KV_BLOCK_TOKENS;
+    struct kv_id128 *names = malloc((n > 0 ? n : 1) * sizeof(names[0]));
 
-    kv_prompt_names(setup->client, info, setup->prompt, n * KV_BLOCK_TOKENS, NULL, 0,
-                    ret_names);
-    return n;
+    if (names != NULL)
+        kv_prompt_names(client, info, tokens, n * KV_BLOCK_TOKENS, NULL, 0, names);
+    *ret_n = n;
+    return names;
+}
+
+/* Begins to open a new session, where others with the prompt's beginning are, or with their rows. */
+static kv_status_t begin_open(const struct kvw_session_setup *setup,
+                              const struct kv_model_info *info,
+                              struct kv_op **ret_op)
+{
+    struct kv_session_options options = {.tokens_max = setup->capacity,
+                                         .is_fresh = !setup->reuses};
+    /* The last token is computed in any case: the answer begins with its logits. */
+    struct kv_id128 *names =
+        name_blocks(setup->client, info, setup->prompt,
+                    setup->n_prompt > 0 ? setup->n_prompt - 1 : 0, &options.n_block_names);
+    kv_status_t status;
+
+    if (names == NULL)
+        return KV_NO_MEMORY;
+    options.block_names = names;
+    status = kv_open_begin(setup->client, info, &options, 0, ret_op);
+    free(names);
+    return status;
 }
 
 static kv_status_t open_session(struct kvw_session *store,
                                 const struct kvw_session_setup *setup)
 {
-    struct kv_id128 names[BLOCKS_NAMED];
-    struct kv_session_options options = {.tokens_max = setup->capacity, .block_names = names};
-    struct kv_model_info *info = calloc(1, sizeof(*info));
     struct kv_op *op;
-    kv_status_t status = KV_NO_MEMORY;
+    kv_status_t status;
 
-    if (info == NULL)
+    store->info = calloc(1, sizeof(*store->info));
+    if (store->info == NULL)
         return KV_NO_MEMORY;
-    status = kvw_model_info(setup->model, setup->dtype, info);
-    if (status == KV_OK && setup->share != NULL) {
+    status = kvw_model_info(setup->model, setup->dtype, store->info);
+    if (status == KV_OK && setup->share != NULL)
         status = kv_resume_begin(setup->client, &setup->share->ticket, 0, &op);
-    } else if (status == KV_OK) {
-        options.n_block_names = name_blocks(setup, info, names);
-        status = kv_open_begin(setup->client, info, &options, 0, &op);
-    }
+    else if (status == KV_OK)
+        status = begin_open(setup, store->info, &op);
     if (status == KV_OK) {
         status = kv_wait(op);
         store->session = kv_op_session(op);
+        if (status == KV_OK && setup->share == NULL)
+            store->n_reused = kv_op_tokens(op);
         kv_op_free(op);
     }
-    free(info);
+    if (!setup->reuses) {
+        free(store->info);
+        store->info = NULL;
+    }
     return status;
 }
 
@@ -236,6 +263,60 @@ kvw_session_refuse(struct kvw_session *store, kv_status_t status, const char *fo
     return status;
 }
 
+uint32_t kvw_session_reused(const struct kvw_session *store)
+{
+    return store->n_reused;
+}
+
+/* What a publish that has ended says. */
+static void end_publishing(struct kvw_session *store)
+{
+    if (kv_op_status(store->publishing) == KV_OK)
+        store->n_published = kv_op_tokens(store->publishing);
+    kv_op_free(store->publishing);
+    store->publishing = NULL;
+}
+
+static kv_status_t
+begin_publishing(struct kvw_session *store, const uint32_t *tokens, uint32_t n_tokens)
+{
+    struct kv_publish publish = {.first_block = 0};
+    struct kv_id128 *names =
+        name_blocks(store->client, store->info, tokens, n_tokens, &publish.n_names);
+    kv_status_t status;
+
+    if (names == NULL)
+        return KV_NO_MEMORY;
+    publish.names = names;
+    status = kv_publish_begin(store->session, &publish, 0, &store->publishing);
+    free(names);
+    return status;
+}
+
+void kvw_session_publish(struct kvw_session *store,
+                         const uint32_t *tokens,
+                         uint32_t n_tokens,
+                         bool waits)
+{
+    if (store->info == NULL || store->parent != NULL)
+        return;
+    if (store->publishing != NULL) {
+        if (waits)
+            (void)kv_wait(store->publishing);
+        if (kv_op_status(store->publishing) == KV_IN_PROGRESS)
+            return;
+        end_publishing(store);
+    }
+    if (n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS <= store->n_published)
+        return;
+    if (waits && kvw_session_flush(store) != KV_OK)
+        return;
+    if (begin_publishing(store, tokens, n_tokens) == KV_OK && waits) {
+        (void)kv_wait(store->publishing);
+        end_publishing(store);
+    }
+}
+
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens)
 {
     struct kv_op *op;
@@ -246,6 +327,8 @@ kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens)
     status = kv_truncate_begin(store->session, tokens, 0, &op);
     if (status == KV_OK)
         status = kv_finish(op);
+    if (store->n_published > tokens)
+        store->n_published = tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     return kvw_session_fail(store, status);
 }
 

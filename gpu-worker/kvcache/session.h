@@ -51,6 +51,17 @@ kvw_session_end_pass(struct kvw_session *store, enum kvw_phase phase, uint32_t t
 /* Makes progress on transfers, without waiting. */
 kv_status_t kvw_session_poll(struct kvw_session *store);
 
+/* Returns how many tokens of the prompt the session began with, which need not be computed. */
+uint32_t kvw_session_reused(const struct kvw_session *store);
+/* Has the store keep the full blocks of these tokens, the session's first, for others (setup.reuses;
+ * else does nothing).  Blocks whose rows are still on their way are kept by a later call.  `waits`:
+ * all are, when the call returns.  A failure is not the session's: nobody then reuses them.
+ *   tokens  (n_tokens) */
+void kvw_session_publish(struct kvw_session *store,
+                         const uint32_t *tokens,
+                         uint32_t n_tokens,
+                         bool waits);
+
 /* Forgets the tokens from `tokens` on. */
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens);
 /* Waits until the store has every row. */
