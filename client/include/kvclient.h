@@ -245,8 +245,7 @@ struct kv_session_options {
     /* (n_block_names) of the prompt's full blocks, from the first one on, as
      * kv_prompt_names() makes them; NULL: unknown.  The session begins with the rows of the longest
      * prefix of them that all its nodes keep (kv_publish_begin()), with their codes and summaries,
-     * and kv_op_tokens() says how many.  Name no block whose rows the caller needs to compute: the
-     * logits of a prompt's last token come from computing it.
+     * and kv_op_tokens() says how many.
      *
      * Sessions with the same first block are on the same nodes, others anywhere.  Where there
      * are many of them, the nodes spread those that come later: of these, those are together, as
@@ -254,7 +253,8 @@ struct kv_session_options {
      * the last one of blocks 8, 4, 2, 1 that they have.  For this, only the first 16 names count. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
-    bool is_fresh; /* the session begins without rows, whatever is kept */
+    uint32_t match_blocks_max; /* of them, at most so many are attached; 0: all */
+    bool is_fresh;             /* the session begins without rows, whatever is kept */
 };
 
 /* Creates an empty session for a model, on at most eight of the nodes, and registers the model

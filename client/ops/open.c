@@ -33,7 +33,7 @@ struct open_part {
     uint32_t branch, n_rows; /* of the prompt's root; n_rows 0: it has one row and no other */
     struct kv_id128 *names;  /* (n_names) of its blocks; owned */
     uint32_t n_names;
-    bool matches; /* what is stored of them is to be attached */
+    uint32_t n_match; /* of them, may be attached */
     uint64_t writer;
     uint32_t most; /* tokens that a node has attached */
 };
@@ -117,11 +117,11 @@ static bool attach(struct kv_op *op, const struct kvc_node *node, const Kvpb__Op
 {
     struct kv_session *session = op->result;
     const uint32_t position = kvc_row_position(&session->row, node);
-    const uint64_t limit = open_of(op)->n_names * (uint64_t)KV_BLOCK_TOKENS;
+    const uint64_t limit = open_of(op)->n_match * (uint64_t)KV_BLOCK_TOKENS;
 
     if (position >= session->schema.n_units) /* it has no units of the session */
         return true;
-    if (!open_of(op)->matches || node->version < KV_WIRE_VERSION_PREFIXES) {
+    if (open_of(op)->n_match == 0 || node->version < KV_WIRE_VERSION_PREFIXES) {
         op->tokens = 0;
         return true;
     }
@@ -282,7 +282,7 @@ static void model_done(struct kvc_call *call,
     request.placement = &placement;
     request.block_names.data = (uint8_t *)open_of(op)->names;
     request.block_names.len = open_of(op)->n_names * sizeof(open_of(op)->names[0]);
-    request.match = open_of(op)->matches;
+    request.match_blocks = open_of(op)->n_match;
     if (open_of(op)->n_rows > 0) {
         request.prompt_root = open_of(op)->prompt_root;
         request.branch = open_of(op)->branch;
@@ -358,7 +358,9 @@ static kv_status_t read_prompt(struct kv_op *op, const struct kv_session_options
         return KV_OK;
     part->n_names =
         options->n_block_names < KV_WIRE_NAMES_MAX ? options->n_block_names : KV_WIRE_NAMES_MAX;
-    part->matches = !options->is_fresh;
+    part->n_match = options->is_fresh ? 0 : part->n_names;
+    if (options->match_blocks_max > 0 && options->match_blocks_max < part->n_match)
+        part->n_match = options->match_blocks_max;
     part->names = malloc(part->n_names * sizeof(part->names[0]));
     if (part->names == NULL)
         return kvc_set_error(&op->client->loop, KV_NO_MEMORY, "open: out of memory");

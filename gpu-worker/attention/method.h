@@ -141,6 +141,11 @@ kv_status_t kvw_method_leave_fork(struct kvw_method *attention, uint32_t tokens)
 kv_status_t kvw_method_truncate(struct kvw_method *attention, uint32_t tokens);
 /* Waits until the store has every row. */
 kv_status_t kvw_method_flush(struct kvw_method *attention);
+/* As kvw_session_publish(). */
+void kvw_method_publish(struct kvw_method *attention,
+                        const uint32_t *tokens,
+                        uint32_t n_tokens,
+                        bool waits);
 /* Keeps the session alive; call about every second while nothing is computed. */
 void kvw_method_keepalive(struct kvw_method *attention);
 

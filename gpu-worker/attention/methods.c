@@ -93,6 +93,14 @@ kv_status_t kvw_method_flush(struct kvw_method *attention)
     return kvw_session_flush(attention->session);
 }
 
+void kvw_method_publish(struct kvw_method *attention,
+                        const uint32_t *tokens,
+                        uint32_t n_tokens,
+                        bool waits)
+{
+    kvw_session_publish(attention->session, tokens, n_tokens, waits);
+}
+
 void kvw_method_keepalive(struct kvw_method *attention)
 {
     kvw_session_poll(attention->session);

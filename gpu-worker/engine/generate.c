@@ -1,7 +1,6 @@
 #include "gpu-worker/engine/generate.h"
 
 #include "gpu-worker/base/time.h"
-#include "gpu-worker/kvcache/session.h"
 
 #include <stdlib.h>
 
@@ -92,7 +91,7 @@ static kv_status_t decode(const struct kvw_generate_setup *setup,
         result->passed_tokens = n + 1;
         /* By now the store has most of the prompt's rows. */
         if (result->generated_tokens == 1 || (n + 1) % KV_BLOCK_TOKENS == 0)
-            kvw_session_publish(setup->attention->session, tokens, n + 1, false);
+            kvw_method_publish(setup->attention, tokens, n + 1, false);
     }
 }
 
@@ -130,7 +129,7 @@ kv_status_t kvw_generate(const struct kvw_generate_setup *setup,
     if (status == KV_OK)
         status = kvw_method_flush(setup->attention);
     if (status == KV_OK)
-        kvw_session_publish(setup->attention->session, tokens, result.passed_tokens, true);
+        kvw_method_publish(setup->attention, tokens, result.passed_tokens, true);
     result.total_s = kvw_seconds_since(begin_us);
     if (status == KV_OK)
         *ret_result = result;

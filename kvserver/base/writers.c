@@ -58,16 +58,6 @@ kv_writers_create(const struct kv_writers *from, uint32_t tokens, uint64_t write
     return writers;
 }
 
-bool kv_writers_same(const struct kv_writers *a, const struct kv_writers *b)
-{
-    if (a->n_runs != b->n_runs)
-        return false;
-    for (uint32_t i = 0; i < a->n_runs; i++)
-        if (a->runs[i].writer != b->runs[i].writer || a->runs[i].end != b->runs[i].end)
-            return false;
-    return true;
-}
-
 static uint32_t slice_runs(const struct kv_writers *writers, uint32_t begin, uint32_t end)
 {
     return find_run(writers, end - 1) - find_run(writers, begin) + 1;

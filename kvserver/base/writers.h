@@ -58,8 +58,6 @@ static inline uint64_t kv_writers_own(const struct kv_writers *writers)
     return writers->runs[writers->n_runs - 1].writer;
 }
 
-bool kv_writers_same(const struct kv_writers *a, const struct kv_writers *b);
-
 /* Copy the runs of the tokens [begin, end), at least one: the bytes of the copy, and the copy,
  * which is valid for these tokens only. */
 size_t kv_writers_slice_bytes(const struct kv_writers *writers, uint32_t begin, uint32_t end);

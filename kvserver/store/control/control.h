@@ -404,13 +404,14 @@ void kvs_roots_fini(struct kvs_control *control);
 
 /* ---- ops_prefix.c ---- */
 
-/* Gives a session that is being opened the names of its prompt's blocks and its writers; `match`:
- * and the longest prefix of them that is here, which its data threads are then to be told.  Fails
+/* Gives a session that is being opened the names of its prompt's blocks and its writers, and the
+ * longest prefix of the first `match_blocks` of them that is here, which its data threads are then
+ * to be told.  Fails
  * with KV_INVALID if the field is malformed, and with KV_NO_MEMORY. */
 kv_status_t kvs_session_match(struct kvs_control *control,
                               struct kvs_session *session,
                               const ProtobufCBinaryData *names,
-                              bool match,
+                              uint32_t match_blocks,
                               uint64_t writer);
 /* The block after `tokens` that matched has bad rows: it goes, and those behind it. */
 void kvs_session_found_bad(struct kvs_control *control,

@@ -102,14 +102,19 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
 
 /* ---- open -------------------------------------------------------------------------------- */
 
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 kv_status_t kvs_session_match(struct kvs_control *control,
                               struct kvs_session *session,
                               const ProtobufCBinaryData *names,
-                              bool match,
+                              uint32_t match_blocks,
                               uint64_t writer)
 {
     const struct kvs_prefix_place place = place_of(session);
-    const uint32_t n = count_names(names);
+    uint32_t n = count_names(names);
     struct kvs_prefix *prefix = NULL;
     kv_status_t status = KV_OK;
 
@@ -119,11 +124,9 @@ kv_status_t kvs_session_match(struct kvs_control *control,
         status = add_names(session, 0, names_in(names), n);
     if (status != KV_OK)
         return status;
-    if (match)
-        prefix = kvs_prefixes_find(control->prefixes, &place, session->names,
-                                   n < session->tokens_max / KV_BLOCK_TOKENS
-                                       ? n
-                                       : session->tokens_max / KV_BLOCK_TOKENS);
+    n = least(n, least(match_blocks, session->tokens_max / KV_BLOCK_TOKENS));
+    if (n > 0)
+        prefix = kvs_prefixes_find(control->prefixes, &place, session->names, n);
     if (prefix != NULL) {
         session->writers = kvs_prefix_writers(prefix, writer);
         session->matched = (prefix->depth + 1) * KV_BLOCK_TOKENS;

@@ -333,7 +333,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
     kvs_session_place(control, session, placement->root, placement->epoch, placement->n_nodes,
                       placement->position);
-    status = kvs_session_match(control, session, &request->block_names, request->match,
+    status = kvs_session_match(control, session, &request->block_names, request->match_blocks,
                                request->writer);
     if (status == KV_OK && request->n_rows != 0 &&
         !kvs_root_enter(control, session, request->prompt_root, request->branch,
