@@ -33,6 +33,8 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .sessions_max = setup->sessions_max,
         .root_sessions = setup->root_sessions,
         .scrub_bytes = setup->scrub_bytes,
+        .eviction = setup->eviction,
+        .tenant_quota = setup->tenant_quota,
         .credits = setup->credits,
         .lease_ms = setup->lease_ms,
         .wire_version_max = setup->wire_version_max,

@@ -23,6 +23,8 @@ struct cluster_setup {
     uint64_t memory_bytes; /* of each node */
     uint32_t lease_ms, sessions_max, root_sessions, credits;
     uint64_t scrub_bytes;
+    const char *eviction; /* NULL: the node's default */
+    uint64_t tenant_quota;
     uint32_t wire_version_max;
 };
 

@@ -21,7 +21,7 @@ struct kvs_eviction_facts {
     uint32_t n_uses;
     uint32_t depth; /* blocks before it */
     uint64_t bytes;
-    double floor; /* the value of what went last */
+    double floor; /* the value of what had gone last by then */
 };
 
 struct kvs_eviction_policy {

@@ -118,7 +118,7 @@ static void heap_update(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
                                              .n_uses = prefix->n_uses,
                                              .depth = prefix->depth,
                                              .bytes = prefix->home->block_bytes,
-                                             .floor = prefixes->floor};
+                                             .floor = prefix->floor};
     struct kvs_prefix_tenant *tenant = prefix->home->tenant;
 
     if (!may_go(prefix)) {
@@ -345,6 +345,7 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
     }
     prefix->home = own;
     prefix->used_us = now_us;
+    prefix->floor = prefixes->floor;
     prefix->n_uses = 1;
     link_to_parent(prefix, parent);
     own->n_prefixes++;
@@ -363,6 +364,7 @@ void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, ui
      * so are they. */
     if (prefix->used_us < now_us)
         prefix->used_us = now_us;
+    prefix->floor = prefixes->floor;
     if (prefix->n_uses < UINT32_MAX)
         prefix->n_uses++;
     heap_update(prefixes, prefix);
@@ -411,13 +413,16 @@ struct kvs_prefix *kvs_prefix_last(struct kvs_prefix *prefix)
     return prefix;
 }
 
-/* What was known of the one that goes is true of its parent, too. */
+/* What was known of the one that goes is true of its parent, too.  Its first use, by who published
+ * it, was counted there: who opened the parent used it, and who published both has one for each. */
 static void inherit(struct kvs_prefix *parent, const struct kvs_prefix *prefix)
 {
     if (parent->used_us < prefix->used_us)
         parent->used_us = prefix->used_us;
+    if (parent->floor < prefix->floor)
+        parent->floor = prefix->floor;
     parent->n_uses = parent->n_uses < UINT32_MAX - prefix->n_uses
-                         ? parent->n_uses + prefix->n_uses
+                         ? parent->n_uses + prefix->n_uses - 1
                          : UINT32_MAX;
 }
 

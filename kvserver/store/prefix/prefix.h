@@ -83,6 +83,7 @@ struct kvs_prefix {
     uint32_t *tokens; /* (KV_BLOCK_TOKENS) for readers of events; NULL: not told */
     uint64_t used_us;
     uint64_t pinned_us; /* until when; UINT64_MAX: until it is unpinned */
+    double floor;       /* the value of what went last, when it was last used */
     double value;       /* while it is in the heap */
     uint32_t depth;     /* the block's number in its prompt */
     uint32_t n_holders; /* sessions, and who is about to free it */

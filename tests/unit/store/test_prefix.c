@@ -152,7 +152,7 @@ static void model_remove(struct kvs_prefixes *prefixes, struct known *known)
     if (parent == NULL)
         return;
     parent->n_children--;
-    parent->n_uses += known->n_uses;
+    parent->n_uses += known->n_uses - 1;
     if (parent->used_us < known->used_us)
         parent->used_us = known->used_us;
 }
@@ -385,6 +385,20 @@ static void gdsf_goes_by_worth(void **state)
     atomic_store(&pages->spare_bytes, 0);
 }
 
+/* Of two prompts that are worth the same, one goes as a whole before the other one. */
+static void gdsf_takes_one_by_one(void **state)
+{
+    struct kvs_prefixes *prefixes = create("gdsf");
+    struct kvs_prefix *parents[2] = {NULL, NULL};
+
+    (void)state;
+    for (uint64_t i = 0; i < 6; i++)
+        parents[i / 3] = add(prefixes, parents[i / 3], 0, i, i);
+    kvs_prefix_use(prefixes, parents[1], 10);
+    expect_order(prefixes, (const uint64_t[]){2, 1, 0, 5, 4, 3}, 6);
+    kvs_prefixes_destroy(prefixes);
+}
+
 static void held_and_pinned_stay(void **state)
 {
     struct kvs_prefixes *prefixes = create("lru");
@@ -474,8 +488,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(agrees_with_model),     cmocka_unit_test(lru_goes_by_last_use),
         cmocka_unit_test(hint_keeps_until_then), cmocka_unit_test(gdsf_goes_by_worth),
-        cmocka_unit_test(held_and_pinned_stay),  cmocka_unit_test(shares_of_tenants),
-        cmocka_unit_test(many_prefixes),
+        cmocka_unit_test(gdsf_takes_one_by_one), cmocka_unit_test(held_and_pinned_stay),
+        cmocka_unit_test(shares_of_tenants),     cmocka_unit_test(many_prefixes),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -1,0 +1,351 @@
+/* test_eviction.c - a store whose memory is full of prefixes: each put finds room, what was used
+ * lately stays, tenants keep to their quota and their share, and no answer is wrong.
+ *
+ * Embedded nodes with threads, over the loopback, and the real client library.
+ */
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+
+#include "kvserver/store/node_private.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_THREADS = 2,
+    MEMORY_BYTES = 128 << 20,
+    N_LAYERS = 2,
+    N_HEADS = 4,
+    DIM = 64,
+    BLOCKS = 6,
+    TOKENS = BLOCKS * KV_BLOCK_TOKENS,
+    BLOCK_BYTES = N_LAYERS * N_HEADS * (4 * DIM + 4) * KV_BLOCK_TOKENS,
+    PROMPT_BYTES = BLOCKS * BLOCK_BYTES,
+    BUFFER_BYTES = 2 << 20,
+    /* Ten times the memory. */
+    N_PROMPTS = (int)(10 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
+    TENANTS = 2,
+};
+
+static struct cluster cluster;
+static struct kv_client *clients[TENANTS];
+static struct kv_buffer *buffers[TENANTS];
+static struct kv_model_info model;
+static struct kv_id128 names[N_PROMPTS][BLOCKS];
+
+static void open_store(uint32_t n_nodes, const char *policy, uint64_t quota)
+{
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    const struct cluster_setup setup = {
+        .row = &kv_transport_loopback,
+        .n_nodes = n_nodes,
+        .n_threads = N_THREADS,
+        .memory_bytes = MEMORY_BYTES,
+        .eviction = policy,
+        .tenant_quota = quota,
+    };
+
+    assert_true(cluster_open(&cluster, &setup));
+    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    for (uint32_t i = 0; i < TENANTS; i++) {
+        const struct cluster_client of = {.tenant = i};
+
+        clients[i] = cluster_connect(&cluster, &of);
+        assert_int_equal(kv_buffer_alloc(clients[i], BUFFER_BYTES, &buffers[i]), KV_OK);
+    }
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        uint32_t tokens[TOKENS];
+
+        for (uint32_t at = 0; at < TOKENS; at++)
+            tokens[at] = at + i * TOKENS;
+        kv_prompt_names(clients[0], &model, tokens, TOKENS, NULL, 0, names[i]);
+    }
+}
+
+/* The books are right to the byte. */
+static void close_store(void)
+{
+    for (uint32_t i = 0; i < TENANTS; i++)
+        kv_client_close(clients[i]);
+    for (uint32_t i = 0; i < cluster.n_nodes; i++) {
+        kvs_node_stop(cluster.nodes[i]);
+        for (int step = 0; step < 1000; step++) {
+            kvs_node_control_step(cluster.nodes[i]);
+            for (uint32_t thread = 0; thread < N_THREADS; thread++)
+                kvs_node_data_step(cluster.nodes[i], thread);
+        }
+        kvs_node_check(cluster.nodes[i]);
+        kvs_node_check_memory(cluster.nodes[i]);
+    }
+    cluster_close(&cluster);
+}
+
+/* ---- operations -------------------------------------------------------------------------- */
+
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+static struct kv_session *open_prompt(uint32_t tenant, uint32_t prompt, uint32_t *ret_tokens)
+{
+    const struct kv_session_options options = {.block_names = names[prompt],
+                                               .n_block_names = BLOCKS};
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(clients[tenant], &model, &options, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    *ret_tokens = kv_op_tokens(op);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    return session;
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+static uint64_t salt_of(uint32_t tenant, uint32_t prompt)
+{
+    return tenant * 100000 + prompt;
+}
+
+static struct kv_rows rows_of(uint32_t begin)
+{
+    return (struct kv_rows){
+        .n_layers = N_LAYERS, .token_begin = begin, .n_tokens = TOKENS - begin};
+}
+
+static kv_status_t
+try_put(uint32_t tenant, uint32_t prompt, struct kv_session *session, uint32_t begin)
+{
+    const struct kv_rows rows = rows_of(begin);
+    const struct kv_rows_io io = {.buffer = buffers[tenant]};
+    kv_status_t status;
+    struct kv_op *op;
+
+    test_box(kv_buffer_data(buffers[tenant]), &model.schema, &rows, salt_of(tenant, prompt));
+    assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
+    status = kv_wait(op);
+    if (status != KV_OK)
+        print_message("put: %s\n", kv_op_detail(op));
+    kv_op_free(op);
+    return status;
+}
+
+static void expect_rows(uint32_t tenant, uint32_t prompt, struct kv_session *session)
+{
+    const struct kv_rows rows = rows_of(0);
+    const struct kv_rows_io io = {.buffer = buffers[tenant]};
+    struct kv_op *op;
+
+    memset(kv_buffer_data(buffers[tenant]), 0, BUFFER_BYTES);
+    assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "read");
+    assert_true(test_is_box(kv_buffer_data(buffers[tenant]), &model.schema, &rows,
+                            salt_of(tenant, prompt)));
+}
+
+static uint32_t publish(uint32_t prompt, struct kv_session *session)
+{
+    const struct kv_publish blocks = {.n_names = BLOCKS, .names = names[prompt]};
+    uint32_t tokens;
+    struct kv_op *op;
+
+    assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("publish: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return tokens;
+}
+
+static uint32_t match(uint32_t tenant, uint32_t prompt)
+{
+    uint32_t tokens;
+    struct kv_op *op;
+
+    assert_int_equal(kv_match_begin(clients[tenant], names[prompt], BLOCKS, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("match: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return tokens;
+}
+
+/* A session with the prompt: what is not there is put.  Returns the tokens that were there, or are
+ * kept at the end. */
+static uint32_t use_prompt(uint32_t tenant, uint32_t prompt, bool publishes)
+{
+    uint32_t tokens;
+    struct kv_session *session = open_prompt(tenant, prompt, &tokens);
+
+    if (tokens < TOKENS)
+        assert_int_equal(try_put(tenant, prompt, session, tokens), KV_OK);
+    expect_rows(tenant, prompt, session);
+    if (publishes)
+        tokens = publish(prompt, session);
+    close_session(session);
+    return tokens;
+}
+
+/* ---- tests ------------------------------------------------------------------------------- */
+
+/* Ten times what fits: every put is done, and what is there in the end is what came last. */
+static void the_latest_stay(void **state)
+{
+    uint32_t n_whole = 0;
+    bool is_older = false;
+
+    (void)state;
+    open_store(1, "lru", 0);
+    for (uint32_t i = 0; i < N_PROMPTS; i++)
+        assert_int_equal(use_prompt(0, i, true), TOKENS);
+    for (uint32_t i = N_PROMPTS; i-- > 0;) {
+        const uint32_t tokens = match(0, i);
+
+        /* At most one of them is there in part, and none before it. */
+        assert_true(!is_older || tokens == 0);
+        is_older = is_older || tokens < TOKENS;
+        n_whole += tokens == TOKENS;
+    }
+    print_message("%u of %d prompts are there; %.0f requests were sent again\n", n_whole,
+                  N_PROMPTS, cluster_total(clients[0], "stats", "busy"));
+    assert_in_range(n_whole, MEMORY_BYTES / PROMPT_BYTES / 2, MEMORY_BYTES / PROMPT_BYTES);
+    for (uint32_t i = 0; i < n_whole; i++)
+        assert_int_equal(use_prompt(0, N_PROMPTS - 1 - i, false), TOKENS);
+    assert_true(cluster_total(clients[0], "stats", "prefixes_evicted") > 0);
+    close_store();
+}
+
+/* One prompt is asked for again and again, and stays. */
+static void what_is_used_stays(void **state)
+{
+    (void)state;
+    for (unsigned policy = 0; kvs_eviction_at(policy) != NULL; policy++) {
+        open_store(1, kvs_eviction_at(policy)->name, 0);
+        assert_int_equal(use_prompt(0, 0, true), TOKENS);
+        for (uint32_t i = 1; i < N_PROMPTS / 3; i++) {
+            assert_int_equal(use_prompt(0, i, true), TOKENS);
+            if (i % 4 != 0)
+                continue;
+            assert_int_equal(match(0, 0), TOKENS);
+            assert_int_equal(use_prompt(0, 0, false), TOKENS);
+        }
+        assert_true(cluster_total(clients[0], "stats", "prefixes_evicted") > 0);
+        close_store();
+    }
+}
+
+/* Sessions that are open keep theirs.  When they have all of it, a put fails; when one of them
+ * ends, its rows make room. */
+static void sessions_keep_theirs(void **state)
+{
+    static struct kv_session *sessions[N_PROMPTS];
+    kv_status_t status = KV_OK;
+    uint32_t tokens, n = 0;
+
+    (void)state;
+    open_store(1, NULL, 0);
+    for (; status == KV_OK && n < N_PROMPTS; n++) {
+        sessions[n] = open_prompt(0, n, &tokens);
+        assert_int_equal(tokens, 0);
+        status = try_put(0, n, sessions[n], 0);
+        if (status == KV_OK)
+            assert_int_equal(publish(n, sessions[n]), TOKENS);
+    }
+    assert_int_equal(status, KV_NO_MEMORY);
+    assert_in_range(n, 4, MEMORY_BYTES / PROMPT_BYTES + 1);
+    for (uint32_t i = 0; i + 1 < n; i++)
+        expect_rows(0, i, sessions[i]);
+    close_session(sessions[0]);
+    close_session(sessions[1]);
+    assert_int_equal(try_put(0, n - 1, sessions[n - 1], 0), KV_OK);
+    for (uint32_t i = 2; i < n; i++) {
+        expect_rows(0, i, sessions[i]);
+        close_session(sessions[i]);
+    }
+    close_store();
+}
+
+/* A tenant that stores ten times the memory leaves another one its own. */
+static void tenants_keep_their_share(void **state)
+{
+    (void)state;
+    open_store(1, NULL, 0);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(use_prompt(1, i, true), TOKENS);
+    for (uint32_t i = 0; i < N_PROMPTS; i++)
+        assert_int_equal(use_prompt(0, i, true), TOKENS);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(match(1, i), TOKENS);
+        assert_int_equal(use_prompt(1, i, false), TOKENS);
+    }
+    close_store();
+}
+
+/* Beyond its quota a tenant's own oldest go, and nothing of another's; while a session has them,
+ * they stay, and fewer blocks are kept. */
+static void tenants_have_a_quota(void **state)
+{
+    struct kv_session *session;
+    uint32_t tokens;
+
+    (void)state;
+    open_store(1, NULL, 2 * PROMPT_BYTES);
+    assert_int_equal(use_prompt(1, 0, true), TOKENS);
+    assert_int_equal(use_prompt(1, 1, true), TOKENS);
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(use_prompt(0, i, true), TOKENS);
+        assert_int_equal(match(0, i), TOKENS);
+        if (i > 0)
+            assert_int_equal(match(0, i - 1), TOKENS);
+        if (i > 1)
+            assert_int_equal(match(0, i - 2), 0);
+    }
+    assert_int_equal(match(1, 0), TOKENS);
+    assert_int_equal(match(1, 1), TOKENS);
+    assert_true(cluster_total(clients[0], "stats", "prefixes_over_quota") == 3 * BLOCKS);
+
+    session = open_prompt(0, 4, &tokens);
+    assert_int_equal(tokens, TOKENS);
+    /* Not what the session has: so one prompt of the two. */
+    assert_int_equal(use_prompt(0, 5, true), TOKENS);
+    assert_int_equal(use_prompt(0, 6, true), TOKENS);
+    assert_int_equal(match(0, 4), TOKENS);
+    close_session(session);
+    close_store();
+
+    open_store(1, NULL, 2 * BLOCK_BYTES + 1000);
+    assert_int_equal(use_prompt(0, 0, true), 2 * KV_BLOCK_TOKENS);
+    assert_int_equal(match(0, 0), 2 * KV_BLOCK_TOKENS);
+    assert_true(cluster_total(clients[0], "stats", "prefixes_refused") == 1);
+    close_store();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_latest_stay),      cmocka_unit_test(what_is_used_stays),
+        cmocka_unit_test(sessions_keep_theirs), cmocka_unit_test(tenants_keep_their_share),
+        cmocka_unit_test(tenants_have_a_quota),
+    };
+
+    return cmocka_run_group_tests_name("eviction", tests, NULL, NULL);
+}
