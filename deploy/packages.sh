@@ -6,6 +6,7 @@ set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
     protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev
+    libzmq3-dev libmsgpack-dev
     python3 ca-certificates"
 tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
 

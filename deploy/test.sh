@@ -112,13 +112,14 @@ sh "$top/deploy/packages.sh" test
 UCX_ERROR_SIGNALS=
 export UCX_ERROR_SIGNALS
 
-# The worker is compared with NumPy; without access to the Python index, that test is skipped.
+# The worker is compared with NumPy, and events are read with vLLM's types; without access to the
+# Python index, these tests are skipped.
 venv=$top/build-test/compare/venv
-if ! "$venv/bin/python" -c 'import gguf, numpy' 2>/dev/null; then
-    echo "==> numpy, gguf: build-test/compare/venv"
+if ! "$venv/bin/python" -c 'import gguf, numpy, msgspec, zmq' 2>/dev/null; then
+    echo "==> numpy, gguf, msgspec, pyzmq: build-test/compare/venv"
     mkdir -p "$top/build-test/compare"
     { python3 -m venv "$venv" &&
-        "$venv/bin/pip" --quiet --disable-pip-version-check install gguf numpy; } \
+        "$venv/bin/pip" --quiet --disable-pip-version-check install gguf numpy msgspec pyzmq; } \
         >"$top/build-test/compare/log" 2>&1 ||
         tail -n 3 "$top/build-test/compare/log"
 fi

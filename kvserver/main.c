@@ -123,15 +123,48 @@ static const struct kv_option rows[] = {
      .value = "SECONDS"},
     {.name = "eviction",
      .default_text = "lru",
-     .help = "which prefix goes first when memory is short: the least recently used, or the one "
-             "that is seldom used and cheap to compute again",
+     .help =
+         "which prefix goes first when memory is short: the least recently used, or the one "
+         "that is seldom used and cheap to compute again",
      .offset = FIELD(eviction),
      .type = KV_CONFIG_STRING,
      .choices = "lru|gdsf"},
     {.name = "tenant-quota",
      .default_text = "0",
-     .help = "bytes of rows that are kept for each tenant under the names of their blocks; 0: any",
+     .help =
+         "bytes of rows that are kept for each tenant under the names of their blocks; 0: any",
      .offset = FIELD(tenant_quota),
+     .type = KV_CONFIG_SIZE},
+    {.name = "events",
+     .default_text = "",
+     .help = "publish events about blocks on this ZeroMQ PUB endpoint, as vLLM does; empty: no "
+             "events",
+     .offset = FIELD(events),
+     .type = KV_CONFIG_STRING,
+     .value = "tcp://HOST:PORT"},
+    {.name = "events-replay",
+     .default_text = "",
+     .help = "repeat the last events to readers that ask this ZeroMQ ROUTER endpoint",
+     .offset = FIELD(events_replay),
+     .type = KV_CONFIG_STRING,
+     .value = "tcp://HOST:PORT"},
+    {.name = "events-topic",
+     .default_text = "kv-events",
+     .help = "topic of the events",
+     .offset = FIELD(events_topic),
+     .type = KV_CONFIG_STRING,
+     .value = "NAME"},
+    {.name = "events-hashes",
+     .default_text = "bytes",
+     .help = "block names in events: 16 bytes, or their last 64 bits as a number, for readers "
+             "that take no others",
+     .offset = FIELD(events_hashes),
+     .type = KV_CONFIG_STRING,
+     .choices = "bytes|int"},
+    {.name = "events-buffer",
+     .default_text = "16M",
+     .help = "memory for events that can be repeated",
+     .offset = FIELD(events_buffer),
      .type = KV_CONFIG_SIZE},
     {.name = "log-level",
      .default_text = "info",
@@ -272,8 +305,19 @@ static void announce(const struct kvs_server_info *info)
     if (info->exposed)
         kv_log(KV_LOG_WARN, "listen: %s: TLS is not implemented: use trusted networks only",
                info->control);
-    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s\n",
+    if (info->events[0] != 0)
+        kv_log(KV_LOG_INFO, "events: %s; replay: %s", info->events,
+               info->events_replay[0] != 0 ? info->events_replay : "none");
+    if (info->events_exposed)
+        kv_log(KV_LOG_WARN, "events: %s: no access control: use trusted networks only",
+               info->events);
+    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s",
            info->control, info->metrics, info->transports, info->n_threads, memory, info->dir);
+    if (info->events[0] != 0)
+        printf(" events=%s", info->events);
+    if (info->events_replay[0] != 0)
+        printf(" events-replay=%s", info->events_replay);
+    printf("\n");
     fflush(stdout);
 }
 

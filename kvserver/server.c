@@ -6,6 +6,7 @@
 #include "kvserver/base/thread.h"
 #include "kvserver/data_dir.h"
 #include "kvserver/disk/disk.h"
+#include "kvserver/event_feed.h"
 #include "kvserver/grpc_server.h"
 #include "kvserver/metrics_http.h"
 #include "kvserver/net/transport.h"
@@ -34,6 +35,7 @@ struct kvs_server {
     struct kvs_server_info info;
     struct kvs_data_dir *data_dir;
     struct kvs_grpc_server *grpc;
+    struct kvs_event_feed *feed; /* NULL: none */
     struct kvs_metrics_http *http;
     struct kv_disk *disk;
     struct kv_transport *transport;
@@ -55,6 +57,8 @@ static void write_metrics(void *arg, FILE *out)
 
     if (node != NULL)
         kvs_node_metrics(node, out);
+    if (server->feed != NULL)
+        kvs_event_feed_metrics(server->feed, out);
 }
 
 static bool is_healthy(void *arg)
@@ -139,6 +143,31 @@ static struct kvs_node_config node_config(const struct kvs_server_options *optio
     };
 }
 
+static struct kvs_event_feed_config feed_config(const struct kvs_server_options *options)
+{
+    return (struct kvs_event_feed_config){
+        .endpoint = options->events,
+        .replay_endpoint = options->events_replay,
+        .topic = options->events_topic,
+        .int_hashes = strcmp(options->events_hashes, "int") == 0,
+        .buffer_bytes = options->events_buffer,
+    };
+}
+
+static kv_status_t
+check_feed(const struct kvs_server_options *options, char *detail, size_t detail_bytes)
+{
+    const struct kvs_event_feed_config config = feed_config(options);
+
+    if (options->events[0] != 0)
+        return kvs_event_feed_check(&config, detail, detail_bytes);
+    if (options->events_replay[0] == 0)
+        return KV_OK;
+    snprintf(detail, detail_bytes, "events-replay: %s: needs --events as well",
+             options->events_replay);
+    return KV_INVALID;
+}
+
 /* Fills `info` and checks what can be checked before anything starts: a value that is wrong is
  * named even if something else is in use. */
 static kv_status_t settle_options(const struct kvs_server_options *options,
@@ -161,6 +190,8 @@ static kv_status_t settle_options(const struct kvs_server_options *options,
     if (status == KV_OK)
         status =
             find_data_dir(options->dir, info->dir, sizeof(info->dir), detail, detail_bytes);
+    if (status == KV_OK)
+        status = check_feed(options, detail, detail_bytes);
     if (status != KV_OK)
         return status;
 
@@ -190,6 +221,27 @@ static void format_address(const char *option, uint16_t port, char *text, size_t
     snprintf(text, text_bytes, "%.*s:%u", host_bytes, option, (unsigned)port);
 }
 
+static kv_status_t open_feed(struct kvs_server *server,
+                             const struct kvs_server_options *options,
+                             char *detail,
+                             size_t detail_bytes)
+{
+    const struct kvs_event_feed_config config = feed_config(options);
+    struct kvs_server_info *info = &server->info;
+    kv_status_t status = KV_OK;
+
+    if (options->events[0] != 0)
+        status = kvs_event_feed_create(&config, &server->feed, detail, detail_bytes);
+    if (server->feed != NULL) {
+        snprintf(info->events, sizeof(info->events), "%s",
+                 kvs_event_feed_endpoint(server->feed));
+        snprintf(info->events_replay, sizeof(info->events_replay), "%s",
+                 kvs_event_feed_replay_endpoint(server->feed));
+        info->events_exposed = !kvs_event_feed_is_local(server->feed);
+    }
+    return status;
+}
+
 static kv_status_t open_ports(struct kvs_server *server,
                               const struct kvs_server_options *options,
                               char *detail,
@@ -206,6 +258,9 @@ static kv_status_t open_ports(struct kvs_server *server,
         return status;
     format_address(options->listen, kvs_grpc_server_port(server->grpc), info->control,
                    sizeof(info->control));
+    status = open_feed(server, options, detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
     status =
         kvs_metrics_http_create(options->metrics, &source, &server->http, detail, detail_bytes);
     if (status != KV_OK)
@@ -258,6 +313,7 @@ static kv_status_t open_node(struct kvs_server *server,
     config.name = info->name;
     config.transport = server->transport;
     config.disk = server->disk;
+    config.events = server->feed != NULL ? kvs_event_feed_sink(server->feed) : NULL;
     status = kvs_node_create(&config, &server->node, detail, detail_bytes);
     if (status == KV_NO_MEMORY)
         snprintf(detail, detail_bytes, "memory: cannot reserve %s",
@@ -335,6 +391,7 @@ void kvs_server_destroy(struct kvs_server *server)
     if (server->node_runs)
         kvs_node_stop(server->node);
     kvs_node_destroy(server->node);
+    kvs_event_feed_destroy(server->feed); /* after the node, which tells it of events */
     if (server->transport != NULL)
         server->transport->ops->close(server->transport);
     if (server->disk != NULL)

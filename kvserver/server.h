@@ -1,8 +1,8 @@
 /* server.h - a storage node as a process: owns every module, starts them in order, and stops
  * them in reverse.
  *
- *     values of options -> data directory -> control port -> metrics -> disk -> transport -> node
- *         -> data threads -> control calls
+ *     values of options -> data directory -> control port -> feed of events -> metrics -> disk
+ *         -> transport -> node -> data threads -> control calls
  *
  * A value that is wrong is so whatever else is in use, so it is reported first.  The ports are bound
  * early, so that a port in use is reported before memory is reserved; until the node serves, /ready
@@ -34,9 +34,14 @@ struct kvs_server_options {
     char name[KV_CONFIG_STRING_BYTES]; /* "": host name and port */
     char log_level[KV_CONFIG_STRING_BYTES];
     char eviction[KV_CONFIG_STRING_BYTES];
-    uint64_t memory;  /* bytes; 0: a quarter of the memory available */
-    uint64_t scrub;   /* bytes per second; 0: none */
-    uint64_t threads; /* 0: one per core */
+    char events[KV_CONFIG_STRING_BYTES]; /* "": no feed of events */
+    char events_replay[KV_CONFIG_STRING_BYTES];
+    char events_topic[KV_CONFIG_STRING_BYTES];
+    char events_hashes[KV_CONFIG_STRING_BYTES];
+    uint64_t events_buffer; /* bytes */
+    uint64_t memory;        /* bytes; 0: a quarter of the memory available */
+    uint64_t scrub;         /* bytes per second; 0: none */
+    uint64_t threads;       /* 0: one per core */
     uint64_t sessions;
     uint64_t root_sessions; /* 0: a sixteenth of those */
     uint64_t clients;
@@ -54,9 +59,12 @@ struct kvs_server_info {
     char transports[KV_CONFIG_STRING_BYTES]; /* comma-separated */
     char dir[KV_CONFIG_STRING_BYTES];
     char name[KV_CONFIG_STRING_BYTES];
+    char events[KV_CONFIG_STRING_BYTES]; /* with the bound port; "": there is no feed */
+    char events_replay[KV_CONFIG_STRING_BYTES];
     uint64_t memory;
     uint32_t n_threads;
-    bool exposed; /* listens beyond loopback */
+    bool exposed;        /* listens beyond loopback */
+    bool events_exposed; /* the feed does */
 };
 
 /* Starts everything.  After it returns, the node serves whenever the caller calls

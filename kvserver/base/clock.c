@@ -2,13 +2,23 @@
 
 #include <time.h>
 
-static uint64_t real_now(const struct kv_clock *clock)
+static uint64_t read_us(clockid_t id)
 {
     struct timespec now;
 
-    (void)clock;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(id, &now);
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+static uint64_t real_now(const struct kv_clock *clock)
+{
+    (void)clock;
+    return read_us(CLOCK_MONOTONIC);
+}
+
+uint64_t kv_clock_unix_us(void)
+{
+    return read_us(CLOCK_REALTIME);
 }
 
 static uint64_t virtual_now(const struct kv_clock *clock)

@@ -17,6 +17,9 @@ struct kv_clock {
 /* CLOCK_MONOTONIC. */
 extern const struct kv_clock kv_clock_real;
 
+/* Returns microseconds since 1970, for people and other programs to read: it may jump. */
+uint64_t kv_clock_unix_us(void);
+
 /* Makes a clock that shows virtual_us. */
 void kv_clock_virtual_init(struct kv_clock *clock, uint64_t start_us);
 
