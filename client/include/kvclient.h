@@ -791,8 +791,8 @@ struct kv_table {
     const struct kv_cell *cells; /* (n_rows, n_columns) */
 };
 
-/* Requests a table about one node: "status", "sessions", "clients", "models", "ops", "stats" or
- * "scrub".  Its texts have no control characters. */
+/* Requests a table about one node: "status", "sessions", "clients", "models", "ops", "stats",
+ * "scrub" or "threads".  Its texts have no control characters. */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,
                                   const char *name,

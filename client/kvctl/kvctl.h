@@ -2,7 +2,7 @@
  *
  *   main.c            options, the table of commands, exit codes
  *   kvctl.c           what commands share: opening clients, reporting failures, a clock
- *   table.c           status, sessions, clients, ops, stats, models, scrub; drain
+ *   table.c           status, sessions, clients, ops, stats, models, scrub, threads; drain
  *   object.c          put, get, exists, delete
  *   object_list.c     objects, delete --prefix
  *   ping.c            ping

@@ -86,6 +86,7 @@ static const struct command {
     {"stats", "", "all counters; times such as index_us in microseconds", 0, 0,
      kvctl_tables_run},
     {"scrub", "", "background memory check: progress and findings", 0, 0, kvctl_tables_run},
+    {"threads", "", "what each data thread holds in memory", 0, 0, kvctl_tables_run},
     {"ping", "", "latency and throughput to each node, and its transport", 0, 0,
      kvctl_ping_run},
     {"put", "NAME [FILE|-]", "store an object; no FILE or -: standard input", 1, 2,

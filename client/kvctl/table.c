@@ -1,4 +1,4 @@
-/* kvctl status, sessions, clients, models, ops, stats and scrub: prints the nodes' tables.
+/* kvctl status, sessions, clients, models, ops, stats, scrub and threads: prints the nodes' tables.
  *
  * The node defines what a table contains; this file only prints it.  As JSON, a table of names
  * and values is one object, any other table is one object per line.

@@ -11,6 +11,7 @@
 
 #include "client/deadlines.h"
 #include "kvserver/base/clock.h"
+#include "kvserver/base/log.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/base/writers.h"
 
@@ -2013,6 +2014,147 @@ static void cached_objects_make_room(void **state)
     cluster_close(&own);
 }
 
+/* The parts of what a node and each of its threads have in memory are the whole, and say where rows
+ * and objects are. */
+static void memory_is_told(void **state)
+{
+    static const char *const parts[] = {"memory_rows_bytes",    "memory_codes_bytes",
+                                        "memory_index_bytes",   "memory_objects_bytes",
+                                        "memory_records_bytes", "memory_unused_bytes"};
+    enum {
+        N = 5,
+        BYTES = 1 << 20,
+        N_TOKENS = 2000
+    };
+    struct kv_object one = {.bytes = BYTES, .evictable = true};
+    struct kv_session *session;
+    struct cluster own;
+    struct side side;
+    double rows, whole = 0, sum = 0, by_thread = 0;
+    char name[16];
+
+    (void)state;
+    assert_true(open_own(&own, 64 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    cluster_look(&own);
+    assert_int_equal(cluster_total(side.client, "status", "memory_rows_bytes"), 0);
+    assert_int_equal(cluster_total(side.client, "status", "memory_objects_bytes"), 0);
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, N_TOKENS, 1, KV_OK);
+    cluster_look(&own);
+    rows = cluster_total(side.client, "status", "memory_rows_bytes");
+    assert_true(rows >= (double)N_TOKENS * kv_schema_token_bytes(kv_session_schema(session)));
+    assert_true(rows <= cluster_total(side.client, "status", "memory_used_bytes"));
+    one.name = name;
+    one.buffer = side.out;
+    for (unsigned i = 0; i < N; i++) {
+        snprintf(name, sizeof(name), "%u", i);
+        object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    }
+    cluster_look(&own);
+    assert_int_equal(cluster_total(side.client, "status", "memory_rows_bytes"), rows);
+    assert_true(cluster_total(side.client, "status", "memory_objects_bytes") >= N * BYTES);
+    assert_true(cluster_total(side.client, "status", "memory_objects_bytes") < 1.2 * N * BYTES);
+    for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        sum += cluster_total(side.client, "status", parts[i]);
+    whole = cluster_total(side.client, "status", "memory_used_bytes");
+    assert_int_equal(sum, whole);
+    assert_true(whole + cluster_total(side.client, "status", "memory_free_bytes") <=
+                cluster_total(side.client, "status", "memory_bytes"));
+    for (uint32_t node = 0; node < shape.n_nodes; node++) {
+        const struct kv_table *table;
+        struct kv_op *op;
+
+        assert_int_equal(kv_table_begin(side.client, node, "threads", 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        table = kv_op_table(op);
+        assert_int_equal(table->n_rows, shape.n_threads);
+        for (uint32_t i = 0; i < table->n_rows; i++) {
+            const struct kv_cell *cells = &table->cells[i * table->n_columns];
+            double parts_of_it = 0;
+
+            for (unsigned j = 2; j < 8; j++)
+                parts_of_it += cells[j].number;
+            assert_int_equal(parts_of_it, cells[1].number);
+            by_thread += cells[1].number;
+        }
+        kv_op_free(op);
+    }
+    assert_int_equal(by_thread, whole);
+    close_session(session);
+    assert_true(cluster_becomes(side.client, "status", "memory_rows_bytes", 0));
+    close_side(&side);
+    cluster_close(&own);
+}
+
+static _Atomic unsigned n_scarce, n_full;
+
+static void count_warnings(void *arg, enum kv_log_level level, const char *line)
+{
+    (void)arg;
+    n_scarce += level == KV_LOG_WARN && strstr(line, "memory: 90 % of ") != NULL;
+    n_full += level == KV_LOG_WARN && strstr(line, "memory: 100 % of ") != NULL;
+}
+
+/* Waits until the node's control thread has looked around. */
+static void wait_for_control(struct side *side)
+{
+    const double begin_s = cluster_number(side->client, 0, "status", "uptime_s");
+
+    while (cluster_number(side->client, 0, "status", "uptime_s") < begin_s + 0.1)
+        continue;
+}
+
+/* One warning when memory gets scarce, and one when there is none, each time that this happens. */
+static void full_memory_is_told(void **state)
+{
+    struct kv_object_list_options all = {.prefix = "full-", .deletes = true};
+    struct kv_object one = {.bytes = 1 << 20};
+    struct cluster own;
+    struct side side;
+    struct kv_op *op;
+    char name[16];
+
+    (void)state;
+    if (!is_first_shape())
+        skip();
+    assert_true(open_own(&own, 48 << 20, 0));
+    open_side_as(&side, &own, NULL);
+    one.name = name;
+    one.buffer = side.out;
+    kv_log_set_sink(count_warnings, NULL);
+    for (unsigned time = 1; time <= 2; time++) {
+        unsigned n = 0;
+        kv_status_t status = KV_OK;
+
+        while (status == KV_OK) {
+            snprintf(name, sizeof(name), "full-%u", n++);
+            assert_int_equal(kv_objects_begin(side.client, KV_OBJECT_PUT, &one, 1, 0, &op),
+                             KV_OK);
+            status = kv_finish(op);
+            if (n % 4 == 0) {
+                cluster_look(&own);
+                wait_for_control(&side);
+            }
+            if (status == KV_OK && n < 36) /* four fifths */
+                assert_true(n_scarce == time - 1 && n_full == time - 1);
+        }
+        assert_int_equal(status, KV_NO_MEMORY);
+        cluster_look(&own);
+        wait_for_control(&side);
+        wait_for_control(&side);
+        assert_int_equal(n_scarce, time);
+        assert_int_equal(n_full, time);
+        assert_int_equal(kv_object_list_begin(side.client, 0, &all, 0, &op), KV_OK);
+        assert_int_equal(kv_finish(op), KV_OK);
+        cluster_look(&own);
+        wait_for_control(&side);
+    }
+    kv_log_set_sink(NULL, NULL);
+    close_side(&side);
+    cluster_close(&own);
+}
+
 /* Lists, or deletes, the objects of all nodes whose names begin so, `limit` at a time.  Puts
  * another one behind each list.  Returns how many there are. */
 static uint64_t
@@ -2647,6 +2789,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(cached_objects_make_room),
         cmocka_unit_test(objects_are_listed),
+        cmocka_unit_test(memory_is_told),
+        cmocka_unit_test(full_memory_is_told),
         cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(deletes_leave_later_objects_alone),
         cmocka_unit_test(deleted_objects_stay_deleted),

@@ -1379,7 +1379,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__Layer layer = KVPB__LAYER__INIT;
     Kvpb__Layer *layers[MANY_LAYERS];
     static char *const tables[] = {"status", "sessions", "clients", "ops",
-                                   "stats",  "models",   "scrub"};
+                                   "stats",  "models",   "scrub",   "threads"};
     struct kv_random *random = &world.random;
     struct kv_id128 id, other;
     const void *address;
@@ -1484,7 +1484,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         message = &session.base;
         break;
     default:
-        table.name = tables[kv_random_below(random, 6)];
+        table.name = tables[kv_random_below(random, 8)];
         message = &table.base;
         break;
     }
@@ -2894,7 +2894,7 @@ static bool tells(const struct kv_id128 *secret)
 static void tables_tell_no_secrets(void **state)
 {
     static char *const names[] = {"status", "sessions", "clients", "models",
-                                  "ops",    "stats",    "scrub"};
+                                  "ops",    "stats",    "scrub",   "threads"};
     bool tells_session = false;
 
     (void)state;

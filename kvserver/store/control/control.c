@@ -20,6 +20,7 @@ static const struct {
     {20000, kvs_sessions_expire},
     {20000, kvs_clients_check},
     {20000, expire_pins},
+    {20000, kvs_memory_watch},
 };
 
 bool kvs_control_begin(struct kvs_control *control,

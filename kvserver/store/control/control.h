@@ -53,7 +53,7 @@ enum {
     KVS_CALLS_MAX = 1024, /* control requests in flight */
     KVS_LOG_ENTRIES = 16, /* lifecycle operations that a session remembers */
     KVS_CLIENT_NAME_BYTES = 64,
-    KVS_PERIODIC_TASKS = 3, /* control.c */
+    KVS_PERIODIC_TASKS = 4, /* control.c */
 };
 
 /* A model stays known, also on disk, while sessions use it.  After that it stays until another
@@ -207,6 +207,7 @@ struct kvs_control {
     uint64_t n_lease_looks;           /* how often a lease has been computed for its end */
     struct kvs_ended_list ended;      /* sessions that ended */
     struct kvs_pages *pages;          /* of the node */
+    bool has_warned_scarce, has_warned_full; /* of memory, since there was plenty */
     struct kvs_prefixes *prefixes;
     struct kvs_prefix
         *released;     /* a list: data threads are to give refs of their blocks back */
@@ -446,6 +447,8 @@ void kvs_prefix_give_back(struct kvs_control *control, struct kvs_prefix *prefix
 void kvs_prefixes_release_step(struct kvs_control *control);
 /* Ends the holds of a list. */
 void kvs_prefixes_drop(struct kvs_control *control, struct kvs_prefix *list);
+/* Warns once when memory gets scarce, and once when there is none; again after there was plenty. */
+void kvs_memory_watch(struct kvs_control *control, uint64_t now_us);
 /* Evicts while the node is short of pages, some prefixes in each call. */
 void kvs_prefixes_make_room(struct kvs_control *control);
 /* Makes room for a prefix in its tenant's quota.  Returns false if nothing more of the tenant's may

@@ -13,6 +13,23 @@ const struct kvs_counter kvs_counters[] = {
 
 const size_t kvs_n_counters = sizeof(kvs_counters) / sizeof(kvs_counters[0]);
 
+const struct kvs_counter kvs_memory_uses[] = {
+#define USE_ROW(name, help, field)                     \
+    {                                                  \
+#name, help, offsetof(struct kvs_stats, field) \
+    }
+    USE_ROW(used, "memory that data threads have, in whole pages", memory_used),
+    USE_ROW(rows, "memory of rows and their CRCs", memory_rows),
+    USE_ROW(codes, "memory of codes", memory_codes),
+    USE_ROW(index, "memory of codebooks, cells and summaries", memory_index),
+    USE_ROW(objects, "memory of objects, their names and records", objects_memory),
+    USE_ROW(records, "memory of records and lists of blocks and sessions", memory_other),
+    USE_ROW(unused, "room left in the pages that data threads have", memory_unused),
+#undef USE_ROW
+};
+
+const size_t kvs_n_memory_uses = sizeof(kvs_memory_uses) / sizeof(kvs_memory_uses[0]);
+
 uint64_t kvs_stats_total(const struct kvs_control *control, size_t offset)
 {
     uint64_t total =
@@ -22,6 +39,12 @@ uint64_t kvs_stats_total(const struct kvs_control *control, size_t offset)
         total += kvs_counted(
             (const _Atomic uint64_t *)((const char *)&control->shard[i].stats + offset));
     return total;
+}
+
+uint64_t kvs_memory_free(const struct kvs_control *control)
+{
+    return atomic_load_explicit(&control->pages->n_free, memory_order_relaxed) *
+           (uint64_t)KVS_ARENA_PAGE;
 }
 
 void kvs_op_totals(const struct kvs_control *control,
@@ -78,8 +101,6 @@ static const struct {
     const char *name, *help;
     size_t offset;
 } sums[] = {
-    {"memory_used_bytes", "memory in use for rows and objects, in whole pages",
-     offsetof(struct kvs_stats, memory_used)},
     {"segments", "segments of sessions", offsetof(struct kvs_stats, segments)},
     {"absent_blocks", "blocks of sessions that are not in memory",
      offsetof(struct kvs_stats, absent_blocks)},
@@ -120,6 +141,10 @@ static void write_gauges(struct kvs_control *control, FILE *out)
 
     gauge(out, "memory_bytes", "memory for rows, objects and the work of queries",
           control->config.memory_bytes);
+    gauge(out, "memory_used_bytes", "memory in use for rows and objects, in whole pages",
+          kvs_stats_total(control, offsetof(struct kvs_stats, memory_used)));
+    gauge(out, "memory_free_bytes", "memory that no data thread and no query has",
+          kvs_memory_free(control));
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
         gauge(out, sums[i].name, sums[i].help, kvs_stats_total(control, sums[i].offset));
     gauge(out, "scrub_pass_seconds",
@@ -129,6 +154,19 @@ static void write_gauges(struct kvs_control *control, FILE *out)
     gauge(out, "data_threads", "data threads", control->n_threads);
     gauge(out, "draining", "1 while the node is draining", atomic_load(&control->draining));
     gauge(out, "uptime_seconds", "time since the node started", up_us / 1000000);
+}
+
+/* What each data thread holds: the parts, of which "used" is the sum. */
+static void write_memory(const struct kvs_control *control, FILE *out)
+{
+    metric(out, "thread_memory_bytes", "gauge", "memory of each data thread, by use");
+    for (uint32_t thread = 0; thread < control->n_threads; thread++)
+        for (size_t i = 1; i < kvs_n_memory_uses; i++)
+            fprintf(out, "topkv_thread_memory_bytes{thread=\"%u\",use=\"%s\"} %llu\n", thread,
+                    kvs_memory_uses[i].name,
+                    (unsigned long long)kvs_counted(
+                        (const _Atomic uint64_t *)((const char *)&control->shard[thread].stats +
+                                                   kvs_memory_uses[i].offset)));
 }
 
 static void write_ops(const struct kvs_control *control, FILE *out)
@@ -166,5 +204,6 @@ void kvs_control_metrics(struct kvs_control *control, FILE *out)
 {
     write_counters(control, out);
     write_gauges(control, out);
+    write_memory(control, out);
     write_ops(control, out);
 }

@@ -19,8 +19,15 @@ struct kvs_counter {
 extern const struct kvs_counter kvs_counters[];
 extern const size_t kvs_n_counters;
 
+/* What the memory that a data thread has is used for, and the sum of it. */
+extern const struct kvs_counter kvs_memory_uses[];
+extern const size_t kvs_n_memory_uses;
+
 /* Returns the sum over all threads of the number at that offset in struct kvs_stats. */
 uint64_t kvs_stats_total(const struct kvs_control *control, size_t offset);
+
+/* Returns the bytes of pages that nobody has. */
+uint64_t kvs_memory_free(const struct kvs_control *control);
 
 /* Sums one operation's numbers over all threads. */
 void kvs_op_totals(const struct kvs_control *control,

@@ -151,6 +151,13 @@ static void table_status(struct kvs_control *control, struct builder *table)
     pair_number(table, "memory_bytes", (double)control->config.memory_bytes);
     pair_number(table, "memory_used_bytes",
                 (double)kvs_stats_total(control, offsetof(struct kvs_stats, memory_used)));
+    for (size_t i = 1; i < kvs_n_memory_uses; i++) {
+        char name[40];
+
+        snprintf(name, sizeof(name), "memory_%s_bytes", kvs_memory_uses[i].name);
+        pair_number(table, name, (double)kvs_stats_total(control, kvs_memory_uses[i].offset));
+    }
+    pair_number(table, "memory_free_bytes", (double)kvs_memory_free(control));
     pair_number(table, "models", control->n_models);
     pair_number(table, "sessions", control->n_sessions);
     pair_number(table, "clients", n_clients(control));
@@ -313,13 +320,34 @@ static void table_scrub(struct kvs_control *control, struct builder *table)
     }
 }
 
+/* What each data thread holds. */
+static void table_threads(struct kvs_control *control, struct builder *table)
+{
+    columns(table, "thread used_bytes rows_bytes codes_bytes index_bytes objects_bytes "
+                   "records_bytes unused_bytes objects evictable_bytes segments");
+    for (uint32_t i = 0; i < control->n_threads; i++) {
+        const struct kvs_stats *stats = &control->shard[i].stats;
+        Kvpb__Row *to = row(table);
+
+        number(table, to, i);
+        for (size_t use = 0; use < kvs_n_memory_uses; use++)
+            number(
+                table, to,
+                (double)kvs_counted((const _Atomic uint64_t *)((const char *)stats +
+                                                               kvs_memory_uses[use].offset)));
+        number(table, to, (double)kvs_counted(&stats->objects));
+        number(table, to, (double)kvs_counted(&stats->objects_evictable));
+        number(table, to, (double)kvs_counted(&stats->segments));
+    }
+}
+
 static const struct {
     const char *name;
     void (*fill)(struct kvs_control *control, struct builder *table);
 } tables[] = {
     {"status", table_status}, {"sessions", table_sessions}, {"clients", table_clients},
     {"models", table_models}, {"ops", table_ops},           {"stats", table_stats},
-    {"scrub", table_scrub},
+    {"scrub", table_scrub},   {"threads", table_threads},
 };
 
 void kvs_tables_reply(struct kvs_control_call *call, const char *name)

@@ -127,7 +127,8 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
                        .control = kvs_control_objects},
     [KV_OP_TABLE] =
         {.name = "table",
-         .summary = "returns a table: status, sessions, clients, models, ops, stats, scrub",
+         .summary = "returns a table: status, sessions, clients, models, ops, stats, scrub, "
+                    "threads",
          .control = kvs_control_table},
     [KV_OP_DRAIN] = {.name = "drain",
                      .summary = "rejects new work, finishes, stops",

@@ -20,6 +20,8 @@ struct kvs_arena {
     struct kvs_pages *pages; /* some of which are this arena's */
     bool owns_pages;         /* all are */
     uint32_t n_used;         /* this arena's pages */
+    uint64_t bytes_taken;    /* of elements in use */
+    uint64_t bytes_of[KVS_USES];
     uint32_t n_classes, n_exact;
     struct size_class classes[KVS_ARENA_CLASSES_MAX];
 };
@@ -251,6 +253,7 @@ kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32
     for (uint32_t i = begin; i < begin + count; i++)
         page->used[i / 64] |= (uint64_t)1 << i % 64;
     page->n_used += count;
+    arena->bytes_taken += count * class->bytes;
     if (page->n_used == class->per_page)
         list_remove(arena, &class->first, index);
     *ret_count = count;
@@ -277,6 +280,7 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
     assert(index < arena->pages->n_pages && is_own(arena, page) && page->class_id == class_id);
     assert(page->used[bit / 64] >> bit % 64 & 1);
     page->used[bit / 64] &= ~((uint64_t)1 << bit % 64);
+    arena->bytes_taken -= class->bytes;
     /* A full page was on no list. */
     if (page->n_used-- == class->per_page)
         list_push(arena, &class->first, index);
@@ -323,6 +327,26 @@ uint64_t kvs_arena_bytes(const struct kvs_arena *arena)
 uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena)
 {
     return (uint64_t)arena->n_used * KVS_ARENA_PAGE;
+}
+
+uint64_t kvs_arena_bytes_taken(const struct kvs_arena *arena)
+{
+    return arena->bytes_taken;
+}
+
+uint64_t kvs_arena_bytes_of(const struct kvs_arena *arena, enum kvs_arena_use use)
+{
+    return arena->bytes_of[use];
+}
+
+void kvs_arena_use(struct kvs_arena *arena, enum kvs_arena_use use, const void *element)
+{
+    arena->bytes_of[use] += arena->classes[kvs_arena_class_of(arena, element)].bytes;
+}
+
+void kvs_arena_unuse(struct kvs_arena *arena, enum kvs_arena_use use, const void *element)
+{
+    arena->bytes_of[use] -= arena->classes[kvs_arena_class_of(arena, element)].bytes;
 }
 
 /* ---- checks ------------------------------------------------------------------------------ */
@@ -378,6 +402,7 @@ void kvs_arena_check(const struct kvs_arena *arena)
 {
     uint32_t n_pages[KVS_ARENA_CLASSES_MAX] = {0}, n_roomy[KVS_ARENA_CLASSES_MAX] = {0};
     uint32_t n_used = 0, n_exact = 0;
+    uint64_t bytes_taken = 0, bytes_of = 0;
 
     if (arena->owns_pages)
         kvs_pages_check(arena->pages);
@@ -391,9 +416,13 @@ void kvs_arena_check(const struct kvs_arena *arena)
         const uint32_t per_page = arena->classes[page->class_id].per_page;
         check_page(page, per_page);
         n_pages[page->class_id]++;
+        bytes_taken += page->n_used * (uint64_t)arena->classes[page->class_id].bytes;
         n_roomy[page->class_id] += page->n_used < per_page;
     }
     assert(n_used == arena->n_used);
+    for (unsigned use = 0; use < KVS_USES; use++)
+        bytes_of += arena->bytes_of[use];
+    assert(bytes_taken == arena->bytes_taken && bytes_of <= bytes_taken);
     for (uint32_t i = 0; i < arena->n_classes; i++) {
         const struct size_class *class = &arena->classes[i];
 

@@ -19,7 +19,8 @@
  *       the reverse of a forward link.
  *   (3) A used page counts as many elements as have a bit, at least one, and no bit is set
  *       after the last element that fits.
- *   (4) No two classes have the same size, and at most KVS_ARENA_EXACT_MAX are exact.
+ *   (4) The bytes of its elements are counted, and those of a use are no more than these.
+ *   (5) No two classes have the same size, and at most KVS_ARENA_EXACT_MAX are exact.
  *
  * Threads: the data thread.  Memory: elements are in use until kvs_arena_free(); the bytes of a
  * new element are undefined.
@@ -39,6 +40,14 @@ enum {
 };
 
 struct kvs_arena;
+
+/* What elements are used for, as far as it is told. */
+enum kvs_arena_use {
+    KVS_USE_ROWS,  /* and their CRCs */
+    KVS_USE_CODES, /* of rows */
+    KVS_USE_INDEX, /* codebooks, lists, summaries */
+    KVS_USES,
+};
 
 /* Takes pages from those of the node.  Returns NULL if out of memory. */
 struct kvs_arena *kvs_arena_create_in(struct kvs_pages *pages);
@@ -66,6 +75,10 @@ kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32
 void *kvs_arena_alloc(struct kvs_arena *arena, int class_id);
 void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element);
 
+/* An element is used for that, from now on or no longer: kvs_arena_bytes_of() counts it. */
+void kvs_arena_use(struct kvs_arena *arena, enum kvs_arena_use use, const void *element);
+void kvs_arena_unuse(struct kvs_arena *arena, enum kvs_arena_use use, const void *element);
+
 /* Returns the class of an element in use. */
 int kvs_arena_class_of(const struct kvs_arena *arena, const void *element);
 
@@ -85,6 +98,8 @@ void kvs_arena_check(const struct kvs_arena *arena);
 struct kvs_pages *kvs_arena_pages(const struct kvs_arena *arena);
 void *kvs_arena_base(const struct kvs_arena *arena);
 uint64_t kvs_arena_bytes(const struct kvs_arena *arena);
-uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena); /* in whole pages */
+uint64_t kvs_arena_bytes_used(const struct kvs_arena *arena);  /* in whole pages */
+uint64_t kvs_arena_bytes_taken(const struct kvs_arena *arena); /* of these, by elements */
+uint64_t kvs_arena_bytes_of(const struct kvs_arena *arena, enum kvs_arena_use use);
 
 #endif

@@ -27,6 +27,11 @@ static bool is_current(const struct kvs_column *column)
     return column->version == types[column->kind].version;
 }
 
+static enum kvs_arena_use use_of(const struct kvs_column *column)
+{
+    return column->kind == KVS_COLUMN_CODES ? KVS_USE_CODES : KVS_USE_INDEX;
+}
+
 bool kvs_column_create(struct kvs_column *column,
                        struct kvs_arena *arena,
                        enum kvs_column_kind kind,
@@ -39,6 +44,7 @@ bool kvs_column_create(struct kvs_column *column,
         return false;
     assert(kvs_arena_class_bytes(arena, class_id) >= n_bytes);
     *column = (struct kvs_column){.bytes = bytes, .n_bytes = n_bytes, .kind = (uint8_t)kind};
+    kvs_arena_use(arena, use_of(column), bytes);
     return true;
 }
 
@@ -49,6 +55,7 @@ void kvs_column_leave(struct kvs_column *column, struct kvs_arena *arena)
 {
     assert(column->bytes != NULL && column->bytes != &away);
     column->class_id = (uint8_t)kvs_arena_class_of(arena, column->bytes);
+    kvs_arena_unuse(arena, use_of(column), column->bytes);
     kvs_arena_free(arena, column->class_id, column->bytes);
     column->bytes = &away;
 }
@@ -65,6 +72,7 @@ bool kvs_column_return(struct kvs_column *column, struct kvs_arena *arena, const
     else
         memset(to, 0, column->n_bytes);
     column->bytes = to;
+    kvs_arena_use(arena, use_of(column), to);
     return true;
 }
 
@@ -75,8 +83,10 @@ bool kvs_column_is_away(const struct kvs_column *column)
 
 void kvs_column_drop(struct kvs_column *column, struct kvs_arena *arena)
 {
-    if (column->bytes != NULL && column->bytes != &away)
+    if (column->bytes != NULL && column->bytes != &away) {
+        kvs_arena_unuse(arena, use_of(column), column->bytes);
         kvs_arena_free(arena, kvs_arena_class_of(arena, column->bytes), column->bytes);
+    }
     *column = (struct kvs_column){0};
 }
 

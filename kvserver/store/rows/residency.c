@@ -108,6 +108,7 @@ static void segment_leave(struct kvs_segment_store *store, struct kvs_block *blo
     assert(class_id == kvs_arena_class_of(store->arena, rows));
     block->segments[at].rows = KVS_ROWS_AWAY | (uint64_t)class_id << CLASS_SHIFT |
                                fingerprint(rows, image.rows_bytes, image.crcs);
+    kvs_arena_unuse(store->arena, KVS_USE_ROWS, rows);
     kvs_arena_free(store->arena, class_id, rows);
     if (image.codes != NULL)
         kvs_column_leave(&kvs_block_codes_make(store, block, at)->column, store->arena);
@@ -215,6 +216,7 @@ bool kvs_block_restore(struct kvs_segment_store *store,
     memset(rows + n_good, 0, rows_bytes - n_good);
     kvs_segment_away_release(store, &block->segments[at]);
     block->segments[at].rows = (uintptr_t)rows;
+    kvs_arena_use(store->arena, KVS_USE_ROWS, rows);
     if (image != NULL) {
         memcpy(rows, image->rows, n_good);
         memcpy(kvs_block_crcs(block, at), image->crcs, CRCS_BYTES);

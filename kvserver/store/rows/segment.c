@@ -408,9 +408,12 @@ bool kvs_block_crcs_make(struct kvs_segment_store *store, struct kvs_block *bloc
 {
     struct kvs_segment_group *group = kvs_block_group(block, at);
 
-    if (group->crcs == NULL)
+    if (group->crcs == NULL) {
         group->crcs = alloc_exact(store, (size_t)n_of_group(block, at) * KV_BLOCK_TOKENS *
                                              sizeof(uint32_t));
+        if (group->crcs != NULL)
+            kvs_arena_use(store->arena, KVS_USE_ROWS, group->crcs);
+    }
     return group->crcs != NULL;
 }
 
@@ -437,6 +440,7 @@ bool kvs_segment_add(struct kvs_segment_store *store,
     assert(kvs_block_rows(block, at) == rows);
     block->n_own++;
     store->n_segments++;
+    kvs_arena_use(store->arena, KVS_USE_ROWS, rows);
     drop_hidden(store, block);
     return true;
 }
@@ -452,6 +456,7 @@ void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, 
     } else {
         uint8_t *rows = kvs_block_rows(block, at);
 
+        kvs_arena_unuse(store->arena, KVS_USE_ROWS, rows);
         kvs_arena_free(store->arena, kvs_arena_class_of(store->arena, rows), rows);
     }
     block->segments[at] = (struct kvs_segment){0};
@@ -492,8 +497,10 @@ void kvs_block_crcs_free(struct kvs_segment_store *store, struct kvs_block *bloc
     for (uint32_t at = 0; at < block->n_segments; at += KVS_GROUP_SEGMENTS) {
         struct kvs_segment_group *group = kvs_block_group(block, at);
 
-        if (group->crcs != NULL)
+        if (group->crcs != NULL) {
+            kvs_arena_unuse(store->arena, KVS_USE_ROWS, group->crcs);
             free_exact(store, group->crcs);
+        }
         group->crcs = NULL;
     }
 }

@@ -8,8 +8,18 @@ static void tell_memory(struct kvs_shard *shard)
 {
     struct kvs_stats *stats = &shard->stats;
     const struct kvs_codebooks *books = &shard->codebooks;
+    const struct kvs_arena *arena = shard->arena;
+    const uint64_t taken = kvs_arena_bytes_taken(arena);
+    const uint64_t rows = kvs_arena_bytes_of(arena, KVS_USE_ROWS);
+    const uint64_t codes = kvs_arena_bytes_of(arena, KVS_USE_CODES);
+    const uint64_t index = kvs_arena_bytes_of(arena, KVS_USE_INDEX);
 
     kvs_stat_set(&stats->memory_used, kvs_arena_bytes_used(shard->arena));
+    kvs_stat_set(&stats->memory_rows, rows);
+    kvs_stat_set(&stats->memory_codes, codes);
+    kvs_stat_set(&stats->memory_index, index);
+    kvs_stat_set(&stats->memory_other, taken - rows - codes - index - shard->objects.memory);
+    kvs_stat_set(&stats->memory_unused, kvs_arena_bytes_used(arena) - taken);
     kvs_stat_set(&stats->segments, shard->store.n_segments);
     kvs_stat_set(&stats->absent_blocks, kvs_residency_n_absent(&shard->store));
     kvs_stat_set(&stats->codebooks, kv_pool_used(books->pool));

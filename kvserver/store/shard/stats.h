@@ -100,7 +100,10 @@ struct kvs_stats {
     KVS_COUNTERS(KVS_COUNTER_FIELD)
 #undef KVS_COUNTER_FIELD
     /* Gauges, set by the owner. */
-    _Atomic uint64_t memory_used; /* bytes */
+    _Atomic uint64_t memory_used; /* bytes, of whole pages: the sum of what it is used for */
+    _Atomic uint64_t memory_rows, memory_codes, memory_index;
+    _Atomic uint64_t memory_other;  /* records and lists of all these, and of sessions */
+    _Atomic uint64_t memory_unused; /* room that is left in these pages */
     _Atomic uint64_t segments;
     _Atomic uint64_t absent_blocks;
     _Atomic uint64_t codebooks;
