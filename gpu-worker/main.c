@@ -25,8 +25,18 @@ static const struct command {
      kvw_generate_run},
     {"chat", KVW_COMMAND_CHAT, "hold a conversation, one line at a time",
      "Reads lines from standard input and answers them.  Ctrl-C ends the current\n"
-     "answer; between answers it ends the conversation, as Ctrl-D does.",
+     "answer; between answers it ends the conversation, as Ctrl-D does.  With\n"
+     "--session, a later chat of that name goes on with it.",
      kvw_chat_run},
+    {"prefill", KVW_COMMAND_PREFILL, "store the rows of a prompt, for kvworker decode",
+     "Computes the prompt and stores its rows in a session.  kvworker decode with the\n"
+     "same --session answers it, and may start at once.  After that the session lasts\n"
+     "for one lease.",
+     kvw_prefill_run},
+    {"decode", KVW_COMMAND_DECODE, "answer the prompt of a kvworker prefill",
+     "Reads the session's rows layer by layer, while others may still come, and\n"
+     "answers.  What does not come is computed here.",
+     kvw_decode_run},
     {"ask", KVW_COMMAND_ASK, "compare attention methods by questions about one long text",
      "Puts needle sentences into the text and asks the model to complete each of\n"
      "them.  Each method reads the text once; every question runs in a fork of that\n"

@@ -1,6 +1,7 @@
 #include "gpu-worker/commands/context.h"
 
 #include "gpu-worker/base/thread_pool.h"
+#include "gpu-worker/text/chat_template.h"
 #include "kvserver/base/memory.h"
 #include "kvserver/base/thread.h"
 
@@ -232,6 +233,20 @@ bool kvw_options_are_used(const struct kvw_context *worker,
     return true;
 }
 
+static kv_status_t
+open_client(struct kvw_context *worker, const char *nodes, char *detail, size_t detail_bytes)
+{
+    const struct kv_client_options options = {
+        .salt = worker->salt,
+        .salt_bytes = worker->salt_bytes,
+        .nodes = nodes,
+        /* Threads of an embedded node wait for the processors that compute. */
+        .peer_timeout_ms = worker->embedded != NULL ? 10000 : 0,
+    };
+
+    return kv_client_open(&options, &worker->client, detail, detail_bytes);
+}
+
 int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
 {
     const struct kvw_options *options = worker->options;
@@ -239,8 +254,6 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
     char detail[KVW_DETAIL_BYTES] = "";
     kv_schema_t *schema;
     uint64_t rows_bytes, store_tokens;
-    char *salt = NULL;
-    size_t salt_bytes = 0;
     kv_status_t status;
 
     worker->capacity = capacity;
@@ -266,15 +279,14 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
     if (!memory_suffices(worker, rows_bytes, store_tokens))
         return KVW_USAGE;
     if (options->salt_file[0] != '\0') {
-        const int result =
-            kvw_read_file(worker, "salt-file", options->salt_file, &salt, &salt_bytes);
+        const int result = kvw_read_file(worker, "salt-file", options->salt_file, &worker->salt,
+                                         &worker->salt_bytes);
 
         if (result != KVW_DONE)
             return result;
-        if (salt_bytes == 0) {
+        if (worker->salt_bytes == 0) {
             kvw_error(worker, "salt-file: %s: empty: a secret has one byte at least",
                       options->salt_file);
-            free(salt);
             return KVW_USAGE;
         }
     }
@@ -283,21 +295,13 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
         status = kvw_embedded_open(options->memory, &worker->embedded, detail, sizeof(detail));
         if (status != KV_OK) {
             kvw_error(worker, "%s", detail);
-            free(salt);
             return exit_status(status);
         }
     }
 
-    const struct kv_client_options client_options = {
-        .salt = salt,
-        .salt_bytes = salt_bytes,
-        .nodes = is_embedded ? kvw_embedded_address(worker->embedded) : options->store,
-        /* Threads of an embedded node wait for the processors that compute. */
-        .peer_timeout_ms = is_embedded ? 10000 : 0,
-    };
-
-    status = kv_client_open(&client_options, &worker->client, detail, sizeof(detail));
-    free(salt);
+    status = open_client(worker,
+                         is_embedded ? kvw_embedded_address(worker->embedded) : options->store,
+                         detail, sizeof(detail));
     if (status != KV_OK) {
         kvw_error(worker, "store: %.200s%s: %s%s", options->store,
                   strlen(options->store) > 200 ? "..." : "",
@@ -305,6 +309,71 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
         return exit_status(status);
     }
     return KVW_DONE;
+}
+
+/* Whether an entry of the list of nodes, of that many bytes, is a node that the client has not
+ * connected to. */
+static bool is_lost(const struct kv_client *client, const char *entry, size_t bytes)
+{
+    const char *equals = memchr(entry, '=', bytes);
+    const char *address = equals != NULL ? equals + 1 : entry;
+    const size_t address_bytes = bytes - (size_t)(address - entry);
+    struct kv_node_info info;
+
+    for (uint32_t i = 0; i < kv_client_n_nodes(client); i++) {
+        kv_client_node(client, i, &info);
+        if (strlen(info.address) == address_bytes &&
+            memcmp(info.address, address, address_bytes) == 0)
+            return info.state != KV_NODE_CONNECTED;
+    }
+    return false;
+}
+
+/* Returns the nodes of the list that the client has connected to.  NULL: out of memory. */
+static char *living_nodes(const struct kv_client *client, const char *nodes)
+{
+    char *living = calloc(1, strlen(nodes) + 1);
+
+    for (const char *entry = nodes; living != NULL && *entry != '\0';) {
+        const size_t bytes = strcspn(entry, ",");
+
+        if (bytes > 0 && !is_lost(client, entry, bytes)) {
+            if (living[0] != '\0')
+                strcat(living, ",");
+            strncat(living, entry, bytes);
+        }
+        entry += bytes + (entry[bytes] == ',');
+    }
+    return living;
+}
+
+kv_status_t kvw_reconnect(struct kvw_context *worker, char *detail, size_t detail_bytes)
+{
+    const char *nodes = worker->embedded != NULL ? kvw_embedded_address(worker->embedded)
+                                                 : worker->options->store;
+    char *living = NULL;
+    kv_status_t status;
+
+    kvw_close_attention(worker);
+    kv_client_close(worker->client);
+    worker->client = NULL;
+    status = open_client(worker, nodes, detail, detail_bytes);
+    if (status != KV_OK || worker->embedded != NULL)
+        return status;
+    living = living_nodes(worker->client, nodes);
+    if (living == NULL) {
+        snprintf(detail, detail_bytes, "out of memory: list of nodes");
+        return KV_NO_MEMORY;
+    }
+    if (strlen(living) < strlen(nodes)) {
+        /* A session has all nodes of its client's list, if there are no more than eight: without
+         * those that are down, it needs another list. */
+        kv_client_close(worker->client);
+        worker->client = NULL;
+        status = open_client(worker, living, detail, detail_bytes);
+    }
+    free(living);
+    return status;
 }
 
 void kvw_close_attention(struct kvw_context *worker)
@@ -316,11 +385,13 @@ void kvw_close_attention(struct kvw_context *worker)
     worker->attention = NULL;
 }
 
-int kvw_open_attention(struct kvw_context *worker,
-                       const struct kvw_method_ops *ops,
-                       const struct kvw_method_options *options,
-                       const uint32_t *prompt,
-                       uint32_t n_prompt)
+kv_status_t kvw_try_attention(struct kvw_context *worker,
+                              const struct kvw_method_ops *ops,
+                              const struct kvw_method_options *options,
+                              const uint32_t *prompt,
+                              uint32_t n_prompt,
+                              char *detail,
+                              size_t detail_bytes)
 {
     const struct kvw_method_setup setup = {
         .session =
@@ -341,22 +412,34 @@ int kvw_open_attention(struct kvw_context *worker,
             },
         .options = *options,
     };
-    char detail[KVW_DETAIL_BYTES] = "";
     kv_status_t status;
 
     kvw_close_attention(worker);
 
-    status = ops->create(&setup, &worker->attention, detail, sizeof(detail));
+    status = ops->create(&setup, &worker->attention, detail, detail_bytes);
     if (status == KV_OK) {
-        snprintf(detail, sizeof(detail), "out of memory: buffers of the forward pass");
+        snprintf(detail, detail_bytes, "out of memory: buffers of the forward pass");
         status = kvw_forward_create(worker->model, worker->attention, &worker->forward);
     }
-    if (status != KV_OK) {
-        kvw_error(worker, "%s%s", detail, next_step(status));
-        return exit_status(status);
-    }
-    kvw_forward_trace(worker->forward, worker->trace);
-    return KVW_DONE;
+    if (status == KV_OK)
+        kvw_forward_trace(worker->forward, worker->trace);
+    return status;
+}
+
+int kvw_open_attention(struct kvw_context *worker,
+                       const struct kvw_method_ops *ops,
+                       const struct kvw_method_options *options,
+                       const uint32_t *prompt,
+                       uint32_t n_prompt)
+{
+    char detail[KVW_DETAIL_BYTES] = "";
+    const kv_status_t status =
+        kvw_try_attention(worker, ops, options, prompt, n_prompt, detail, sizeof(detail));
+
+    if (status == KV_OK)
+        return KVW_DONE;
+    kvw_error(worker, "%s%s", detail, next_step(status));
+    return exit_status(status);
 }
 
 int kvw_open_session(struct kvw_context *worker,
@@ -386,6 +469,7 @@ void kvw_close(struct kvw_context *worker)
     if (worker->device != NULL)
         worker->device->ops->close(worker->device);
     kvw_gguf_close(worker->gguf);
+    free(worker->salt);
 }
 
 kv_status_t kvw_prefill(const struct kvw_context *worker,
@@ -474,8 +558,21 @@ int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *r
                   options->prompt != NULL ? ": both given" : "");
         return KVW_USAGE;
     }
-    if (options->prompt == NULL)
-        return kvw_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
+    if (options->prompt == NULL) {
+        const int outcome =
+            kvw_read_file(worker, "prompt", options->prompt_file, ret_text, ret_bytes);
+        char *larger = outcome == KVW_DONE ? realloc(*ret_text, *ret_bytes + 1) : NULL;
+
+        if (larger != NULL) {
+            larger[*ret_bytes] = '\0';
+            *ret_text = larger;
+        } else if (outcome == KVW_DONE) {
+            kvw_error(worker, "out of memory: prompt");
+            free(*ret_text);
+            return KVW_FAILED;
+        }
+        return outcome;
+    }
     *ret_bytes = strlen(options->prompt);
     *ret_text = strdup(options->prompt);
     return *ret_text != NULL ? KVW_DONE : KVW_FAILED;
@@ -491,6 +588,40 @@ static bool parse_real(const char *text, double least, double most, double *ret_
         return false;
     *ret_value = value;
     return true;
+}
+
+int kvw_encode_prompt(const struct kvw_context *worker,
+                      const char *text,
+                      size_t bytes,
+                      uint32_t **ret_tokens,
+                      size_t *ret_count)
+{
+    const struct kvw_chat_message message = {
+        .role = KVW_CHAT_USER, .text = text, .bytes = bytes};
+    char detail[KVW_DETAIL_BYTES] = "";
+    struct kvw_chat_template *chat;
+    kv_status_t status;
+
+    if (worker->options->raw) {
+        status = kvw_tokenizer_encode(worker->tokenizer, text, bytes, false, true, ret_tokens,
+                                      ret_count);
+    } else {
+        status = kvw_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat, detail,
+                                          sizeof(detail));
+        if (status != KV_OK) {
+            kvw_error(worker, "%s%s", detail,
+                      status == KV_NOT_FOUND ? ": use --raw to run without a chat template"
+                                             : "");
+            return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
+        }
+        status = kvw_chat_template_encode(chat, &message, 1, ret_tokens, ret_count);
+        kvw_chat_template_destroy(chat);
+    }
+    if (status != KV_OK) {
+        kvw_error(worker, "prompt: tokens: %s", kv_status_name(status));
+        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
+    }
+    return KVW_DONE;
 }
 
 int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_sampler)

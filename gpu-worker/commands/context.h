@@ -7,6 +7,9 @@
  *   info.c           info
  *   generate.c       generate
  *   chat.c           chat
+ *   prefill.c        prefill
+ *   decode.c         decode
+ *   conversation.c   sessions that other processes go on with
  *   logits.c         logits
  *   eval.c           eval
  *   ask.c            ask
@@ -52,6 +55,8 @@ struct kvw_context {
         *share;           /* of the next session that is opened; NULL: a new one */
     bool is_kept, reuses; /* as in struct kvw_session_setup */
     uint32_t kv_head_begin, n_kv_heads;
+    char *salt; /* (salt_bytes) of --salt-file; NULL: none */
+    size_t salt_bytes;
 };
 
 /* The signal received, SIGINT or SIGTERM; code that has handled a SIGINT clears it. */
@@ -80,6 +85,17 @@ int kvw_open_attention(struct kvw_context *worker,
                        const struct kvw_method_options *options,
                        const uint32_t *prompt,
                        uint32_t n_prompt);
+/* The same, without a message. */
+kv_status_t kvw_try_attention(struct kvw_context *worker,
+                              const struct kvw_method_ops *ops,
+                              const struct kvw_method_options *options,
+                              const uint32_t *prompt,
+                              uint32_t n_prompt,
+                              char *detail,
+                              size_t detail_bytes);
+/* Closes attention and client, and connects to those nodes of the store that are up.  Sessions and
+ * objects of the nodes that are down are then elsewhere. */
+kv_status_t kvw_reconnect(struct kvw_context *worker, char *detail, size_t detail_bytes);
 /* Closes attention and forward pass, if they are open. */
 void kvw_close_attention(struct kvw_context *worker);
 void kvw_close(struct kvw_context *worker);
@@ -108,8 +124,16 @@ int kvw_read_file(const struct kvw_context *worker,
                   char **ret_text,
                   size_t *ret_bytes);
 
-/* Reads the prompt of --prompt or --prompt-file; free it with free(). */
+/* Reads the prompt of --prompt or --prompt-file, 0-terminated; free it with free(). */
 int kvw_read_prompt(const struct kvw_context *worker, char **ret_text, size_t *ret_bytes);
+
+/* Encodes a prompt as it is (--raw), or as a user's turn of a conversation.  Free *ret_tokens with
+ * free(). */
+int kvw_encode_prompt(const struct kvw_context *worker,
+                      const char *text,
+                      size_t bytes,
+                      uint32_t **ret_tokens,
+                      size_t *ret_count);
 
 /* Fills the method's options from the command's. */
 int kvw_attention_options(const struct kvw_context *worker,
@@ -155,6 +179,8 @@ void kvw_answer_fini(struct kvw_answer *answer);
 int kvw_info_run(struct kvw_context *worker);
 int kvw_generate_run(struct kvw_context *worker);
 int kvw_chat_run(struct kvw_context *worker);
+int kvw_prefill_run(struct kvw_context *worker);
+int kvw_decode_run(struct kvw_context *worker);
 int kvw_logits_run(struct kvw_context *worker);
 int kvw_eval_run(struct kvw_context *worker);
 int kvw_ask_run(struct kvw_context *worker);

@@ -1,6 +1,5 @@
 /* generate: one prompt, one answer. */
-#include "gpu-worker/commands/context.h"
-#include "gpu-worker/text/chat_template.h"
+#include "gpu-worker/commands/conversation.h"
 #include "gpu-worker/text/utf8_stream.h"
 
 #include <inttypes.h>
@@ -24,41 +23,6 @@ static bool is_end(void *arg, uint32_t token)
     return kvw_tokenizer_is_end(answer->worker->tokenizer, token);
 }
 
-/* Encodes the prompt as it is, or as a user's turn of a conversation. */
-static int encode(const struct kvw_context *worker,
-                  const char *text,
-                  size_t bytes,
-                  uint32_t **ret_tokens,
-                  size_t *ret_count)
-{
-    const struct kvw_chat_message message = {
-        .role = KVW_CHAT_USER, .text = text, .bytes = bytes};
-    char detail[KVW_DETAIL_BYTES] = "";
-    struct kvw_chat_template *chat;
-    kv_status_t status;
-
-    if (worker->options->raw) {
-        status = kvw_tokenizer_encode(worker->tokenizer, text, bytes, false, true, ret_tokens,
-                                      ret_count);
-    } else {
-        status = kvw_chat_template_create(worker->gguf, worker->tokenizer, NULL, &chat, detail,
-                                          sizeof(detail));
-        if (status != KV_OK) {
-            kvw_error(worker, "%s%s", detail,
-                      status == KV_NOT_FOUND ? ": use --raw to run without a chat template"
-                                             : "");
-            return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
-        }
-        status = kvw_chat_template_encode(chat, &message, 1, ret_tokens, ret_count);
-        kvw_chat_template_destroy(chat);
-    }
-    if (status != KV_OK) {
-        kvw_error(worker, "prompt: tokens: %s", kv_status_name(status));
-        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
-    }
-    return KVW_DONE;
-}
-
 /* Tokens of prompt and answer, at most the model's context. */
 static int
 capacity_of(const struct kvw_context *worker, size_t n_tokens, uint32_t *ret_capacity)
@@ -77,6 +41,48 @@ capacity_of(const struct kvw_context *worker, size_t n_tokens, uint32_t *ret_cap
     }
     *ret_capacity = wanted < context ? (uint32_t)wanted : context;
     return KVW_DONE;
+}
+
+/* One more turn of a session's conversation, or, with --raw, more of its text. */
+static int go_on(struct kvw_context *worker, char *text, size_t bytes)
+{
+    struct kvw_conversation conversation;
+    struct kvw_generate_result result;
+    uint32_t *tokens = NULL;
+    size_t n = 0;
+    int outcome;
+
+    if ((outcome = kvw_open_file(worker)) != KVW_DONE ||
+        (outcome = kvw_open_model(worker)) != KVW_DONE) {
+        free(text);
+        return outcome;
+    }
+    outcome = kvw_conversation_open(&conversation, worker);
+    if (outcome == KVW_DONE)
+        outcome = kvw_conversation_check(&conversation, worker->options->raw);
+    if (outcome == KVW_DONE && worker->options->raw) {
+        outcome = kvw_conversation_append(&conversation, text, bytes, &tokens, &n);
+    } else if (outcome == KVW_DONE) {
+        outcome = kvw_conversation_takes(worker, text, bytes)
+                      ? kvw_conversation_template(&conversation)
+                      : KVW_USAGE;
+        if (outcome == KVW_DONE) {
+            outcome = kvw_conversation_add(&conversation, KVW_CHAT_USER, text);
+            text = NULL;
+        }
+        if (outcome == KVW_DONE)
+            outcome = kvw_conversation_encode(&conversation, &tokens, &n);
+    }
+    if (outcome == KVW_DONE)
+        outcome = kvw_conversation_fit(&conversation, n);
+    if (outcome == KVW_DONE)
+        outcome = kvw_conversation_answer(&conversation, tokens, n, &result);
+    if (outcome == KVW_DONE && !worker->options->json)
+        kvw_report_text(worker, &result);
+    free(tokens);
+    free(text);
+    kvw_conversation_close(&conversation);
+    return outcome;
 }
 
 int kvw_generate_run(struct kvw_context *worker)
@@ -98,10 +104,12 @@ int kvw_generate_run(struct kvw_context *worker)
         goto end;
     }
     worker->reuses = !worker->options->fresh;
+    if (worker->options->session[0] != '\0')
+        return go_on(worker, text, bytes);
     if ((outcome = kvw_open_file(worker)) != KVW_DONE ||
         (outcome = kvw_open_model(worker)) != KVW_DONE ||
         (outcome = kvw_open_sampler(worker, &sampler)) != KVW_DONE ||
-        (outcome = encode(worker, text, bytes, &tokens, &n_tokens)) != KVW_DONE ||
+        (outcome = kvw_encode_prompt(worker, text, bytes, &tokens, &n_tokens)) != KVW_DONE ||
         (outcome = capacity_of(worker, n_tokens, &capacity)) != KVW_DONE ||
         (outcome = kvw_open_session(worker, capacity, tokens, (uint32_t)n_tokens)) != KVW_DONE)
         goto end;

@@ -32,6 +32,8 @@ struct kvw_options {
     uint64_t memory;  /* of an embedded store */
     bool json;
 
+    char session[KV_CONFIG_STRING_BYTES];
+    char kv_heads[KV_CONFIG_STRING_BYTES];
     const char *prompt; /* NULL: not given */
     char prompt_file[KV_CONFIG_STRING_BYTES];
     bool raw;

@@ -2,8 +2,10 @@
 
 #include "kvserver/base/random.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct candidate {
     uint32_t token;
@@ -37,6 +39,23 @@ kv_status_t kvw_sampler_create(const struct kvw_sampler_options *options,
 void kvw_sampler_destroy(struct kvw_sampler *sampler)
 {
     free(sampler);
+}
+
+static_assert(sizeof(((struct kv_random *)0)->state) ==
+                  KVW_SAMPLER_STATE_WORDS * sizeof(uint64_t),
+              "a state is all of a generator's");
+
+void kvw_sampler_get_state(const struct kvw_sampler *sampler,
+                           uint64_t ret_state[KVW_SAMPLER_STATE_WORDS])
+{
+    memcpy(ret_state, sampler->random.state, sizeof(sampler->random.state));
+}
+
+void kvw_sampler_set_state(struct kvw_sampler *sampler,
+                           const uint64_t state[KVW_SAMPLER_STATE_WORDS])
+{
+    if ((state[0] | state[1] | state[2] | state[3]) != 0)
+        memcpy(sampler->random.state, state, sizeof(sampler->random.state));
 }
 
 static int by_logit(const void *a, const void *b)

@@ -28,6 +28,17 @@ kv_status_t kvw_sampler_create(const struct kvw_sampler_options *options,
                                struct kvw_sampler **ret_sampler);
 void kvw_sampler_destroy(struct kvw_sampler *sampler); /* NULL is allowed */
 
+/* The state of the random choices, so that another sampler with the same options makes the ones
+ * that this one would have made. */
+enum {
+    KVW_SAMPLER_STATE_WORDS = 4,
+};
+void kvw_sampler_get_state(const struct kvw_sampler *sampler,
+                           uint64_t ret_state[KVW_SAMPLER_STATE_WORDS]);
+/* All zeros are no state, and change nothing. */
+void kvw_sampler_set_state(struct kvw_sampler *sampler,
+                           const uint64_t state[KVW_SAMPLER_STATE_WORDS]);
+
 /* KV_INVALID: the logits hold a NaN, so that there is no next token. */
 kv_status_t
 kvw_sampler_next(struct kvw_sampler *sampler, const float *logits, uint32_t *ret_token);

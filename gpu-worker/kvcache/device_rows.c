@@ -290,6 +290,8 @@ kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
 
 void kvw_device_rows_truncate(struct kvw_device_rows *rows, uint32_t tokens)
 {
+    if (!rows->is_read)
+        return; /* how many there are is known when the first pass begins */
     assert(tokens <= rows->n_tokens);
     rows->n_tokens = tokens;
     /* Later rows have overwritten earlier ones in the ring: none of it is valid. */

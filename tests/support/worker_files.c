@@ -24,15 +24,27 @@ void worker_file_write(char ret_path[PROCESS_PATH_BYTES],
     assert_int_equal(fclose(file), 0);
 }
 
-void worker_file_write_model(char ret_path[PROCESS_PATH_BYTES], const char *name)
+static void write_model(char ret_path[PROCESS_PATH_BYTES], const char *name, const char *chat)
 {
     static struct made_model made;
-    const struct small_tokenizer tokenizer = {.pre = "smollm", .bos = SMALL_BOS};
+    const struct small_tokenizer tokenizer = {.pre = "smollm", .chat = chat, .bos = SMALL_BOS};
     const struct made_flaw none = {.status = KV_OK};
 
     make_model(&made, &none, &tokenizer);
     worker_file_write(ret_path, name, made.maker.data, made.maker.bytes);
     unmake_model(&made);
+}
+
+void worker_file_write_model(char ret_path[PROCESS_PATH_BYTES], const char *name)
+{
+    write_model(ret_path, name, NULL);
+}
+
+void worker_file_write_chat_model(char ret_path[PROCESS_PATH_BYTES], const char *name)
+{
+    write_model(ret_path, name,
+                "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+                "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}");
 }
 
 void worker_text(char *ret_text, size_t bytes)

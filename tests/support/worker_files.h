@@ -14,8 +14,10 @@ void worker_file_write(char ret_path[PROCESS_PATH_BYTES],
                        const void *data,
                        size_t bytes);
 
-/* Writes the made model, the same one every time, with a small tokenizer. */
+/* Writes the made model, the same one every time, with a small tokenizer; and the same model with
+ * a chat template. */
 void worker_file_write_model(char ret_path[PROCESS_PATH_BYTES], const char *name);
+void worker_file_write_chat_model(char ret_path[PROCESS_PATH_BYTES], const char *name);
 
 /* The first so many bytes of a text without an end; words come back, never in one order. */
 void worker_text(char *ret_text, size_t bytes);
