@@ -810,6 +810,15 @@ KV_API kv_status_t kv_drain_begin(struct kv_client *client,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
+/* Closes a session of the client's tenant on one node by its id, as the table "sessions" has it: an
+ * operator's command, which needs no ticket.  Who uses the session is told so.  Fails with
+ * KV_NOT_FOUND if the node has no such session, and with KV_UNSUPPORTED if its version is below 9. */
+KV_API kv_status_t kv_close_id_begin(struct kv_client *client,
+                                     uint32_t node,
+                                     const struct kv_id128 *session_id,
+                                     uint32_t deadline_ms,
+                                     struct kv_op **ret_op);
+
 /* What the keys and values of a prompt depend on beside the model and the tokens: the name of an
  * adapter (of all tokens), the hash of an image (of the tokens that stand for it). */
 struct kv_extra_key {

@@ -2,7 +2,7 @@
  *
  *   main.c            options, the table of commands, exit codes
  *   kvctl.c           what commands share: opening clients, reporting failures, a clock
- *   table.c           status, sessions, clients, ops, stats, models, scrub, threads; drain
+ *   table.c           status, sessions, clients, ops, stats, models, scrub, threads; drain, close
  *   object.c          put, get, exists, delete
  *   object_list.c     objects, delete --prefix
  *   ping.c            ping
@@ -113,6 +113,7 @@ kvctl_print_table(const struct kvctl *ctl, const char *node, const struct kv_tab
 /* The commands; each returns the exit status. */
 int kvctl_tables_run(const struct kvctl *ctl);
 int kvctl_drain_run(const struct kvctl *ctl);
+int kvctl_close_run(const struct kvctl *ctl);
 int kvctl_ping_run(const struct kvctl *ctl);
 int kvctl_put_run(const struct kvctl *ctl);
 int kvctl_get_run(const struct kvctl *ctl);

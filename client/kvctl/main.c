@@ -97,6 +97,7 @@ static const struct command {
     {"delete", "NAME | --prefix START", "delete an object, or all whose names begin so", 0, 1,
      kvctl_delete_run},
     {"objects", "", "objects on each node", 0, 0, kvctl_objects_run},
+    {"close", "SESSION-ID", "close a session, whoever uses it", 1, 1, kvctl_close_run},
     {"drain", "", "finish requests, then stop the nodes: data is lost", 0, 0, kvctl_drain_run},
     {"doctor", "", "check this machine and the nodes", 0, 0, kvctl_doctor_run},
 };

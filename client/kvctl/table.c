@@ -315,3 +315,67 @@ int kvctl_drain_run(const struct kvctl *ctl)
 {
     return kvctl_each_node(ctl, drain_node);
 }
+
+/* Parses an id as the table of sessions shows it. */
+static bool parse_id(const char *text, struct kv_id128 *ret_id)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    if (strlen(text) != 2 * sizeof(ret_id->bytes) ||
+        strspn(text, digits) != 2 * sizeof(ret_id->bytes))
+        return false;
+    for (size_t i = 0; i < sizeof(ret_id->bytes); i++)
+        ret_id->bytes[i] = (uint8_t)((strchr(digits, text[2 * i]) - digits) << 4 |
+                                     (strchr(digits, text[2 * i + 1]) - digits));
+    return true;
+}
+
+/* Closes the session on one node.  Returns KV_NOT_FOUND, and says nothing, if it is not there. */
+static kv_status_t
+close_on(const struct kvctl *ctl, const char *node, const struct kv_id128 *session_id)
+{
+    struct kv_client *client = kvctl_open_node(ctl, node);
+    struct kv_op *op;
+    kv_status_t status;
+
+    if (client == NULL)
+        return KV_UNREACHABLE;
+    status = kv_close_id_begin(client, 0, session_id, 0, &op);
+    if (status == KV_OK)
+        status = kv_finish(op);
+    if (status != KV_OK && status != KV_NOT_FOUND)
+        kvctl_node_failed(ctl, node, status, kv_client_detail(client));
+    kv_client_close(client);
+    return status;
+}
+
+int kvctl_close_run(const struct kvctl *ctl)
+{
+    struct kv_id128 id;
+    uint32_t n_closed = 0, n_failed = 0;
+    struct kv_json json;
+
+    if (!parse_id(ctl->operands[0], &id)) {
+        kvctl_error(ctl,
+                    "SESSION-ID: %s: must be 32 hexadecimal digits, as kvctl sessions has it",
+                    ctl->operands[0]);
+        return KVCTL_USAGE;
+    }
+    for (uint32_t i = 0; i < ctl->n_nodes; i++) {
+        const kv_status_t status = close_on(ctl, ctl->nodes[i], &id);
+
+        n_closed += status == KV_OK;
+        n_failed += status != KV_OK && status != KV_NOT_FOUND;
+    }
+    if (ctl->options.json) {
+        kv_json_begin(&json, stdout);
+        kv_json_text(&json, "session", ctl->operands[0]);
+        kv_json_number(&json, "nodes_closed", n_closed);
+        kv_json_end(&json);
+    } else if (n_closed > 0) {
+        printf("closed %s on %u of %u nodes\n", ctl->operands[0], n_closed, ctl->n_nodes);
+    }
+    if (n_closed == 0 && n_failed == 0)
+        kvctl_error(ctl, "%s: no such session", ctl->operands[0]);
+    return n_closed > 0 && n_failed == 0 ? KVCTL_DONE : KVCTL_FAILED;
+}

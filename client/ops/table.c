@@ -1,4 +1,5 @@
-/* Tables about a node (kvstore.proto, TableReply), and drain. */
+/* Tables about a node (kvstore.proto, TableReply), and what its operator does: drain, and close a
+ * session. */
 #include "client/call.h"
 #include "client/dispatch.h"
 #include "client/include/kvclient.h"
@@ -6,6 +7,7 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/peer.h"
+#include "client/session_private.h"
 #include "client/state.h"
 #include "proto/kv_wire.h"
 #include "proto/kvstore.pb-c.h"
@@ -22,6 +24,7 @@ enum {
 struct table_part {
     uint32_t node_index;
     char name[TABLE_NAME_BYTES];
+    struct kv_id128 session_id; /* close */
     struct kv_table table;
     void *memory; /* of the table */
 };
@@ -106,12 +109,20 @@ static void start_table(struct kv_op *op)
     struct kvc_node *node = &op->client->nodes[table_of(op)->node_index];
     Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
     Kvpb__DrainRequest drain = KVPB__DRAIN_REQUEST__INIT;
+    Kvpb__CloseRequest close = KVPB__CLOSE_REQUEST__INIT;
+    const ProtobufCMessage *request = op->type->id == KV_OP_TABLE   ? &table.base
+                                      : op->type->id == KV_OP_DRAIN ? &drain.base
+                                                                    : &close.base;
     kv_status_t status;
 
+    if (op->type->id == KV_OP_CLOSE && node->version < KV_WIRE_VERSION_PREFIXES) {
+        kvc_op_fail(op, node, NULL, KV_UNSUPPORTED,
+                    "the node's version closes no session without its token");
+        return;
+    }
     table.name = table_of(op)->name;
-    status =
-        kvc_call_begin(node, &op->owner, NULL, op->type->id,
-                       op->type->id == KV_OP_TABLE ? &table.base : &drain.base, table_done);
+    close.session_id = kvc_binary(&table_of(op)->session_id);
+    status = kvc_call_begin(node, &op->owner, NULL, op->type->id, request, table_done);
     if (status != KV_OK)
         kvc_op_fail(op, node, NULL, status, "cannot send the request");
 }
@@ -135,10 +146,17 @@ static const struct kvc_op_type drain_type = {
     .start = start_table,
 };
 
+static const struct kvc_op_type close_type = {
+    .name = "close",
+    .id = KV_OP_CLOSE,
+    .start = start_table,
+};
+
 static kv_status_t begin_table(struct kv_client *client,
                                const struct kvc_op_type *type,
                                uint32_t node_index,
                                const char *name,
+                               const struct kv_id128 *session_id,
                                uint32_t deadline_ms,
                                struct kv_op **ret_op)
 {
@@ -153,6 +171,8 @@ static kv_status_t begin_table(struct kv_client *client,
         return status;
     table_of(op)->node_index = node_index;
     snprintf(table_of(op)->name, sizeof(table_of(op)->name), "%s", name);
+    if (session_id != NULL)
+        table_of(op)->session_id = *session_id;
     kvc_op_require_node(op, node_index);
     return kvc_op_submit(op, ret_op);
 }
@@ -163,7 +183,7 @@ kv_status_t kv_table_begin(struct kv_client *client,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
-    return begin_table(client, &table_type, node_index, name, deadline_ms, ret_op);
+    return begin_table(client, &table_type, node_index, name, NULL, deadline_ms, ret_op);
 }
 
 const struct kv_table *kv_op_table(const struct kv_op *op)
@@ -176,5 +196,14 @@ kv_status_t kv_drain_begin(struct kv_client *client,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
-    return begin_table(client, &drain_type, node_index, "", deadline_ms, ret_op);
+    return begin_table(client, &drain_type, node_index, "", NULL, deadline_ms, ret_op);
+}
+
+kv_status_t kv_close_id_begin(struct kv_client *client,
+                              uint32_t node_index,
+                              const struct kv_id128 *session_id,
+                              uint32_t deadline_ms,
+                              struct kv_op **ret_op)
+{
+    return begin_table(client, &close_type, node_index, "", session_id, deadline_ms, ret_op);
 }

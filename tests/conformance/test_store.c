@@ -2087,6 +2087,108 @@ static void memory_is_told(void **state)
     cluster_close(&own);
 }
 
+/* Returns the row of the table of a node's sessions that has this id, or NULL. */
+static const struct kv_cell *row_of(const struct kv_table *table, const struct kv_id128 *id)
+{
+    char hex[33];
+
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", id->bytes[i]);
+    for (uint32_t i = 0; i < table->n_rows; i++)
+        if (strcmp(table->cells[i * table->n_columns + 1].text, hex) == 0)
+            return &table->cells[i * table->n_columns];
+    return NULL;
+}
+
+static uint32_t column_of(const struct kv_table *table, const char *name)
+{
+    uint32_t i = 0;
+
+    while (i < table->n_columns && strcmp(table->columns[i], name) != 0)
+        i++;
+    assert_true(i < table->n_columns);
+    return i;
+}
+
+/* The tables of sessions say how many tokens each has on the node, with the bytes of its rows, who
+ * opened it, and when; and an operator closes any of its tenant, without its token. */
+static void operators_see_and_close_sessions(void **state)
+{
+    enum {
+        N_TOKENS = 300,
+        MORE = 40
+    };
+    const struct kv_id128 none = {.bytes = {1, 2, 3}};
+    struct side side, operator, other;
+    struct kv_session *session, *child;
+    struct kv_ticket ticket, child_ticket;
+    struct kv_op *op = NULL;
+    double bytes = 0, child_bytes = 0;
+    kv_status_t status;
+
+    (void)state;
+    open_side(&side);
+    open_side(&operator);
+    open_side_as(&other, &cluster, &(struct cluster_client){.tenant = 7});
+    session = open_session(&side, &models[EVEN]);
+    put(&side, session, 0, N_TOKENS, 1, KV_OK);
+    child = fork_session(session, N_TOKENS - 10);
+    put(&side, session, N_TOKENS, MORE, 1, KV_OK);
+    kv_session_ticket(session, &ticket);
+    kv_session_ticket(child, &child_ticket);
+    for (uint32_t node = 0; node < shape.n_nodes; node++) {
+        const struct kv_cell *row, *child_row;
+        const struct kv_table *table;
+
+        assert_int_equal(kv_table_begin(operator.client, node, "sessions", 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        table = kv_op_table(op);
+        row = row_of(table, &ticket.session_id);
+        child_row = row_of(table, &child_ticket.session_id);
+        assert_true(row != NULL && child_row != NULL);
+        assert_int_equal(row[column_of(table, "tokens")].number, N_TOKENS + MORE);
+        assert_int_equal(child_row[column_of(table, "tokens")].number, N_TOKENS - 10);
+        bytes += row[column_of(table, "bytes")].number;
+        child_bytes += child_row[column_of(table, "bytes")].number;
+        assert_true(strlen(row[column_of(table, "owner")].text) > 0);
+        assert_string_equal(row[column_of(table, "owner")].text,
+                            child_row[column_of(table, "owner")].text);
+        assert_true(row[column_of(table, "age_s")].number < 600);
+        assert_true(row[column_of(table, "age_s")].number >=
+                    child_row[column_of(table, "age_s")].number);
+        kv_op_free(op);
+    }
+    assert_true(bytes >=
+                (N_TOKENS + MORE) * (double)kv_schema_token_bytes(kv_session_schema(session)));
+    assert_true(child_bytes > 0 && child_bytes <= bytes);
+
+    for (uint32_t node = 0; node < shape.n_nodes; node++) {
+        status = kv_close_id_begin(operator.client, node, &none, 0, &op);
+        expect(op, status, KV_NOT_FOUND, "close by another id");
+        status = kv_close_id_begin(other.client, node, &ticket.session_id, 0, &op);
+        expect(op, status, KV_NOT_FOUND, "close by another tenant");
+    }
+    read_back(&side, session, 0, N_TOKENS, 1);
+    for (uint32_t node = 0; node < shape.n_nodes; node++) {
+        status = kv_close_id_begin(operator.client, node, &ticket.session_id, 0, &op);
+        expect(op, status, KV_OK, "close by its id");
+        status = kv_close_id_begin(operator.client, node, &ticket.session_id, 0, &op);
+        expect(op, status, KV_NOT_FOUND, "close again");
+    }
+    status = kv_length_begin(session, 0, &op);
+    assert_int_equal(status, KV_OK);
+    assert_int_equal(kv_wait(op), KV_NOT_FOUND);
+    if (strstr(kv_op_detail(op), "an operator closed it") == NULL)
+        fail_msg("does not say who closed it: %s", kv_op_detail(op));
+    kv_op_free(op);
+    read_back(&side, child, 0, N_TOKENS - 10, 1);
+    close_session(child);
+    kv_session_free(session);
+    close_side(&other);
+    close_side(&operator);
+    close_side(&side);
+}
+
 static _Atomic unsigned n_scarce, n_full;
 
 static void count_warnings(void *arg, enum kv_log_level level, const char *line)
@@ -2789,6 +2891,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(cached_objects_make_room),
         cmocka_unit_test(objects_are_listed),
+        cmocka_unit_test(operators_see_and_close_sessions),
         cmocka_unit_test(memory_is_told),
         cmocka_unit_test(full_memory_is_told),
         cmocka_unit_test(lost_and_doubled_messages),

@@ -75,6 +75,9 @@ static void put_with_time(struct kv_client *client, struct kv_buffer *buffer, ui
         assert_string_equal(kv_op_object_list(op)->objects[1].name, object.name);
     }
     kv_op_free(op);
+    assert_int_equal(kv_close_id_begin(client, 0, &(struct kv_id128){{1}}, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), version >= 9 ? KV_NOT_FOUND : KV_UNSUPPORTED);
+    kv_op_free(op);
     object.ttl_ms = 0;
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
     finish(op, "put");

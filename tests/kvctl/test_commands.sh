@@ -276,6 +276,22 @@ is_json
 expect 0 ops --json
 has '"op": "fetch", "plane": "data", "count": 160, "errors": 0' out
 
+expect 0 sessions
+expect 2 close 12
+has '^kvctl: close: SESSION-ID: 12: must be 32 hexadecimal digits' err
+expect 2 close 0123456789abcdef0123456789abcdeF
+expect 1 close 0123456789abcdef0123456789abcdef
+has '^kvctl: close: 0123456789abcdef0123456789abcdef: no such session$' err
+expect 1 close 0123456789abcdef0123456789abcdef --json
+is_json
+has '"nodes_closed": 0}$' out
+expect 0 threads
+has '^thread +0 +1$' out
+has '^rows_bytes +[0-9]' out
+expect 0 threads --json
+is_json
+[ "$(wc -l <"$work/out")" -eq 2 ] || wrong "threads: not one line each"
+
 # A node that calls itself otherwise than the list is refused, whatever is asked of it.
 expect 0 status --server "one=$one"
 for command in status ping drain; do

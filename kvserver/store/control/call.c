@@ -60,6 +60,7 @@ void kvs_control_call_end(struct kvs_control_call *call)
     free(call->address);
     free(call->writers);
     free(call->layer_tokens);
+    free(call->sizes);
     free(call->object_page);
     free(call);
 }

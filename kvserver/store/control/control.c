@@ -48,6 +48,7 @@ bool kvs_control_begin(struct kvs_control *control,
     if (client != NULL) {
         client->heard_us = kv_clock_now(control->config.clock);
         call->tenant = client->tenant;
+        call->caller = client;
     }
     call->packed = packed;
     call->packed_bytes = packed_bytes;

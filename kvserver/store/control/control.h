@@ -93,6 +93,8 @@ struct kvs_session {
     struct kv_id128 id, token;
     struct kvs_model *model; /* its n_sessions counts this one */
     uint32_t generation;
+    char owner[KVS_CLIENT_NAME_BYTES]; /* name of the client that opened or forked it */
+    uint64_t opened_us;
     uint32_t tenant;
     uint32_t tokens_max;
     uint64_t lease_us; /* kvs_session_set_lease() sets it */
@@ -147,7 +149,9 @@ struct kvs_client_record {
 struct kvs_control_call {
     struct kvs_control *control;
     enum kv_op_id op;
-    uint32_t tenant;       /* of the client, from its hello */
+    uint32_t tenant;                        /* of the client, from its hello */
+    const struct kvs_client_record *caller; /* valid until the handler returns; NULL: hello,
+                                             * goodbye and internal calls */
     const uint8_t *packed; /* the message that it carries; valid until the handler returns */
     size_t packed_bytes;
     kvs_node_reply_fn reply; /* NULL: an internal call */
@@ -169,6 +173,8 @@ struct kvs_control_call {
     uint64_t bytes;              /* sum over all data threads */
     _Atomic uint32_t
         *layer_tokens; /* (n_layers) session: kvs_command's; owned; NULL: not wanted */
+    struct kvs_session_size *sizes; /* (n_sizes) table of sessions: owned */
+    uint32_t n_sizes;
     struct kvs_object_page *object_page; /* objects: owned */
     uint32_t thread;                     /* objects: the data thread that is asked */
     uint8_t *address;                    /* hello: address of the client's port; owned */

@@ -3,6 +3,7 @@
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* The operation is done on the session's data threads: from here on a repeat of its request finds
@@ -161,6 +162,7 @@ static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest 
     }
     child->token = call->log_entry.child_token;
     child->tenant = session->tenant;
+    snprintf(child->owner, sizeof(child->owner), "%s", call->caller->name);
     child->tokens_max = session->tokens_max;
     kvs_session_place(control, child, session->root, session->epoch, session->n_nodes,
                       session->position);

@@ -329,6 +329,7 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
         return;
     }
     session->tenant = call->tenant;
+    snprintf(session->owner, sizeof(session->owner), "%s", call->caller->name);
     session->token = token;
     session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
     kvs_session_place(control, session, placement->root, placement->epoch, placement->n_nodes,
@@ -426,17 +427,47 @@ static void close_done(struct kvs_control_call *call)
     kvs_call_reply_ok(call);
 }
 
+/* Returns the tenant's session of that id, for an operator, who has no token.  Otherwise fails the
+ * call and returns NULL. */
+static struct kvs_session *session_of_id(struct kvs_control_call *call,
+                                         const ProtobufCBinaryData *bytes)
+{
+    struct kvs_session *session = NULL;
+    struct kv_id128 id;
+
+    if (!kvs_pb_get_id(bytes, &id)) {
+        kvs_control_refuse(call, KV_INVALID, "%s: session_id: %zu bytes, not 16",
+                           kvs_call_name(call), bytes->len);
+        return NULL;
+    }
+    session = kv_map_get(call->control->session_of_id, &id);
+    if (session == NULL || session->tenant != call->tenant) {
+        kvs_control_refuse(call, KV_NOT_FOUND, "%s: no such session", kvs_call_name(call));
+        return NULL;
+    }
+    if (session->busy) {
+        kvs_control_refuse(call, KV_BUSY, "%s: another operation on session %u is in progress",
+                           kvs_call_name(call), session->index);
+        return NULL;
+    }
+    return session;
+}
+
 void kvs_control_close(struct kvs_control_call *call)
 {
     Kvpb__CloseRequest *request = kvs_call_unpack(call, &kvpb__close_request__descriptor);
 
     if (request == NULL)
         return;
-    struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
+    const bool is_operator = request->session_id.len > 0;
+    struct kvs_session *session =
+        is_operator ? session_of_id(call, &request->session_id)
+                    : kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         session->busy = true;
         call->session = session;
-        kvs_session_close(call, session, KVS_ENDED_CLOSED, close_done);
+        kvs_session_close(call, session, is_operator ? KVS_ENDED_OPERATOR : KVS_ENDED_CLOSED,
+                          close_done);
     }
     kvpb__close_request__free_unpacked(request, NULL);
 }

@@ -94,6 +94,7 @@ kv_status_t kvs_session_create(struct kvs_control *control,
                                     .id = *id,
                                     .model = model,
                                     .generation = 1,
+                                    .opened_us = kv_clock_now(control->config.clock),
                                     .due_at = control->n_sessions};
     model->n_sessions++;
     control->n_sessions++;

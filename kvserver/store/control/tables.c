@@ -1,4 +1,5 @@
 /* tables.c - the node's tables of its state, for kvctl. */
+#include "kvserver/base/token.h"
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/control/metrics.h"
 #include "proto/kvstore.pb-c.h"
@@ -12,6 +13,8 @@ struct builder {
     uint32_t n_columns;
     Kvpb__Row **rows;
     size_t n_rows, room;
+    const struct kvs_session_size *sizes; /* (n_sizes) for the table of sessions */
+    uint32_t n_sizes;
     bool failed;
 };
 
@@ -165,15 +168,20 @@ static void table_status(struct kvs_control *control, struct builder *table)
                 (double)kvs_stats_total(control, offsetof(struct kvs_stats, in_flight)));
 }
 
+/* Of the sessions whose sizes the data threads have told. */
 static void table_sessions(struct kvs_control *control, struct builder *table)
 {
     uint64_t now_us = kv_clock_now(control->config.clock);
 
-    columns(table, "session id model generation tenant lease_left_ms nodes position");
-    for (uint32_t i = 0; i < control->config.sessions_max; i++) {
-        const struct kvs_session *session = &control->sessions[i];
-        if (!session->used)
-            continue;
+    columns(table,
+            "session id model generation tenant lease_left_ms nodes position tokens bytes "
+            "owner age_s");
+    for (uint32_t i = 0; i < table->n_sizes; i++) {
+        const struct kvs_session_size *size = &table->sizes[i];
+        const struct kvs_session *session = &control->sessions[size->index];
+        const uint32_t tokens = atomic_load_explicit(&size->tokens, memory_order_relaxed);
+        if (!session->used || !kv_token_equal(&session->token, &size->token))
+            continue; /* it was closed meanwhile */
         Kvpb__Row *to = row(table);
         number(table, to, session->index);
         id_text(table, to, &session->id);
@@ -183,6 +191,10 @@ static void table_sessions(struct kvs_control *control, struct builder *table)
         number(table, to, (double)(kvs_session_lease_left_us(control, session, now_us) / 1000));
         number(table, to, session->n_nodes);
         number(table, to, session->position);
+        number(table, to, tokens == UINT32_MAX ? 0 : tokens);
+        number(table, to, (double)atomic_load_explicit(&size->bytes, memory_order_relaxed));
+        text(table, to, session->owner);
+        number(table, to, (double)(now_us - session->opened_us) / 1e6);
     }
 }
 
@@ -352,7 +364,7 @@ static const struct {
 
 void kvs_tables_reply(struct kvs_control_call *call, const char *name)
 {
-    struct builder table = {0};
+    struct builder table = {.sizes = call->sizes, .n_sizes = call->n_sizes};
     Kvpb__TableReply reply = KVPB__TABLE_REPLY__INIT;
     Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
     size_t which = 0;

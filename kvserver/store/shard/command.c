@@ -1,5 +1,6 @@
 /* Runs the commands of the control thread on a data thread, in slices. */
 #include "kvserver/base/slice.h"
+#include "kvserver/base/token.h"
 #include "kvserver/store/prefix/prefix.h"
 #include "kvserver/store/shard/object_page.h"
 #include "kvserver/store/shard/shard_private.h"
@@ -246,6 +247,12 @@ static void lower(_Atomic uint32_t *least, uint32_t tokens)
         ;
 }
 
+static uint64_t unit_bytes(const struct kvs_unit *unit)
+{
+    return (uint64_t)kvs_unit_n_segments(unit) * KV_BLOCK_TOKENS *
+           (unit->row_bytes + sizeof(uint32_t));
+}
+
 static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
 {
     const struct kvs_shard_session *session = &shard->sessions[command->index];
@@ -258,8 +265,7 @@ static bool session_length(struct kvs_shard *shard, struct kvs_command *command)
             command->tokens = unit->committed;
         if (command->layer_tokens != NULL)
             lower(&command->layer_tokens[unit->layer], unit->committed);
-        command->bytes += (uint64_t)kvs_unit_n_segments(unit) * KV_BLOCK_TOKENS *
-                          (unit->row_bytes + sizeof(uint32_t));
+        command->bytes += unit_bytes(unit);
     }
     return true;
 }
@@ -312,6 +318,27 @@ static bool prefix_release(struct kvs_shard *shard, struct kvs_command *command)
     return true;
 }
 
+static bool session_sizes(struct kvs_shard *shard, struct kvs_command *command)
+{
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+
+    while (command->cursor < command->n_sizes) {
+        struct kvs_session_size *size = &command->sizes[command->cursor++];
+        const struct kvs_shard_session *session = &shard->sessions[size->index];
+        const bool is_it = session->used && kv_token_equal(&session->token, &size->token);
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; is_it && i < session->n_units; i++) {
+            lower(&size->tokens, session->units[i].committed);
+            bytes += unit_bytes(&session->units[i]);
+        }
+        atomic_fetch_add_explicit(&size->bytes, bytes, memory_order_relaxed);
+        if (kv_slice_over(&slice))
+            break;
+    }
+    return command->cursor == command->n_sizes;
+}
+
 static bool objects_page(struct kvs_shard *shard, struct kvs_command *command)
 {
     return kvs_object_page_slice(command->object_page, &shard->objects, shard->clock,
@@ -328,6 +355,7 @@ static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command)
     [KVS_COMMAND_SESSION_CLOSE] = session_close,
     [KVS_COMMAND_SESSION_LENGTH] = session_length,
     [KVS_COMMAND_OBJECTS] = objects_page,
+    [KVS_COMMAND_SESSION_SIZES] = session_sizes,
     [KVS_COMMAND_PREFIX_PUBLISH] = prefix_publish,
     [KVS_COMMAND_PREFIX_RELEASE] = prefix_release,
 };

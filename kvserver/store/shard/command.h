@@ -26,11 +26,21 @@ enum kvs_command_kind {
     KVS_COMMAND_PREFIX_PUBLISH,
     KVS_COMMAND_PREFIX_RELEASE,
     KVS_COMMAND_OBJECTS,
+    KVS_COMMAND_SESSION_SIZES,
     KVS_COMMAND_CLIENT_STUCK, /* from data to control: a client lost its channel */
 };
 
 struct kvs_prefix;
 struct kvs_object_page;
+
+/* What a session has on all data threads of a node, which add to it. */
+struct kvs_session_size {
+    uint32_t index;
+    struct kv_id128
+        token; /* of the session that is meant: another may be in its place by now */
+    _Atomic uint32_t tokens; /* that all its units have; UINT32_MAX: no units */
+    _Atomic uint64_t bytes;  /* of its rows and their CRCs, shared ones included */
+};
 
 struct kvs_command {
     enum kvs_command_kind kind;
@@ -69,6 +79,8 @@ struct kvs_command {
     /* session_length: lowered to what the thread's units of each layer have, by all threads;
      * NULL: not wanted */
     _Atomic uint32_t *layer_tokens;
+    struct kvs_session_size *sizes; /* (n_sizes) session_sizes */
+    uint32_t n_sizes;
     struct kvs_object_page *object_page; /* objects: what is asked, and the answer */
 };
 

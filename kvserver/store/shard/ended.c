@@ -40,6 +40,7 @@ bool kvs_ended_tell(const struct kvs_ended_list *list,
         snprintf(text, KVS_ENDED_TEXT, "its lease of %.1f s ended %.1f s ago",
                  (double)ended->lease_us / 1e6, ago_s);
     else
-        snprintf(text, KVS_ENDED_TEXT, "a client closed it %.1f s ago", ago_s);
+        snprintf(text, KVS_ENDED_TEXT, "%s closed it %.1f s ago",
+                 ended->why == KVS_ENDED_OPERATOR ? "an operator" : "a client", ago_s);
     return true;
 }

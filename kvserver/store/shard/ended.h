@@ -22,6 +22,7 @@ enum {
 enum kvs_ended_why {
     KVS_ENDED_UNSAID = 0, /* its open failed: it never existed for a client */
     KVS_ENDED_CLOSED,     /* closed by a client */
+    KVS_ENDED_OPERATOR,   /* closed by an operator */
     KVS_ENDED_LEASE,      /* not used or renewed for the length of its lease */
 };
 
