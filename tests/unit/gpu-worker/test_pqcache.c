@@ -394,12 +394,15 @@ static void a_branch_leaves_nothing_behind(void **state)
  * comes later (1A.6, step 7). */
 static void generated_text_gets_codes(void **state)
 {
+    static const uint32_t chapters[] = {8, 128, 0}; /* blocks; 128: both are in one */
     struct kvw_method_options options = options_of(60);
     struct kvw_method_stats after;
 
     (void)state;
-    for (unsigned whole = 0; whole < 2; whole++) {
-        options.index.chapter_blocks = whole ? 0 : 8;
+    for (unsigned i = 0; i < sizeof(chapters) / sizeof(chapters[0]); i++) {
+        const bool whole = chapters[i] == 0;
+
+        options.index.chapter_blocks = chapters[i];
         model_session_open(&s, &kvw_method_pqcache, &options, KV_FP16, LONG);
         model_session_pass(&s, 0, PROMPT, LONG, got);
         after = stats();
