@@ -274,8 +274,8 @@ struct kv_publish {
     uint32_t first_block; /* that names[0] is of */
     uint32_t n_names;
     const struct kv_id128 *names; /* (n_names), as kv_prompt_names() makes them */
-    /* (n_names, KV_BLOCK_TOKENS) for readers of the nodes' events, who learn them; the nodes keep
-     * them, 4 bytes a token.  NULL: the events are without. */
+    /* (n_names, KV_BLOCK_TOKENS) for readers of the nodes' events, who learn them; nodes with such
+     * events keep them, 4 bytes a token.  NULL: the events are without. */
     const uint32_t *tokens;
 };
 

@@ -40,8 +40,92 @@ static struct kv_buffer *buffers[TENANTS];
 static struct kv_model_info model;
 static struct kv_id128 names[N_PROMPTS][BLOCKS];
 
+/* What a reader of a node's events knows. */
+static struct reader {
+    struct block {
+        struct kv_id128 name;
+        uint32_t tenant;
+    } blocks[N_PROMPTS * BLOCKS];
+    uint32_t n_blocks;
+    uint64_t n_told, n_with_tokens;
+} readers[CLUSTER_NODES_MAX];
+
+static struct block *
+find_block(struct reader *reader, const struct kv_id128 *name, uint32_t tenant)
+{
+    for (uint32_t i = 0; i < reader->n_blocks; i++)
+        if (reader->blocks[i].tenant == tenant &&
+            memcmp(&reader->blocks[i].name, name, sizeof(*name)) == 0)
+            return &reader->blocks[i];
+    return NULL;
+}
+
+static void on_stored(void *arg, const struct kvs_blocks_stored *event)
+{
+    struct reader *reader = arg;
+    const uint32_t *tokens = event->tokens;
+
+    assert_int_equal(event->n, 1);
+    assert_int_equal(event->medium, KVS_MEDIUM_CPU);
+    assert_null(find_block(reader, event->names, event->tenant));
+    assert_true(event->parent == NULL || find_block(reader, event->parent, event->tenant));
+    reader->blocks[reader->n_blocks++] = (struct block){*event->names, event->tenant};
+    reader->n_told++;
+    if (tokens == NULL)
+        return;
+    /* Which tokens these are follows from the first one. */
+    const struct kv_id128 *prompt = names[tokens[0] / TOKENS];
+    const uint32_t block = tokens[0] % TOKENS / KV_BLOCK_TOKENS;
+
+    for (uint32_t i = 1; i < KV_BLOCK_TOKENS; i++)
+        assert_int_equal(tokens[i], tokens[0] + i);
+    assert_memory_equal(event->names, &prompt[block], sizeof(prompt[block]));
+    if (block == 0)
+        assert_null(event->parent);
+    else
+        assert_memory_equal(event->parent, &prompt[block - 1], sizeof(prompt[block]));
+    reader->n_with_tokens++;
+}
+
+static void on_removed(void *arg, const struct kvs_blocks_removed *event)
+{
+    struct reader *reader = arg;
+    struct block *block = find_block(reader, event->names, event->tenant);
+
+    assert_int_equal(event->n, 1);
+    assert_int_equal(event->medium, KVS_MEDIUM_CPU);
+    assert_non_null(block);
+    *block = reader->blocks[--reader->n_blocks];
+}
+
+static void on_cleared(void *arg)
+{
+    (void)arg;
+    fail_msg("all cleared");
+}
+
+/* A reader of all events knows what the node has, and nothing else. */
+static void check_reader(const struct kvs_prefixes *prefixes, struct reader *reader)
+{
+    size_t cursor = 0;
+    uint32_t n = 0;
+
+    while (true) {
+        const struct kvs_prefix *prefix = kvs_prefixes_next(prefixes, &cursor);
+        struct block *block;
+
+        if (prefix == NULL)
+            break;
+        block = find_block(reader, &prefix->name, prefix->home->place.tenant);
+        assert_non_null(block);
+        n++;
+    }
+    assert_int_equal(n, reader->n_blocks);
+}
+
 static void open_store(uint32_t n_nodes, const char *policy, uint64_t quota)
 {
+    static struct kvs_event_sink sinks[CLUSTER_NODES_MAX];
     static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
     const struct cluster_setup setup = {
         .row = &kv_transport_loopback,
@@ -50,8 +134,12 @@ static void open_store(uint32_t n_nodes, const char *policy, uint64_t quota)
         .memory_bytes = MEMORY_BYTES,
         .eviction = policy,
         .tenant_quota = quota,
+        .events = sinks,
     };
 
+    memset(readers, 0, sizeof(readers));
+    for (uint32_t i = 0; i < n_nodes; i++)
+        sinks[i] = (struct kvs_event_sink){on_stored, on_removed, on_cleared, &readers[i]};
     assert_true(cluster_open(&cluster, &setup));
     test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
     for (uint32_t i = 0; i < TENANTS; i++) {
@@ -69,7 +157,7 @@ static void open_store(uint32_t n_nodes, const char *policy, uint64_t quota)
     }
 }
 
-/* The books are right to the byte. */
+/* The books are right to the byte, and readers of events know what is there. */
 static void close_store(void)
 {
     for (uint32_t i = 0; i < TENANTS; i++)
@@ -83,6 +171,7 @@ static void close_store(void)
         }
         kvs_node_check(cluster.nodes[i]);
         kvs_node_check_memory(cluster.nodes[i]);
+        check_reader(cluster.nodes[i]->control.prefixes, &readers[i]);
     }
     cluster_close(&cluster);
 }
@@ -164,10 +253,14 @@ static void expect_rows(uint32_t tenant, uint32_t prompt, struct kv_session *ses
 
 static uint32_t publish(uint32_t prompt, struct kv_session *session)
 {
-    const struct kv_publish blocks = {.n_names = BLOCKS, .names = names[prompt]};
-    uint32_t tokens;
+    struct kv_publish blocks = {.n_names = BLOCKS, .names = names[prompt]};
+    uint32_t tokens, told[TOKENS];
     struct kv_op *op;
 
+    for (uint32_t at = 0; at < TOKENS; at++)
+        told[at] = at + prompt * TOKENS;
+    if (prompt % 2 == 0)
+        blocks.tokens = told;
     assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
     if (kv_wait(op) != KV_OK)
         fail_msg("publish: %s", kv_op_detail(op));
@@ -233,6 +326,8 @@ static void the_latest_stay(void **state)
         assert_int_equal(use_prompt(0, N_PROMPTS - 1 - i, false), TOKENS);
     assert_true(cluster_total(clients[0], "stats", "prefixes_evicted") > 0);
     close_store();
+    assert_true(readers[0].n_told == N_PROMPTS * BLOCKS &&
+                readers[0].n_with_tokens == readers[0].n_told / 2);
 }
 
 /* One prompt is asked for again and again, and stays. */

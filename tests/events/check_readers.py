@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The feed of events as vLLM's readers see it.
 
-    python3 tests/events/check_readers.py PROGRAM
+    python3 tests/events/check_readers.py PROGRAM...
+
+The programs: event_source, kvserver, event_publisher of a build.
 
 The types are those of vLLM's wire format (vllm/distributed/kv_events.py and its reader,
 examples/features/kv_events/kv_events_subscriber.py, of 2026): batches are arrays, events are maps
@@ -12,7 +14,9 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from typing import Any
 
 import msgspec
@@ -255,18 +259,19 @@ def check_gap(path):
     late = Reader(source)
     late.catch_up()
     assert late.next == last and late.blocks == reader.blocks
-    # REQ takes one reply for each request.
-    req = zmq.Context.instance().socket(zmq.REQ)
-    req.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-    req.connect(source.replay)
-    for wanted in range(last - 20, last):
+    # REQ takes the first reply to a request.
+    for wanted in last - 20, last - 1, last:
+        req = zmq.Context.instance().socket(zmq.REQ)
+        req.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        req.connect(source.replay)
         req.send(wanted.to_bytes(8, "big"))
-        _, sequence, payload = req.recv_multipart()
-        assert int.from_bytes(sequence, "big") == wanted
-        decoder.decode(payload)
-    req.send(last.to_bytes(8, "big"))
-    assert req.recv_multipart() == [b"", END, b""]
-    req.close(0)
+        topic, sequence, payload = req.recv_multipart()
+        if wanted == last:
+            assert (topic, sequence, payload) == (b"", END, b"")
+        else:
+            assert int.from_bytes(sequence, "big") == wanted
+            decoder.decode(payload)
+        req.close(0)
     late.close()
     reader.close()
     source.end()
@@ -306,6 +311,119 @@ def check_stopped_reader(path):
     source.end()
 
 
+class Node:
+    """A kvserver that publishes."""
+
+    def __init__(self, kvserver, folder, *options):
+        self.process = subprocess.Popen(
+            [kvserver, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--memory", "256M",
+             "--threads", "2", "--dir", folder, "--events", "tcp://127.0.0.1:0",
+             "--events-replay", "tcp://127.0.0.1:0", *options],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        ready = self.process.stdout.readline().split()
+        assert ready[0] == "ready", ready
+        facts = dict(word.split("=", 1) for word in ready[1:])
+        self.control = facts["control"]
+        self.endpoint, self.replay = facts["events"], facts["events-replay"]
+        self.metrics_page = f"http://{facts['metrics']}/metrics"
+
+    def metrics(self):
+        with urllib.request.urlopen(self.metrics_page, timeout=30) as page:
+            lines = page.read().decode().splitlines()
+        return {line.split()[0]: float(line.split()[1]) for line in lines if line[0] != "#"}
+
+    def publish(self, publisher, tenant, first, n, with_tokens=True):
+        """Returns the names of the blocks of each prompt."""
+        out = subprocess.run([publisher, self.control, str(tenant), str(first), str(n),
+                              str(int(with_tokens))], check=True, stdout=subprocess.PIPE, text=True)
+        return [[bytes.fromhex(word) for word in line.split()] for line in out.stdout.splitlines()]
+
+    def end(self):
+        self.process.terminate()
+        assert self.process.wait(WAIT_MS / 1000) == 0
+
+
+def check_node(kvserver, publisher):
+    """What a client publishes is in the feed; what the quota leaves no room for is told to be gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(kvserver, folder + "/dir", "--tenant-quota", "2M")
+        reader = Reader(node)
+        first, second = node.publish(publisher, 0, 0, 2)
+        reader.until(lambda: len(reader.blocks.get("CPU", ())) == 8)
+        stored = [event for event in reader.events if isinstance(event, BlockStored)]
+        tokens = [token for event in stored for token in event.token_ids]
+        assert tokens == list(range(2 * 4 * BLOCK))
+        assert [name for event in stored for name in event.block_hashes] == first + second
+        parents = {name: event.parent_block_hash if i == 0 else event.block_hashes[i - 1]
+                   for event in stored for i, name in enumerate(event.block_hashes)}
+        for prompt in first, second:
+            assert [parents[name] for name in prompt] == [None] + prompt[:3]
+        # Known names are not told again; another tenant's are its own; tokens may be missing.
+        reader.events.clear()
+        assert node.publish(publisher, 0, 0, 2) == [first, second]
+        of_seven = node.publish(publisher, 7, 0, 1, with_tokens=False)[0]
+        reader.until(lambda: len(reader.blocks["CPU"]) == 12)
+        assert of_seven == first
+        as_seven = {n[:12] + (int.from_bytes(n[12:], "big") ^ 7).to_bytes(4, "big") for n in first}
+        assert reader.blocks["CPU"] == {*first, *second, *as_seven}
+        assert all(event.token_ids == [] for event in reader.events)
+        # The quota has room for three prompts, and for three blocks.
+        more = node.publish(publisher, 0, 2, 10)
+        reader.until(lambda: more[-1][-1] in reader.blocks["CPU"])
+        kept = reader.blocks["CPU"] - as_seven
+        assert len(kept) <= 15 and {*more[-1], *more[-2], *more[-3]} <= kept, len(kept)
+        assert as_seven <= reader.blocks["CPU"] and not {*first, *second} & kept
+        # A reader that comes late knows the same.
+        late = Reader(node)
+        late.catch_up()
+        assert late.blocks == reader.blocks
+        late.close()
+        # One that is stopped costs the clients nothing.
+        child = subprocess.Popen([sys.executable, __file__, "--read", node.endpoint],
+                                 stdout=subprocess.PIPE, text=True)
+        prompt = 100
+        while not select.select([child.stdout], [], [], 0.05)[0]:
+            node.publish(publisher, 0, prompt, 1)
+            prompt += 1
+        took = {}
+        for what in "reads", "stopped":
+            if what == "stopped":
+                os.kill(child.pid, signal.SIGSTOP)
+            begun = time.monotonic()
+            node.publish(publisher, 0, prompt, 500)
+            prompt += 500
+            took[what] = time.monotonic() - begun
+        print(f"500 prompts published: {took['reads']:.2f} s; with the reader stopped, "
+              f"{took['stopped']:.2f} s", flush=True)
+        assert took["stopped"] < 3 * took["reads"] + 5
+        assert node.metrics()["topkv_events_dropped_total"] == 0
+        child.kill()
+        child.wait()
+        reader.catch_up()
+        node.end()
+        while reader.sub.poll(1000):
+            reader.follow()
+        assert reader.blocks == {}
+        reader.close()
+
+
+def check_options(kvserver):
+    """A bad option is named, and nothing was touched."""
+    with tempfile.TemporaryDirectory() as folder:
+        for options, text in (
+                (("--events", "tcp:/127.0.0.1:1"),
+                 "events: not tcp://HOST:PORT: tcp:/127.0.0.1:1"),
+                (("--events", "tcp://127.0.0.1:70000"), "events: not HOST:PORT: 127.0.0.1:70000"),
+                (("--events-replay", "tcp://127.0.0.1:1"),
+                 "events-replay: tcp://127.0.0.1:1: needs --events as well"),
+                (("--events", "tcp://*:0", "--events-replay", "x"),
+                 "events-replay: not tcp://HOST:PORT: x")):
+            ended = subprocess.run([kvserver, "--dir", folder + "/dir", *options], text=True,
+                                   stderr=subprocess.PIPE, timeout=30)
+            assert ended.returncode == 2 and ended.stderr == f"kvserver: {text}\n", ended
+            assert not os.path.exists(folder + "/dir")
+
+
 def read(endpoint):
     sub = zmq.Context.instance().socket(zmq.SUB)
     sub.setsockopt_string(zmq.SUBSCRIBE, "kv-events")
@@ -319,11 +437,15 @@ def read(endpoint):
 def main():
     if len(sys.argv) == 3 and sys.argv[1] == "--read":
         read(sys.argv[2])
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 4:
         raise SystemExit(__doc__)
-    for check in check_content, check_end, check_gap, check_stopped_reader:
+    source, kvserver, publisher = sys.argv[1:]
+    for check, programs in (
+            (check_content, [source]), (check_end, [source]), (check_gap, [source]),
+            (check_stopped_reader, [source]), (check_options, [kvserver]),
+            (check_node, [kvserver, publisher])):
         begun = time.monotonic()
-        check(sys.argv[1])
+        check(*programs)
         print(f"{check.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
 
 

@@ -42,6 +42,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .transport = cluster->transport,
         .message_control = true,
         .disk = cluster->disks[i],
+        .events = setup->events != NULL ? &setup->events[i] : NULL,
     };
 
     assert_null(cluster->nodes[i]);

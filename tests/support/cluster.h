@@ -10,6 +10,7 @@
 
 #include "client/client.h"
 #include "kvserver/disk/disk.h"
+#include "kvserver/store/control/events.h"
 #include "kvserver/store/node.h"
 
 enum {
@@ -25,6 +26,7 @@ struct cluster_setup {
     uint64_t scrub_bytes;
     const char *eviction; /* NULL: the node's default */
     uint64_t tenant_quota;
+    const struct kvs_event_sink *events; /* (n_nodes) NULL: none */
     uint32_t wire_version_max;
 };
 

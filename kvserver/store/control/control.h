@@ -42,6 +42,7 @@
 #include "kvserver/cluster/placement.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/control/config.h"
+#include "kvserver/store/control/events.h"
 #include "kvserver/store/prefix/prefix.h"
 #include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
@@ -437,6 +438,12 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
                                     uint32_t tokens);
 /* Ends the holds of a call. */
 void kvs_call_drop_prefixes(struct kvs_control_call *call);
+
+/* ---- events.c ---- */
+
+/* Tells readers of events that a prefix is in the index, or is about to leave it. */
+void kvs_events_stored(const struct kvs_control *control, const struct kvs_prefix *prefix);
+void kvs_events_removed(const struct kvs_control *control, const struct kvs_prefix *prefix);
 
 /* ---- eviction.c ---- */
 

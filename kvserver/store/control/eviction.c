@@ -79,6 +79,7 @@ void kvs_control_evict(struct kvs_control *control,
     /* In this order: what is on its way is spare all the time. */
     kvs_pages_add_spare(control->pages, bytes);
     control->released_bytes += bytes;
+    kvs_events_removed(control, prefix);
     kvs_prefixes_remove(control->prefixes, prefix);
     kvs_count(counters[why], 1);
     kvs_prefix_give_back(control, prefix);

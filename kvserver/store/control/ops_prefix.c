@@ -219,6 +219,7 @@ static struct kvs_prefix *index_one(struct kvs_control_call *call,
                           kv_clock_now(control->config.clock)))
         return NULL;
     kvs_count(&control->stats.prefixes_published, 1);
+    kvs_events_stored(control, prefix);
     return prefix;
 }
 
@@ -295,12 +296,12 @@ static bool make_list(struct kvs_control_call *call, uint32_t first, uint32_t en
     return true;
 }
 
-/* Gives each prefix its tokens, for readers of events. */
+/* Gives each prefix its tokens, if there are readers of events. */
 static bool give_tokens(struct kvs_control_call *call, const Kvpb__PublishRequest *request)
 {
     const size_t bytes = KV_BLOCK_TOKENS * sizeof(uint32_t);
 
-    if (request->tokens.len == 0)
+    if (request->tokens.len == 0 || call->control->config.events == NULL)
         return true;
     for (struct kvs_prefix *prefix = call->prefixes; prefix != NULL; prefix = prefix->next) {
         if (prefix->depth < request->first_block)
