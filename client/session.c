@@ -181,6 +181,25 @@ void kvc_session_take_writers(struct kv_session *session,
     memset(writers, 0, sizeof(session->writers));
 }
 
+bool kvc_session_hear_own(struct kv_session *session,
+                          uint32_t position,
+                          uint32_t tokens,
+                          uint64_t writer)
+{
+    struct kv_writers *before = session->writers[position];
+
+    /* 0: a node of an older version, which does what it is told. */
+    if (writer == 0 || kv_writers_own(before) == writer)
+        return true;
+    session->writers[position] = kv_writers_create(before, tokens, writer);
+    if (session->writers[position] == NULL) {
+        session->writers[position] = before;
+        return false;
+    }
+    free(before);
+    return true;
+}
+
 bool kvc_session_hear_writers(struct kv_session *session,
                               uint32_t position,
                               const Kvpb__OpenReply *reply)

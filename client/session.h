@@ -32,7 +32,11 @@ struct kvc_log_entry {
     uint32_t generation; /* before */
     uint32_t tokens;
     struct kv_id128 child_id, child_token;
-    uint64_t writer; /* fork: the child's; truncate: the session's own from then on */
+    uint64_t
+        writer; /* fork: the child's; truncate: the session's own from then on, unless a node
+                      * says that it is `fresh`, because others share what goes */
+    uint64_t fresh;
+    bool keeps_generation; /* fork: the session's; such a one is not in the log */
 };
 
 struct kvc_session_node {
@@ -131,6 +135,12 @@ void kvc_writers_free(struct kv_writers *writers[KV_ROW_NODES]);
 /* The session has them from now on; there are none any more. */
 void kvc_session_take_writers(struct kv_session *session,
                               struct kv_writers *writers[KV_ROW_NODES]);
+/* A node has truncated the session, which has `writer` for its own there.  Returns false if out of
+ * memory. */
+bool kvc_session_hear_own(struct kv_session *session,
+                          uint32_t position,
+                          uint32_t tokens,
+                          uint64_t writer);
 /* The session has those that a node tells, at a position.  Returns false if out of memory. */
 bool kvc_session_hear_writers(struct kv_session *session,
                               uint32_t position,

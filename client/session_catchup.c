@@ -80,6 +80,10 @@ kv_status_t kvc_log_entry_send(struct kv_session *session,
         operation.child_session_id = kvc_binary(&entry->child_id);
         operation.child_token = kvc_binary(&entry->child_token);
     }
+    if (node->version >= KV_WIRE_VERSION_PREFIXES) {
+        fork.keeps_generation = entry->keeps_generation;
+        truncate.fresh_writer = entry->fresh;
+    }
     fork.session_index = truncate.session_index = kvc_session_on(session, node)->index;
     fork.token = truncate.token = kvc_binary(&session->ticket.token);
     fork.operation = truncate.operation = &operation;
@@ -159,7 +163,15 @@ static void caught_up(struct kvc_call *call,
     session_node = kvc_session_on(session, call->node);
     session_node->is_catching_up = false;
     if (status == KV_OK && reply->generation > session_node->generation) {
+        const struct kvc_log_entry *entry = find_entry(session, session_node->generation);
+
         session_node->generation = reply->generation;
+        if (entry != NULL && entry->type == KV_OP_TRUNCATE &&
+            !kvc_session_hear_own(session, kvc_row_position(&session->row, call->node),
+                                  entry->tokens, reply->own_writer)) {
+            fail_waiting(session, call->node, KV_NO_MEMORY, "out of memory");
+            return;
+        }
         kvc_session_trim(session);
         return;
     }

@@ -329,8 +329,9 @@ KV_API kv_status_t kv_resume_begin(struct kv_client *client,
                                    struct kv_op **ret_op);
 
 /* Creates a session that shares the first `tokens` tokens; no rows are copied.  Waits for the
- * session's outstanding operations first.  Increments the session's generation: its other
- * clients get KV_STALE until they resume.  kv_op_session() returns the new session.
+ * session's outstanding operations first.  The session and its other clients go on as before, but
+ * where a node is older than version 9 of the protocol: the generation is then incremented, as by a
+ * truncate.  kv_op_session() returns the new session.
  *
  * Fails with KV_INVALID if fewer than `tokens` tokens are committed, and with KV_TOO_LARGE if
  * the rows would have more writers than a session may have (forks of forks). */
@@ -339,8 +340,8 @@ KV_API kv_status_t kv_fork_begin(struct kv_session *session,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op);
 
-/* Discards all tokens from `tokens` on.  Like kv_fork_begin(), waits for the session's
- * outstanding operations and increments the generation. */
+/* Discards all tokens from `tokens` on.  Waits for the session's outstanding operations first.
+ * Increments the generation: the session's other clients get KV_STALE until they resume. */
 KV_API kv_status_t kv_truncate_begin(struct kv_session *session,
                                      uint32_t tokens,
                                      uint32_t deadline_ms,

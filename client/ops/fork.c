@@ -31,6 +31,7 @@ struct lifecycle_part {
     uint32_t least; /* tokens committed on all nodes */
     uint32_t n_acked, n_refused;
     bool is_logged;
+    uint64_t owns[KV_ROW_NODES]; /* truncate: what the nodes say of the session's own writer */
     struct kv_writers *writers[KV_ROW_NODES]; /* truncate: the session's, when it is done */
 };
 static_assert(sizeof(struct lifecycle_part) <= KVC_OP_STATE_BYTES,
@@ -39,6 +40,11 @@ static_assert(sizeof(struct lifecycle_part) <= KVC_OP_STATE_BYTES,
 static struct lifecycle_part *lifecycle_of(const struct kv_op *op)
 {
     return kvc_op_state(op);
+}
+
+static uint32_t generation_after(const struct kvc_log_entry *entry)
+{
+    return entry->generation + !entry->keeps_generation;
 }
 
 /* The node said no, so it did nothing. */
@@ -77,7 +83,7 @@ static void stage_done(struct kvc_call *call,
         return;
     }
     session_node = kvc_session_on(op->session, node);
-    if (status == KV_OK && reply->generation != lifecycle_of(op)->entry.generation + 1) {
+    if (status == KV_OK && reply->generation != generation_after(&lifecycle_of(op)->entry)) {
         status = KV_STALE;
         detail = "another client has changed the session";
     }
@@ -88,6 +94,7 @@ static void stage_done(struct kvc_call *call,
     }
     lifecycle_of(op)->n_acked++;
     session_node->generation = reply->generation;
+    lifecycle_of(op)->owns[kvc_row_position(&op->session->row, node)] = reply->own_writer;
     if (op->result != NULL) {
         *kvc_session_on(op->result, node) = (struct kvc_session_node){
             .index = reply->child_index,
@@ -157,6 +164,15 @@ static bool choose_writer(struct kv_op *op)
     return status == KV_OK;
 }
 
+/* Whether all nodes can share a session's rows without making its clients stale. */
+static bool all_share(const struct kv_session *session)
+{
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
+        if (kvc_session_node(session, i)->version < KV_WIRE_VERSION_PREFIXES)
+            return false;
+    return true;
+}
+
 /* All nodes are at the generation, and their lengths are known. */
 static void apply(struct kv_op *op)
 {
@@ -170,19 +186,23 @@ static void apply(struct kv_op *op)
             return;
         }
     }
+    entry->keeps_generation = entry->type == KV_OP_FORK && all_share(session);
+    entry->fresh = entry->type == KV_OP_TRUNCATE && all_share(session)
+                       ? kvc_client_draw_writer(op->client)
+                       : 0;
     if (!choose_writer(op))
         return;
     do
         entry->op_id = kv_random_next(&op->client->random);
     while (entry->op_id == 0);
     entry->generation = session->generation;
-    if (!kvc_session_log(session, entry)) {
+    if (!entry->keeps_generation && !kvc_session_log(session, entry)) {
         kvc_op_fail(op, NULL, NULL, KV_BUSY,
                     "nodes missed too many lifecycle operations: limit %d", KVC_LOG_ENTRIES);
         return;
     }
     op->phase = 1;
-    lifecycle_of(op)->is_logged = true;
+    lifecycle_of(op)->is_logged = !entry->keeps_generation;
     for (uint32_t i = 0; i < session->row.n_nodes; i++) {
         struct kvc_node *node = kvc_session_node(session, i);
         kv_status_t status = kvc_log_entry_send(session, node, &op->owner, entry, stage_done);
@@ -227,6 +247,9 @@ static void advance_writers(struct kv_op *op)
     if (entry->writer != kvc_session_own_writer(session))
         session->shared_tokens = 0;
     kvc_session_take_writers(session, lifecycle_of(op)->writers);
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
+        if (!kvc_session_hear_own(session, i, entry->tokens, lifecycle_of(op)->owns[i]))
+            kvc_op_record_error(op, NULL, KV_NO_MEMORY, "out of memory");
 }
 
 static void change_ended(struct kv_op *op)
@@ -252,6 +275,9 @@ static void change_ended(struct kv_op *op)
             }
         }
         kvc_session_trim(session);
+    } else if (lifecycle_of(op)->entry.keeps_generation &&
+               lifecycle_of(op)->entry.tokens > session->shared_tokens) {
+        session->shared_tokens = lifecycle_of(op)->entry.tokens;
     }
     kvc_writers_free(lifecycle_of(op)->writers);
     if (is_done) {

@@ -69,7 +69,9 @@ static bool read_schema(const Kvpb__OpenReply *reply, kv_schema_t *ret_schema)
     return kv_schema_finish(ret_schema, NULL, 0) == KV_OK;
 }
 
-static bool read_recent(const Kvpb__OpenReply *reply, struct kvc_resumed *resumed)
+static bool read_recent(const struct kvc_node *node,
+                        const Kvpb__OpenReply *reply,
+                        struct kvc_resumed *resumed)
 {
     size_t first = reply->n_recent > KVC_LOG_ENTRIES ? reply->n_recent - KVC_LOG_ENTRIES : 0;
 
@@ -84,6 +86,9 @@ static bool read_recent(const Kvpb__OpenReply *reply, struct kvc_resumed *resume
             .generation = operation->generation,
             .tokens = operation->tokens,
             .writer = operation->writer,
+            .fresh = node->version >= KV_WIRE_VERSION_PREFIXES
+                         ? kvc_client_draw_writer(node->client)
+                         : 0,
         };
         if (entry->type == KV_OP_FORK) {
             if (operation->child_session_id.len != 16 || operation->child_token.len != 16)
@@ -167,9 +172,15 @@ static bool advance_writers(struct kv_session *session, uint32_t position, uint3
     return true;
 }
 
-/* What the session writes must have one writer on all nodes.  Returns false if the operation has
- * failed. */
-static bool settle_writers(struct kv_op *op)
+/* Returns the id of the operation that led to the node's generation; 0: there was none. */
+static uint64_t last_op(const struct kvc_resumed *node)
+{
+    return node->n_recent > 0 ? node->recent[node->n_recent - 1].op_id : 0;
+}
+
+/* Nodes of one generation have come to it in one way, and writers are those that it leads to.
+ * Returns false if the operation has failed. */
+static bool settle(struct kv_op *op, const struct kvc_resumed *latest)
 {
     struct kv_session *session = op->result;
     const struct kvc_resumed *nodes = resume_of(op)->nodes;
@@ -179,11 +190,12 @@ static bool settle_writers(struct kv_op *op)
             kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
             return false;
         }
-        if (kv_writers_own(session->writers[i]) == kvc_session_own_writer(session))
+        if (nodes[i].generation != latest->generation || last_op(&nodes[i]) == last_op(latest))
             continue;
         kvc_op_fail(op, kvc_session_node(session, i), NULL, KV_CONFLICT,
-                    "the nodes disagree on the session's writers: two clients truncated it at "
-                    "once, and each reached a part of the nodes; close it");
+                    "the nodes disagree on how the session came to generation %u: two clients "
+                    "truncated it at once, and each reached a part of the nodes; close it",
+                    latest->generation);
         return false;
     }
     return true;
@@ -224,7 +236,7 @@ static void reconcile(struct kv_op *op)
             kvc_session_node(session, latest_node)->address, nodes[latest_node].generation);
         return;
     }
-    if (!settle_writers(op) || session->n_log == 0)
+    if (!settle(op, &nodes[latest_node]) || session->n_log == 0)
         return;
     op->phase = 1;
     op->needs_current = true;
@@ -280,7 +292,7 @@ static void resume_done(struct kvc_call *call,
         &resume_of(op)->nodes[kvc_row_position(&resume_of(op)->row, node)];
 
     status = merge(op, node, reply, &fault);
-    if (status == KV_OK && !read_recent(reply, resumed)) {
+    if (status == KV_OK && !read_recent(node, reply, resumed)) {
         status = KV_INVALID;
         fault = "invalid log of lifecycle operations";
     }

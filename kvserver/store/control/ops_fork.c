@@ -1,5 +1,6 @@
 /* ops_fork.c - fork and truncate: the operations that raise a session's generation.  Each is
  * done once, however often its request is repeated: a log of the last ones answers repeats. */
+#include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
 
@@ -81,18 +82,23 @@ static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
     return session;
 }
 
-static void fork_advanced(struct kvs_control_call *call)
+/* The child is there. */
+static void fork_end(struct kvs_control_call *call)
 {
     struct kvs_session *session = call->session, *child = call->child;
 
     if (call->log_entry.tokens > session->shared_tokens)
         session->shared_tokens = call->log_entry.tokens;
-
-    child->busy = false;
+    session->busy = child->busy = false;
     child->renewed_us = kv_clock_now(call->control->config.clock);
-    log_entry_record(call);
     kvs_count(&call->control->stats.sessions_opened, 1);
     kvs_session_reply(call, false);
+}
+
+static void fork_advanced(struct kvs_control_call *call)
+{
+    log_entry_record(call);
+    fork_end(call);
 }
 
 /* The child is gone again: the fork has failed without a trace. */
@@ -120,6 +126,10 @@ static void fork_done(struct kvs_control_call *call)
         kvs_session_close(call, call->child, KVS_ENDED_UNSAID, fork_undone);
         return;
     }
+    if (call->keeps_generation) {
+        fork_end(call);
+        return;
+    }
     kvs_control_broadcast_session(
         call, call->session,
         &(struct kvs_command){.kind = KVS_COMMAND_SESSION_GENERATION,
@@ -128,14 +138,47 @@ static void fork_done(struct kvs_control_call *call)
         fork_advanced);
 }
 
+/* Replies if a fork that keeps the generation was done before: its child is here. */
+static bool fork_is_repeat(struct kvs_control_call *call, const Kvpb__ForkRequest *request)
+{
+    struct kv_id128 id, token;
+
+    if (!request->keeps_generation || request->operation == NULL ||
+        !kvs_pb_get_id(&request->operation->child_session_id, &id) ||
+        !kvs_pb_get_id(&request->operation->child_token, &token))
+        return false;
+    struct kvs_session *child = kv_map_get(call->control->session_of_id, &id);
+    if (child == NULL || !kv_token_equal(&child->token, &token))
+        return false;
+    struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
+    if (session == NULL)
+        return true;
+    if (child->tenant != call->tenant) {
+        kvs_control_refuse(call, KV_DENIED, "fork: the child belongs to another tenant");
+        return true;
+    }
+    if (child->busy) {
+        kvs_control_refuse(call, KV_BUSY, "fork: the child is being changed");
+        return true;
+    }
+    call->session = session;
+    call->child = child;
+    kvs_session_reply(call, false);
+    return true;
+}
+
 static void fork_session(struct kvs_control_call *call, const Kvpb__ForkRequest *request)
 {
     struct kvs_control *control = call->control;
+
+    if (fork_is_repeat(call, request))
+        return;
     struct kvs_session *session =
         log_entry_begin(call, request->session_index, &request->token, request->operation);
 
     if (session == NULL)
         return;
+    call->keeps_generation = request->keeps_generation;
     if (!kvs_pb_get_id(&request->operation->child_session_id, &call->log_entry.child_id) ||
         !kvs_pb_get_id(&request->operation->child_token, &call->log_entry.child_token) ||
         kv_map_get(control->session_of_id, &call->log_entry.child_id) != NULL) {
@@ -233,9 +276,14 @@ void kvs_control_truncate(struct kvs_control_call *call)
 
     if (request == NULL)
         return;
+    call->tells_writer = request->fresh_writer != 0;
     struct kvs_session *session =
         log_entry_begin(call, request->session_index, &request->token, request->operation);
-    if (session != NULL)
+    if (session != NULL) {
+        /* Who shares what, the client need not know. */
+        if (request->fresh_writer != 0 && call->log_entry.tokens < session->shared_tokens)
+            call->log_entry.writer = request->fresh_writer;
         truncate_session(call, session);
+    }
     kvpb__truncate_request__free_unpacked(request, NULL);
 }

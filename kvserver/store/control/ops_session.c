@@ -153,6 +153,8 @@ void kvs_session_reply(struct kvs_control_call *call, bool with_schema)
     reply.tokens_max = session->tokens_max;
     reply.lease_ms = (uint32_t)(session->lease_us / 1000);
     reply.placement = &placement;
+    if (call->tells_writer)
+        reply.own_writer = kv_writers_own(session->writers);
     if (call->op == KV_OP_OPEN && session->shared_root != NULL)
         reply.n_rows = session->shared_root->n_rows;
     reply.fingerprint = kvs_pb_put_id(&facts.info.fingerprint);

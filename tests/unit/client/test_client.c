@@ -478,7 +478,7 @@ static void lifecycle(const struct kv_wire_header *request, const void *body)
     f.node.last_kind = operation->kind;
     if (operation->op_id != f.node.last_op_id && !f.node.is_deaf && !f.node.denies) {
         assert_int_equal(operation->generation, f.node.generation);
-        f.node.generation++;
+        f.node.generation += fork == NULL || !fork->keeps_generation;
         f.node.last_op_id = operation->op_id;
     }
     if (f.node.loses_child || f.node.denies)
@@ -2079,10 +2079,9 @@ static void test_catch_up(void **state)
     (void)state;
     put(&rows);
     f.node.is_deaf = true; /* the operation does not get there */
-    assert_int_equal(kv_fork_begin(f.session, 5, 1000, &op), KV_OK);
+    assert_int_equal(kv_truncate_begin(f.session, 15, 1000, &op), KV_OK);
     behind = begin_read(&rows, 4 << 20);
     assert_int_equal(run(op, 3000000), KV_DEADLINE);
-    assert_null(kv_op_session(op));
     kv_op_free(op);
     assert_int_equal(kv_session_generation(f.session), 2);
     assert_int_equal(f.node.generation, 1);
@@ -2090,7 +2089,6 @@ static void test_catch_up(void **state)
     assert_int_equal(run(behind, 1000000), KV_OK);
     kv_op_free(behind);
     assert_int_equal(f.node.generation, 2);
-    assert_int_equal(f.node.last_kind, KV_OP_TRUNCATE); /* nobody gets the child */
     assert_int_equal(f.node.seen[f.node.n_seen - 1].header.generation, 2);
 
     f.node.is_mute = true; /* it gets there, the answer does not come */
@@ -2113,9 +2111,23 @@ static void test_catch_up(void **state)
     assert_non_null(child);
     assert_null(kv_op_session(op));
     kv_op_free(op);
-    assert_int_equal(kv_session_generation(f.session), 4);
+    assert_int_equal(kv_session_generation(f.session), 3);
     assert_int_equal(kv_session_generation(child), 1);
     kv_session_free(child);
+
+    /* Nobody gets the child of a fork that has failed, and nothing is to be caught up with. */
+    f.node.is_deaf = true;
+    assert_int_equal(kv_fork_begin(f.session, 5, 1000, &op), KV_OK);
+    assert_int_equal(run(op, 3000000), KV_DEADLINE);
+    assert_null(kv_op_session(op));
+    kv_op_free(op);
+    f.node.is_deaf = false;
+    f.node.n_lifecycle = 0;
+    op = begin_read(&rows, 4 << 20);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    kv_op_free(op);
+    assert_int_equal(f.node.n_lifecycle, 0);
+    assert_int_equal(kv_session_generation(f.session), 3);
 }
 
 /* A node that does not find what a lifecycle operation names is asked how far it is.  It may
@@ -2130,7 +2142,7 @@ static void test_catch_up_not_found(void **state)
     put(&rows);
     for (unsigned i = 0; i < 2; i++) {
         f.node.is_deaf = true;
-        assert_int_equal(kv_fork_begin(f.session, 5, 1000, &op), KV_OK);
+        assert_int_equal(kv_truncate_begin(f.session, 15, 1000, &op), KV_OK);
         assert_int_equal(run(op, 3000000), KV_DEADLINE);
         kv_op_free(op);
         f.node.is_deaf = false;
