@@ -144,6 +144,7 @@ struct task {
     uint32_t ids[IDS_MAX];
     enum kv_object_verb verb;
     struct kv_object objects[BATCH_MAX];
+    bool may_go[BATCH_MAX]; /* put: with a time, or evictable */
     uint32_t names[BATCH_MAX], contents[BATCH_MAX];
     bool was_gone[BATCH_MAX];
     uint64_t n_changes[BATCH_MAX]; /* of the name, then */
@@ -1177,6 +1178,12 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
         task->objects[i].buffer = task->slot->buffer;
         task->objects[i].offset = sum;
         task->objects[i].bytes = bytes[i];
+        /* It may go by itself: what was put to stay before stays nevertheless. */
+        task->may_go[i] = task->verb == KV_OBJECT_PUT && one_in(world, 4);
+        if (task->may_go[i] && one_in(world, 2))
+            task->objects[i].evictable = true;
+        else if (task->may_go[i])
+            task->objects[i].ttl_ms = 1 + (uint32_t)below(world, 3000);
         if (task->verb == KV_OBJECT_PUT && bytes[i] > 0)
             truth_row_fill(task->slot->memory + sum, bytes[i], task->contents[i], 0, 0,
                            task->names[i]);
@@ -1794,9 +1801,9 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
                 content != task->n_ids[i])
                 complain(world, task, "object %s: content %u, %u was put", name->text, content,
                          task->n_ids[i]);
-            if (task->verb == KV_OBJECT_PUT && task->ids[i] == (uint32_t)name->n_losses &&
-                name->n_deletes == 0 && !has_died(world, task) &&
-                is_long_ago(world, name->doubted_us))
+            if (task->verb == KV_OBJECT_PUT && !task->may_go[i] &&
+                task->ids[i] == (uint32_t)name->n_losses && name->n_deletes == 0 &&
+                !has_died(world, task) && is_long_ago(world, name->doubted_us))
                 name->sure = task->contents[i];
         } else if (object->status == KV_NOT_FOUND) {
             if (is_sure)
