@@ -399,6 +399,28 @@ static void workers_die(void **state)
     }
 }
 
+/* Two workers go on with one session: each has its own conversation, and the last record is that of
+ * who saved last. */
+static void two_workers_at_once(void **state)
+{
+    struct chat first, second;
+
+    (void)state;
+    undisturbed();
+    chat_start(&first, "both", both);
+    chat_turn(&first, 0);
+    chat_start(&second, "both", both);
+    chat_turn(&second, 1);
+    chat_turn(&first, 1);
+    chat_expect_said(&first, " tokens are computed again\n");
+    chat_expect_said(&first, "session both: another worker has saved it, too");
+    chat_end(&first);
+    chat_turn(&second, 2);
+    chat_end(&second);
+    RUN("decode", both, "--session", "both", "--max-tokens", "4");
+    assert_true(number_of(result.output, "\"reused_tokens\"") > 0);
+}
+
 /* A turn at a time, by generate; and what it does not take. */
 static void turns_by_generate(void **state)
 {
@@ -610,6 +632,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(decode_of_a_dead_prefill),
         cmocka_unit_test(workers_die),
         cmocka_unit_test(turns_by_generate),
+        cmocka_unit_test(two_workers_at_once),
         cmocka_unit_test(chat_after_decode),
         cmocka_unit_test(random_choices_go_on),
         cmocka_unit_test(records_that_are_none),
