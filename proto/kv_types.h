@@ -127,6 +127,16 @@ struct kv_id128 {
 #define KV_OBJECT_TTL_MAX_MS 2592000000u /* 30 days */
 #define KV_OBJECT_TTL_NONE   UINT32_MAX  /* it is not removed, whatever the node's default is */
 
+/* What a client says of a prefix that nodes keep. */
+enum kv_prefix_verb {
+    KV_PREFIX_PIN = 1, /* it stays, and those before it, for a time or until it is unpinned */
+    KV_PREFIX_UNPIN = 2,
+    KV_PREFIX_EVICT = 3, /* it goes, and those behind it */
+    KV_PREFIX_HINT = 4,  /* it will be used after that time */
+};
+
+#define KV_PREFIX_HINT_MAX_MS 3600000u /* an hour */
+
 /* A model.  Sessions of different fingerprints never share data. */
 struct kv_model_info {
     char name[KV_NAME_BYTES_MAX + 1]; /* 0-terminated, not empty */

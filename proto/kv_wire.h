@@ -180,6 +180,7 @@ enum kv_op_id {
     KV_OP_DRAIN = 43,
     KV_OP_PUBLISH = 44,
     KV_OP_MATCH = 45,
+    KV_OP_PREFIX = 46,
     KV_OP_OBJECTS = 47,
     KV_OP_COUNT = 48, /* one more than the largest number */
 };

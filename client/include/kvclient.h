@@ -315,6 +315,43 @@ KV_API kv_status_t kv_match_begin(struct kv_client *client,
  * *ret_n.  Valid until the operation is freed.  NULL unless it succeeded. */
 KV_API const struct kv_match *kv_op_matches(const struct kv_op *op, uint32_t *ret_n);
 
+#define KV_NODES_ALL UINT32_MAX
+
+/* A prefix that nodes keep (kv_publish_begin()), by the name of its last block. */
+struct kv_prefix {
+    enum kv_prefix_verb verb;
+    const struct kv_id128 *name; /* NULL: the deepest prefix that the session has */
+    /* An open session of the client's tenant, in which the block has this name; NULL: the nodes look
+     * through all that they keep, which takes seconds where there are millions. */
+    const struct kv_id128 *session_id;
+    /* KV_PREFIX_PIN: how long, 0: until it is unpinned; KV_PREFIX_HINT: when, at most
+     * KV_PREFIX_HINT_MAX_MS. */
+    uint32_t for_ms;
+};
+
+/* Says something of a prefix to node number `node`, or to all (KV_NODES_ALL), of which each has to be
+ * connected: a prompt's blocks are on several.  kv_op_blocks() returns how many blocks were found, or
+ * evicted; 0: no node keeps that name.
+ *
+ * KV_PREFIX_PIN     it stays, with those before it, also when memory is short; a later pin replaces an
+ *                   earlier one
+ * KV_PREFIX_UNPIN   that ends
+ * KV_PREFIX_EVICT   it goes, with those behind it, pinned or not; sessions that have them keep their
+ *                   rows.  Where rows that a session began with turn out to be corrupt
+ *                   (KV_CORRUPT), evict the block that they are in by its name, on all nodes:
+ *                   sessions that are opened from then on compute it again
+ * KV_PREFIX_HINT    it will be used after that time, so until then it counts as used last
+ *
+ * Fails with KV_UNSUPPORTED at nodes whose version keeps no prefixes. */
+KV_API kv_status_t kv_prefix_begin(struct kv_client *client,
+                                   uint32_t node,
+                                   const struct kv_prefix *prefix,
+                                   uint32_t deadline_ms,
+                                   struct kv_op **ret_op);
+
+/* Returns how many blocks the node found that found the most. */
+KV_API uint64_t kv_op_blocks(const struct kv_op *op);
+
 /* Opens an existing session by its ticket, whichever client created it.  Brings nodes up to
  * date that missed a fork or a truncate.  kv_op_session() returns the session, kv_op_tokens()
  * its committed length.

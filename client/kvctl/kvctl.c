@@ -53,6 +53,7 @@ kv_status_t kvctl_open_quietly(const struct kvctl *ctl,
         .nodes = entry,
         .transport = ctl->options.transport,
         .deadline_ms = (uint32_t)ctl->options.deadline_ms,
+        .tenant = (uint32_t)ctl->options.tenant,
     };
     kv_status_t status;
 

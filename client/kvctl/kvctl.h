@@ -2,6 +2,7 @@
  *
  *   main.c            options, the table of commands, exit codes
  *   kvctl.c           what commands share: opening clients, reporting failures, a clock
+ *   keep.c            pin, unpin, evict, hint
  *   table.c           status, sessions, clients, ops, stats, models, scrub, threads; drain, close
  *   object.c          put, get, exists, delete
  *   object_list.c     objects, delete --prefix
@@ -38,7 +39,10 @@ struct kvctl_options {
     bool json;
     const char *prefix; /* NULL: not given */
     uint64_t limit;     /* 0: none */
-    uint64_t ttl;       /* seconds; 0: the node's default */
+    uint64_t for_ms;    /* 0: none */
+    uint64_t tenant;
+    bool session;
+    uint64_t ttl; /* seconds; 0: the node's default */
     bool evictable, yes;
     bool help;
     bool version;
@@ -112,6 +116,7 @@ kvctl_print_table(const struct kvctl *ctl, const char *node, const struct kv_tab
 
 /* The commands; each returns the exit status. */
 int kvctl_tables_run(const struct kvctl *ctl);
+int kvctl_keep_run(const struct kvctl *ctl);
 int kvctl_drain_run(const struct kvctl *ctl);
 int kvctl_close_run(const struct kvctl *ctl);
 int kvctl_ping_run(const struct kvctl *ctl);

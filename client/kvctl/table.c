@@ -255,6 +255,7 @@ static bool show_node(const struct kvctl *ctl, unsigned node)
     char detail[KVCTL_DETAIL_BYTES];
     struct kv_client *client = NULL;
     const struct kv_table *table;
+    struct kv_table shown;
     struct kv_op *op = NULL;
     kv_status_t status = kvctl_open_quietly(ctl, name, &client, detail, sizeof(detail));
 
@@ -264,9 +265,14 @@ static bool show_node(const struct kvctl *ctl, unsigned node)
         status = kvctl_table(client, ctl->command, &op, &table);
         snprintf(detail, sizeof(detail), "%s", kv_client_detail(client));
     }
-    if (status == KV_OK && kvctl_print_table(ctl, name, table) != KV_OK) {
-        status = KV_NO_MEMORY;
-        snprintf(detail, sizeof(detail), "out of memory");
+    if (status == KV_OK) {
+        shown = *table;
+        if (ctl->options.limit > 0 && ctl->options.limit < shown.n_rows &&
+            !is_name_value(table))
+            shown.n_rows = (uint32_t)ctl->options.limit;
+        status = kvctl_print_table(ctl, name, &shown);
+        if (status != KV_OK)
+            snprintf(detail, sizeof(detail), "out of memory");
     }
     if (status != KV_OK) {
         if (is_headed)

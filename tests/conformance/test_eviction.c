@@ -435,12 +435,149 @@ static void tenants_have_a_quota(void **state)
     close_store();
 }
 
+/* ---- what clients say of prefixes -------------------------------------------------------- */
+
+static uint64_t say(uint32_t tenant, struct kv_prefix prefix)
+{
+    struct kv_op *op;
+    uint64_t blocks;
+
+    assert_int_equal(kv_prefix_begin(clients[tenant], KV_NODES_ALL, &prefix, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("prefix: %s", kv_op_detail(op));
+    blocks = kv_op_blocks(op);
+    kv_op_free(op);
+    return blocks;
+}
+
+static uint64_t
+say_of(uint32_t tenant, enum kv_prefix_verb verb, uint32_t prompt, uint32_t block)
+{
+    return say(tenant, (struct kv_prefix){.verb = verb, .name = &names[prompt][block]});
+}
+
+/* Fills the memory with other prompts, twice. */
+static void press(void)
+{
+    for (uint32_t i = 0; i < 2 * MEMORY_BYTES / PROMPT_BYTES; i++)
+        (void)use_prompt(0, N_PROMPTS - 1 - i, true);
+}
+
+/* A prefix that is pinned stays, with those before it; those behind it go. */
+static void pinned_stays(void **state)
+{
+    struct kv_session *session;
+    struct kv_ticket ticket;
+    uint32_t tokens;
+
+    (void)state;
+    open_store(2, NULL, 0);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(use_prompt(0, i, true), TOKENS);
+    assert_int_equal(say_of(0, KV_PREFIX_PIN, 0, 3), 1);
+    assert_int_equal(say_of(0, KV_PREFIX_PIN, 1, BLOCKS - 1), 1);
+    assert_int_equal(say_of(1, KV_PREFIX_PIN, 2, 0), 0); /* another tenant's */
+    assert_int_equal(say_of(0, KV_PREFIX_PIN, N_PROMPTS - 1, 0), 0);
+    session = open_prompt(0, 3, &tokens);
+    kv_session_ticket(session, &ticket);
+    assert_int_equal(
+        say(0, (struct kv_prefix){.verb = KV_PREFIX_PIN, .session_id = &ticket.session_id}), 1);
+    assert_int_equal(
+        say(1, (struct kv_prefix){.verb = KV_PREFIX_PIN, .session_id = &ticket.session_id}), 0);
+    close_session(session);
+    press();
+    press();
+    assert_int_equal(match(0, 0), 4 * KV_BLOCK_TOKENS);
+    assert_int_equal(match(0, 1), TOKENS);
+    assert_int_equal(match(0, 2), 0);
+    assert_int_equal(match(0, 3), TOKENS);
+    assert_int_equal(use_prompt(0, 1, false), TOKENS);
+
+    assert_int_equal(say_of(0, KV_PREFIX_UNPIN, 0, 3), 1);
+    assert_int_equal(say(0, (struct kv_prefix){.verb = KV_PREFIX_PIN,
+                                               .name = &names[1][BLOCKS - 1],
+                                               .for_ms = 1}),
+                     1);
+    press();
+    press();
+    assert_int_equal(match(0, 0), 0);
+    assert_int_equal(match(0, 1), 0);
+    assert_int_equal(match(0, 3), TOKENS);
+    close_store();
+}
+
+/* What is evicted goes with what is behind it, on all nodes; a session that has it keeps it. */
+static void evicted_goes(void **state)
+{
+    struct kv_session *session;
+    struct kv_ticket ticket;
+    uint32_t tokens;
+
+    (void)state;
+    open_store(2, NULL, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(use_prompt(0, i, true), TOKENS);
+    session = open_prompt(0, 0, &tokens);
+    assert_int_equal(tokens, TOKENS);
+    assert_int_equal(say_of(0, KV_PREFIX_PIN, 0, 4), 1);
+    assert_int_equal(say_of(1, KV_PREFIX_EVICT, 0, 2), 0);
+    assert_int_equal(say_of(0, KV_PREFIX_EVICT, 0, 2), BLOCKS - 2);
+    assert_int_equal(match(0, 0), 2 * KV_BLOCK_TOKENS);
+    assert_int_equal(match(0, 1), TOKENS);
+    expect_rows(0, 0, session);
+    /* By its session, which publishes it again. */
+    assert_int_equal(publish(0, session), TOKENS);
+    assert_int_equal(match(0, 0), TOKENS);
+    kv_session_ticket(session, &ticket);
+    assert_int_equal(say(0, (struct kv_prefix){.verb = KV_PREFIX_EVICT,
+                                               .name = &names[0][1],
+                                               .session_id = &ticket.session_id}),
+                     BLOCKS - 1);
+    assert_int_equal(match(0, 0), KV_BLOCK_TOKENS);
+    assert_int_equal(say(0, (struct kv_prefix){.verb = KV_PREFIX_EVICT,
+                                               .name = &names[1][0],
+                                               .session_id = &ticket.session_id}),
+                     0);
+    close_session(session);
+    assert_true(cluster_total(clients[0], "stats", "prefixes_deleted") == 2 * (2 * BLOCKS - 3));
+    close_store();
+}
+
+/* What will be used soon stays longer than what was used later than it. */
+static void hinted_stays(void **state)
+{
+    struct kv_op *op;
+
+    (void)state;
+    open_store(1, "lru", 0);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(use_prompt(0, i, true), TOKENS);
+    assert_int_equal(say(0, (struct kv_prefix){.verb = KV_PREFIX_HINT,
+                                               .name = &names[0][BLOCKS - 1],
+                                               .for_ms = 600000}),
+                     1);
+    assert_int_equal(kv_prefix_begin(clients[0], 0,
+                                     &(struct kv_prefix){.verb = KV_PREFIX_HINT,
+                                                         .name = &names[0][0],
+                                                         .for_ms = KV_PREFIX_HINT_MAX_MS + 1},
+                                     0, &op),
+                     KV_INVALID);
+    assert_int_equal(
+        kv_prefix_begin(clients[0], 0, &(struct kv_prefix){.verb = KV_PREFIX_PIN}, 0, &op),
+        KV_INVALID);
+    press();
+    assert_int_equal(match(0, 0), TOKENS);
+    assert_int_equal(match(0, 1), 0);
+    close_store();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_latest_stay),      cmocka_unit_test(what_is_used_stays),
         cmocka_unit_test(sessions_keep_theirs), cmocka_unit_test(tenants_keep_their_share),
-        cmocka_unit_test(tenants_have_a_quota),
+        cmocka_unit_test(tenants_have_a_quota), cmocka_unit_test(pinned_stays),
+        cmocka_unit_test(evicted_goes),         cmocka_unit_test(hinted_stays),
     };
 
     return cmocka_run_group_tests_name("eviction", tests, NULL, NULL);

@@ -1356,6 +1356,39 @@ static bool spoil_packed(ProtobufCMessage *message, unsigned *left, unsigned whi
     return false;
 }
 
+/* Names of the few blocks that anybody speaks of. */
+enum {
+    N_NAMES = 3,
+};
+
+static struct kv_id128 block_names[N_NAMES] = {{{1}}, {{2}}, {{3}}};
+
+static ProtobufCBinaryData some_names(unsigned number)
+{
+    const uint64_t first = number == UINT_MAX ? kv_random_below(&world.random, 2) : 0;
+
+    return (ProtobufCBinaryData){(N_NAMES - first) * sizeof(block_names[0]),
+                                 (uint8_t *)&block_names[first]};
+}
+
+/* What was published goes; spoiled names, too. */
+static void forget_names(void)
+{
+    const struct kvs_prefixes *prefixes = world.node->control.prefixes;
+    Kvpb__PrefixRequest request = KVPB__PREFIX_REQUEST__INIT;
+    const struct kvs_prefix *prefix;
+    struct kv_id128 name;
+    size_t cursor;
+
+    request.verb = KV_PREFIX_EVICT;
+    request.name = binary(&name);
+    for (cursor = 0; (prefix = kvs_prefixes_next(prefixes, &cursor)) != NULL; cursor = 0) {
+        name = prefix->name;
+        ask_control(KV_OP_PREFIX, &request.base);
+    }
+    settle();
+}
+
 /* A control request that is nearly right.
  *   number  of the message, that becomes the boundary's; UINT_MAX: none
  * Returns its bytes; SIZE_MAX: it has no such number. */
@@ -1366,6 +1399,9 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__ModelRequest model = KVPB__MODEL_REQUEST__INIT;
     Kvpb__ObjectsRequest objects = KVPB__OBJECTS_REQUEST__INIT;
     Kvpb__ObjectsCursor cursor = KVPB__OBJECTS_CURSOR__INIT;
+    Kvpb__PublishRequest publish = KVPB__PUBLISH_REQUEST__INIT;
+    Kvpb__MatchRequest match = KVPB__MATCH_REQUEST__INIT;
+    Kvpb__PrefixRequest prefix = KVPB__PREFIX_REQUEST__INIT;
     Kvpb__OpenRequest open = KVPB__OPEN_REQUEST__INIT;
     Kvpb__ResumeRequest resume = KVPB__RESUME_REQUEST__INIT;
     Kvpb__ForkRequest fork = KVPB__FORK_REQUEST__INIT;
@@ -1378,8 +1414,8 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
     Kvpb__Layer *layers[MANY_LAYERS];
-    static char *const tables[] = {"status", "sessions", "clients", "ops",
-                                   "stats",  "models",   "scrub",   "threads"};
+    static char *const tables[] = {"status", "sessions", "clients", "ops",      "stats",
+                                   "models", "scrub",    "threads", "prefixes", "tenants"};
     struct kv_random *random = &world.random;
     struct kv_id128 id, other;
     const void *address;
@@ -1438,6 +1474,8 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         open.placement = &placement;
         open.branch = 6;
         open.n_rows = 4;
+        open.block_names = some_names(number);
+        open.match_blocks = (uint32_t)usual_or_boundary(number, N_NAMES);
         open.prompt_root = ROOT - kv_placement_branch_root(0, open.branch, open.n_rows);
         message = &open.base;
         break;
@@ -1483,8 +1521,29 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
         session.token = binary(&world.session_token);
         message = &session.base;
         break;
+    case KV_OP_PUBLISH:
+        publish.session_index = world.session_index;
+        publish.token = binary(&world.session_token);
+        publish.generation = lifecycle.generation;
+        publish.first_block = number == UINT_MAX ? (uint32_t)kv_random_below(random, 3) : 0;
+        publish.block_names = some_names(number);
+        message = &publish.base;
+        break;
+    case KV_OP_MATCH:
+        match.block_names = some_names(number);
+        match.placement = &placement;
+        message = &match.base;
+        break;
+    case KV_OP_PREFIX:
+        prefix.verb = (uint32_t)usual_or_boundary(number, 1 + kv_random_below(random, 4));
+        prefix.name = binary(&block_names[kv_random_below(random, N_NAMES)]);
+        if (kv_random_below(random, 2) == 0)
+            prefix.session_id = binary(&world.session_id);
+        prefix.for_ms = (uint32_t)usual_or_boundary(number, 100);
+        message = &prefix.base;
+        break;
     default:
-        table.name = tables[kv_random_below(random, 8)];
+        table.name = tables[kv_random_below(random, sizeof(tables) / sizeof(tables[0]))];
         message = &table.base;
         break;
     }
@@ -1531,6 +1590,17 @@ static bool send_spoiled_control(unsigned op, unsigned number, unsigned which)
     return true;
 }
 
+/* A session whose units all have the rows of the blocks that have names. */
+static void open_session_with_blocks(void)
+{
+    open_session();
+    for (uint16_t i = 0; i < N_LAYERS * N_HEADS; i++) {
+        const struct kv_wire_unit unit = {i / N_HEADS, i % N_HEADS, 0};
+
+        fill_unit(&unit, ROW_BYTES, 0, N_NAMES * KV_BLOCK_TOKENS);
+    }
+}
+
 /* Every number of every control message, alone, at every one of the values: counts of layers
  * and heads, sizes of rows, lengths of names and ids. */
 static void every_number_of_every_control_message(void **state)
@@ -1539,16 +1609,17 @@ static void every_number_of_every_control_message(void **state)
     for (unsigned op = KV_OP_HELLO; op < KV_OP_COUNT; op++) {
         unsigned number = 0;
 
-        if (op > KV_OP_TABLE && op != KV_OP_OBJECTS)
+        if (op == KV_OP_DRAIN)
             continue;
         for (bool is_there = true; is_there; number += is_there) {
-            open_session();
+            open_session_with_blocks();
             for (unsigned which = 0; which < N_BOUNDARIES && is_there; which++)
                 is_there = send_spoiled_control(op, number, which);
             world.clock.virtual_us += LEASE_US;
             settle();
             assert_int_equal(world.node->control.n_sessions, 0);
         }
+        forget_names();
         print_message("%s: %u numbers\n", kvs_op_name(op), number);
         assert_true(number > 0);
         good_requests_work();
@@ -1565,10 +1636,10 @@ static void control_thread_takes_anything(void **state)
     settle();
     lent = memory_lent();
     for (unsigned round = 0; round < 100; round++) {
-        open_session();
+        open_session_with_blocks();
         for (unsigned i = 0; i < 200; i++) {
             unsigned op =
-                KV_OP_HELLO + (unsigned)kv_random_below(random, KV_OP_DRAIN - KV_OP_HELLO);
+                KV_OP_HELLO + (unsigned)kv_random_below(random, KV_OP_COUNT - KV_OP_HELLO);
             struct kv_wire_header header = request_of(op);
             size_t bytes = make_control(op, UINT_MAX, 0, packed);
 
@@ -1610,6 +1681,8 @@ static void control_thread_takes_anything(void **state)
         world.clock.virtual_us += 1000000;
         settle();
     }
+    assert_true(kvs_counted(&world.node->control.stats.prefixes_published) > 0);
+    forget_names();
     assert_int_equal(world.node->control.n_sessions, 0);
     assert_true(memory_lent() <= lent + (N_THREADS * 2 * KVS_ARENA_PAGE));
 }

@@ -109,6 +109,7 @@ bool kvs_control_step(struct kvs_control *control)
         control->due_us[i] = now_us + periodic_tasks[i].every_us;
         periodic_tasks[i].run(control, now_us);
     }
+    kvs_keep_step(control);
     kvs_prefixes_make_room(control);
     return control->n_calls > 0;
 }

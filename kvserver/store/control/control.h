@@ -147,6 +147,17 @@ struct kvs_client_record {
     struct kv_channel *channel; /* of the control port; NULL: its control transport is gRPC */
 };
 
+/* What a client says of a prefix, and how far that has been done: ops_keep.c. */
+struct kvs_keep {
+    uint32_t verb; /* enum kv_prefix_verb */
+    bool is_walk;  /* all prefixes are looked through for the name */
+    struct kv_id128 name;
+    uint64_t until_us;
+    size_t cursor;
+    uint64_t n_blocks;
+    struct kvs_control_call *next;
+};
+
 struct kvs_control_call {
     struct kvs_control *control;
     enum kv_op_id op;
@@ -171,8 +182,9 @@ struct kvs_control_call {
     kv_status_t refusal;        /* status to reply with once its changes are undone */
     uint32_t tokens; /* smallest number on any data thread with units of the session */
     bool has_units;  /* one has */
-    struct kvs_prefix *prefix;   /* publish: goes on from it; held */
+    struct kvs_prefix *prefix;   /* publish: goes on from it; prefix: evicts it; held */
     struct kvs_prefix *prefixes; /* to be published, or freed: a list, held */
+    struct kvs_keep keep;        /* prefix */
     uint64_t bytes;              /* sum over all data threads */
     _Atomic uint32_t
         *layer_tokens; /* (n_layers) session: kvs_command's; owned; NULL: not wanted */
@@ -191,6 +203,7 @@ enum kvs_evict_why {
     KVS_EVICT_MEMORY, /* the node's */
     KVS_EVICT_QUOTA,  /* of its tenant */
     KVS_EVICT_BAD,    /* rows of it, or of those before it */
+    KVS_EVICT_ASKED,  /* a client said so */
 };
 
 struct kvs_control {
@@ -231,6 +244,8 @@ struct kvs_control {
     uint32_t credits_spare;                      /* not yet granted, beyond those */
     struct kvs_control_call *calls;
     uint32_t n_calls;
+    struct kvs_control_call
+        *keeping; /* calls that go on in each step, the first one at first */
     uint64_t due_us[KVS_PERIODIC_TASKS]; /* when each task is due */
     struct kvs_stats stats;              /* of the control thread */
     _Atomic bool draining, drain_requested;
@@ -474,6 +489,11 @@ kv_status_t kvs_control_full(struct kvs_control *control);
 /* Frees all prefixes; no session has any. */
 void kvs_prefixes_stop(struct kvs_control *control);
 
+/* ---- ops_keep.c ---- */
+
+/* Goes on with what clients said of prefixes, for some slices. */
+void kvs_keep_step(struct kvs_control *control);
+
 /* ---- clients.c ---- */
 
 /* As kvs_node_client_gone() and kvs_node_attach_client() in node.h. */
@@ -543,6 +563,7 @@ void kvs_control_renew(struct kvs_control_call *call);
 void kvs_control_session(struct kvs_control_call *call);
 void kvs_control_publish(struct kvs_control_call *call);
 void kvs_control_match(struct kvs_control_call *call);
+void kvs_control_prefix(struct kvs_control_call *call);
 void kvs_control_objects(struct kvs_control_call *call);
 void kvs_control_table(struct kvs_control_call *call);
 void kvs_control_drain_begin(struct kvs_control_call *call);

@@ -73,6 +73,7 @@ void kvs_control_evict(struct kvs_control *control,
         [KVS_EVICT_MEMORY] = &control->stats.prefixes_evicted,
         [KVS_EVICT_QUOTA] = &control->stats.prefixes_over_quota,
         [KVS_EVICT_BAD] = &control->stats.prefixes_bad,
+        [KVS_EVICT_ASKED] = &control->stats.prefixes_deleted,
     };
     const uint64_t bytes = prefix->home->block_bytes;
 
@@ -100,6 +101,9 @@ void kvs_prefixes_make_room(struct kvs_control *control)
         }
     }
     kvs_prefixes_release_step(control);
+    kvs_stat_set(&control->stats.prefixes, kvs_prefixes_count(control->prefixes));
+    kvs_stat_set(&control->stats.prefix_bytes, kvs_prefixes_bytes(control->prefixes));
+    kvs_stat_set(&control->stats.prefixes_pinned, kvs_prefixes_pinned(control->prefixes));
 }
 
 bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t bytes)

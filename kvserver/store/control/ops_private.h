@@ -7,6 +7,7 @@
  *   ops_session.c   open, resume, close, renew, session
  *   ops_fork.c      fork, truncate
  *   ops_prefix.c    publish, match
+ *   ops_keep.c      prefix
  *   ops_objects.c   objects
  *   ops_node.c      table, drain
  *

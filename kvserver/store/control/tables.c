@@ -7,6 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    PREFIXES_MAX = 1000, /* lines */
+    TENANTS_MAX = 1000,
+};
+
 /* A table that grows line by line; `failed` is set by the first allocation that fails. */
 struct builder {
     char *columns[32];
@@ -353,13 +358,63 @@ static void table_threads(struct kvs_control *control, struct builder *table)
     }
 }
 
+/* Some of them, in no order: there may be millions. */
+static void table_prefixes(struct kvs_control *control, struct builder *table)
+{
+    const uint64_t now_us = kv_clock_now(control->config.clock);
+    const struct kvs_prefix *prefix;
+    size_t cursor = 0;
+
+    columns(table, "name tenant tokens bytes unused_s uses sessions pinned_s");
+    while (table->n_rows < PREFIXES_MAX && !table->failed &&
+           (prefix = kvs_prefixes_next(control->prefixes, &cursor)) != NULL) {
+        Kvpb__Row *to = row(table);
+        const bool is_pinned = prefix->pinned_link != NULL;
+
+        id_text(table, to, &prefix->name);
+        number(table, to, prefix->home->place.tenant);
+        number(table, to, (double)(prefix->depth + 1) * KV_BLOCK_TOKENS);
+        number(table, to, (double)prefix->home->block_bytes);
+        number(table, to,
+               prefix->used_us < now_us ? (double)((now_us - prefix->used_us) / 1000000) : 0);
+        number(table, to, prefix->n_uses);
+        number(table, to, prefix->n_holders);
+        if (is_pinned && prefix->pinned_us == UINT64_MAX)
+            text(table, to, "always");
+        else
+            number(table, to,
+                   is_pinned && prefix->pinned_us > now_us
+                       ? (double)((prefix->pinned_us - now_us) / 1000000)
+                       : 0);
+    }
+}
+
+static void table_tenants(struct kvs_control *control, struct builder *table)
+{
+    const struct kvs_prefix_tenant *tenant;
+    size_t cursor = 0;
+
+    columns(table, "tenant prefixes bytes quota_bytes ends_that_may_go");
+    while (table->n_rows < TENANTS_MAX && !table->failed &&
+           (tenant = kvs_prefixes_next_tenant(control->prefixes, &cursor)) != NULL) {
+        Kvpb__Row *to = row(table);
+
+        number(table, to, tenant->tenant);
+        number(table, to, (double)tenant->n_prefixes);
+        number(table, to, (double)tenant->bytes);
+        number(table, to, (double)control->config.tenant_quota);
+        number(table, to, tenant->n_heap);
+    }
+}
+
 static const struct {
     const char *name;
     void (*fill)(struct kvs_control *control, struct builder *table);
 } tables[] = {
-    {"status", table_status}, {"sessions", table_sessions}, {"clients", table_clients},
-    {"models", table_models}, {"ops", table_ops},           {"stats", table_stats},
-    {"scrub", table_scrub},   {"threads", table_threads},
+    {"status", table_status},   {"sessions", table_sessions}, {"clients", table_clients},
+    {"models", table_models},   {"ops", table_ops},           {"stats", table_stats},
+    {"scrub", table_scrub},     {"threads", table_threads},   {"prefixes", table_prefixes},
+    {"tenants", table_tenants},
 };
 
 void kvs_tables_reply(struct kvs_control_call *call, const char *name)

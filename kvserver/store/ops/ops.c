@@ -122,13 +122,17 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_MATCH] = {.name = "match",
                      .summary = "returns how much of a prompt is here",
                      .control = kvs_control_match},
+    [KV_OP_PREFIX] = {.name = "prefix",
+                      .summary =
+                          "pins or evicts what is kept under a name, or says when it is used",
+                      .control = kvs_control_prefix},
     [KV_OP_OBJECTS] = {.name = "objects",
                        .summary = "lists objects, or deletes those whose names begin alike",
                        .control = kvs_control_objects},
     [KV_OP_TABLE] =
         {.name = "table",
          .summary = "returns a table: status, sessions, clients, models, ops, stats, scrub, "
-                    "threads",
+                    "threads, prefixes, tenants",
          .control = kvs_control_table},
     [KV_OP_DRAIN] = {.name = "drain",
                      .summary = "rejects new work, finishes, stops",

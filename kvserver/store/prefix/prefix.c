@@ -16,6 +16,7 @@ struct kvs_prefixes {
     struct kv_map *map;     /* kvs_prefix, by name and place */
     struct kv_map *tenants; /* kvs_prefix_tenant */
     struct kvs_prefix *pinned;
+    uint64_t n_pinned;
     struct kvs_pages *pages; /* NULL: none */
     uint64_t bytes;
     double floor; /* the value of what went last */
@@ -473,6 +474,7 @@ void kvs_prefix_pin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, ui
     if (prefix->pinned_next != NULL)
         prefix->pinned_next->pinned_link = &prefix->pinned_next;
     prefixes->pinned = prefix;
+    prefixes->n_pinned++;
     heap_update(prefixes, prefix);
 }
 
@@ -485,6 +487,7 @@ void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
         prefix->pinned_next->pinned_link = prefix->pinned_link;
     prefix->pinned_link = NULL;
     prefix->pinned_next = NULL;
+    prefixes->n_pinned--;
     heap_update(prefixes, prefix);
 }
 
@@ -509,6 +512,17 @@ uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes)
 uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes)
 {
     return prefixes->bytes;
+}
+
+uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes)
+{
+    return prefixes->n_pinned;
+}
+
+const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefixes *prefixes,
+                                                         size_t *cursor)
+{
+    return kv_map_next(prefixes->tenants, cursor);
 }
 
 struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t *cursor)
@@ -609,6 +623,6 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
         assert(*prefix->pinned_link == prefix);
         n_listed++;
     }
-    assert(n_pinned == n_listed);
+    assert(n_pinned == n_listed && n_pinned == prefixes->n_pinned);
     assert(bytes == prefixes->bytes && of_tenants == bytes && n == kv_map_count(prefixes->map));
 }

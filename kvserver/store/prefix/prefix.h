@@ -172,6 +172,10 @@ struct kvs_prefix_tenant *kvs_prefixes_tenant(const struct kvs_prefixes *prefixe
 
 uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes);
 uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes);
+uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes);
+/* Iterates over all tenants, as kvs_prefixes_next(). */
+const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefixes *prefixes,
+                                                         size_t *cursor);
 /* Iterates over all; *cursor is 0 at first, NULL is the end.  Some may be met twice or not at all if the
  * index changes on the way. */
 struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t *cursor);

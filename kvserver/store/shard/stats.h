@@ -76,6 +76,7 @@
     X(prefixes_published, "blocks kept under their names")                            \
     X(prefixes_evicted, "blocks evicted because memory was short")                    \
     X(prefixes_over_quota, "blocks evicted for others of a tenant with a full quota") \
+    X(prefixes_deleted, "blocks no longer kept because a client said so")             \
     X(prefixes_refused, "blocks not kept because of their tenant's quota")            \
     X(prefixes_bad, "blocks no longer kept because rows in or before them were bad")  \
     X(sessions_expired, "sessions closed because their lease ended")                  \
@@ -114,6 +115,7 @@ struct kvs_stats {
     _Atomic uint64_t object_bytes;
     _Atomic uint64_t objects_evictable; /* bytes of memory */
     _Atomic uint64_t objects_memory;    /* bytes of memory, names and records included */
+    _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
     _Atomic uint64_t in_flight;
     _Atomic uint64_t rows_bad, objects_bad; /* rejected until written again: rows, and object
                                              * pieces */

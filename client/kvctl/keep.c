@@ -1,0 +1,112 @@
+/* kvctl pin, unpin, evict and hint: what nodes do with a prefix that they keep. */
+#include "client/kvctl/kvctl.h"
+#include "kvserver/base/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    NAME_DIGITS = 32,
+};
+
+/* Reads 32 hexadecimal digits. */
+static bool read_name(const char *text, struct kv_id128 *ret_name)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    if (strlen(text) != NAME_DIGITS)
+        return false;
+    for (int i = 0; i < NAME_DIGITS; i++) {
+        const char *digit =
+            strchr(digits, text[i] >= 'A' && text[i] <= 'F' ? text[i] + 32 : text[i]);
+
+        if (digit == NULL)
+            return false;
+        ret_name->bytes[i / 2] = (uint8_t)(ret_name->bytes[i / 2] << 4 | (digit - digits));
+    }
+    return true;
+}
+
+static enum kv_prefix_verb verb_of(const struct kvctl *ctl)
+{
+    static const struct {
+        const char *command;
+        enum kv_prefix_verb verb;
+    } verbs[] = {
+        {"pin", KV_PREFIX_PIN},
+        {"unpin", KV_PREFIX_UNPIN},
+        {"evict", KV_PREFIX_EVICT},
+    };
+
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
+        if (strcmp(verbs[i].command, ctl->command) == 0)
+            return verbs[i].verb;
+    return KV_PREFIX_HINT;
+}
+
+static void print_blocks(const struct kvctl *ctl, const char *node, uint64_t blocks)
+{
+    struct kv_json json;
+
+    if (!ctl->options.json) {
+        printf("node %s: %s: %llu blocks\n", node, ctl->command, (unsigned long long)blocks);
+        return;
+    }
+    kv_json_begin(&json, stdout);
+    kv_json_text(&json, "node", node);
+    kv_json_number(&json, "blocks", (double)blocks);
+    kv_json_end(&json);
+}
+
+static uint64_t n_found;
+
+static bool keep_on_node(const struct kvctl *ctl, unsigned index)
+{
+    const char *node = ctl->nodes[index];
+    struct kv_client *client = kvctl_open_node(ctl, node);
+    struct kv_id128 name = {{0}};
+    struct kv_prefix prefix = {.verb = verb_of(ctl), .for_ms = (uint32_t)ctl->options.for_ms};
+    struct kv_op *op = NULL;
+    kv_status_t status;
+
+    if (client == NULL)
+        return false;
+    (void)read_name(ctl->operands[0], &name);
+    if (ctl->options.session)
+        prefix.session_id = &name;
+    else
+        prefix.name = &name;
+    status = kv_prefix_begin(client, 0, &prefix, 0, &op);
+    if (status == KV_OK)
+        status = kv_wait(op);
+    if (status != KV_OK) {
+        kvctl_node_failed(ctl, node, status, kv_client_detail(client));
+    } else {
+        n_found += kv_op_blocks(op);
+        print_blocks(ctl, node, kv_op_blocks(op));
+    }
+    kv_op_free(op);
+    kv_client_close(client);
+    return status == KV_OK;
+}
+
+int kvctl_keep_run(const struct kvctl *ctl)
+{
+    struct kv_id128 name;
+    int result;
+
+    if (!read_name(ctl->operands[0], &name)) {
+        kvctl_error(ctl, "NAME: %.64s: must be 32 hexadecimal digits", ctl->operands[0]);
+        return KVCTL_USAGE;
+    }
+    if (verb_of(ctl) == KV_PREFIX_HINT && ctl->options.for_ms > KV_PREFIX_HINT_MAX_MS) {
+        kvctl_error(ctl, "option: --for-ms: at most %u for a hint", KV_PREFIX_HINT_MAX_MS);
+        return KVCTL_USAGE;
+    }
+    result = kvctl_each_node(ctl, keep_on_node);
+    if (result == KVCTL_DONE && n_found == 0) {
+        kvctl_error(ctl, "%s: no node keeps it", ctl->operands[0]);
+        result = KVCTL_FAILED;
+    }
+    return result;
+}
