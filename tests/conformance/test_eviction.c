@@ -322,7 +322,8 @@ static void the_latest_stay(void **state)
                   N_PROMPTS, cluster_total(clients[0], "stats", "busy"));
     /* A page is free when all of its elements are, and prompts here are smaller than a page. */
     assert_in_range(n_whole, MEMORY_BYTES / PROMPT_BYTES / 4, MEMORY_BYTES / PROMPT_BYTES);
-    for (uint32_t i = 0; i < n_whole; i++)
+    /* Sessions need some memory, too: the oldest of these may go meanwhile. */
+    for (uint32_t i = 0; i < n_whole / 2; i++)
         assert_int_equal(use_prompt(0, N_PROMPTS - 1 - i, false), TOKENS);
     assert_true(cluster_total(clients[0], "stats", "prefixes_evicted") > 0);
     close_store();
