@@ -201,6 +201,69 @@ static void the_same_tokens_everywhere(void **state)
         assert_non_null(strstr(result.output, members[i]));
 }
 
+/* A number of the last run's JSON. */
+static double told(const char *name)
+{
+    char member[64];
+    const char *at;
+
+    snprintf(member, sizeof(member), "\"%s\": ", name);
+    at = strstr(result.output, member);
+    if (at == NULL)
+        fail_msg("%s: not in %s", name, result.output);
+    return strtod(at + strlen(member), NULL);
+}
+
+static void generate_again(bool is_full, const char *store, bool is_fresh)
+{
+    const char *const fresh = is_fresh ? "--fresh" : "--json"; /* which is given twice, then */
+    const char *const full[] = {
+        kvworker, "generate",      "--model", model,          "--store", store,
+        "--json", "--raw",         fresh,     "--memory",     "64M",     "--threads",
+        "2",      "--prompt-file", prompt,    "--max-tokens", "60",      NULL};
+    const char *const pqcache[] = {kvworker,       "generate", "--model", model,
+                                   "--store",      store,      "--json",  fresh,
+                                   "--max-tokens", "60",       EXACT,     NULL};
+
+    run_kvworker(is_full ? full : pqcache);
+}
+
+/* A prompt that was seen before is not computed again, but for the tokens behind its last full block;
+ * whoever asks, wherever the list of nodes begins, and with the same answer. */
+static void a_prompt_seen_before(void **state)
+{
+    static char ids[sizeof(result.output)];
+    char reversed[sizeof(both)];
+    const char *at;
+
+    (void)state;
+    snprintf(reversed, sizeof(reversed), "%s,%s", nodes[1].control, nodes[0].control);
+    for (unsigned i = 0; i < 2; i++) {
+        const char *const stores[] = {one, one, both, reversed, both};
+
+        generate_again(i == 0, "embedded", true);
+        at = strstr(result.output, "\"token_ids\"");
+        assert_non_null(at);
+        snprintf(ids, sizeof(ids), "%.*s", (int)strcspn(at, "]"), at);
+        const uint32_t tokens = (uint32_t)told("prompt_tokens");
+        const uint32_t full = (tokens - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+
+        assert_true(told("reused_tokens") == 0 && full > 0);
+        for (unsigned j = 0; j < sizeof(stores) / sizeof(stores[0]); j++) {
+            const bool is_fresh = j + 1 == sizeof(stores) / sizeof(stores[0]);
+            /* The first method computes it on each list of nodes; the second finds it there. */
+            const bool is_new = i == 0 && (j == 0 || j == 2);
+
+            generate_again(i == 0, stores[j], is_fresh);
+            assert_true(told("reused_tokens") == (is_new || is_fresh ? 0 : full));
+            at = strstr(result.output, "\"token_ids\"");
+            assert_non_null(at);
+            if (strncmp(at, ids, strlen(ids)) != 0)
+                fail_msg("over %s: %s\nnot %s", stores[j], at, ids);
+        }
+    }
+}
+
 static void expect_bad_salt(const char *salt_file, const char *says)
 {
     const char *const argv[] = {kvworker, "generate",    "--model", model, "--store",
@@ -271,6 +334,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_logits_everywhere),
         cmocka_unit_test(the_same_tokens_everywhere),
+        cmocka_unit_test(a_prompt_seen_before),
         cmocka_unit_test(a_salt_that_is_not_there),
         cmocka_unit_test(a_node_dies),
     };
