@@ -5,7 +5,8 @@
 # Installs missing packages, builds into build/, fetches a small model (94 MiB),
 # starts a node on free ports with a temporary folder, asks ten questions about
 # the GPL-3 with full attention and with attention to a tenth of the rows,
-# selected by the node, and stops the node.
+# selected by the node, then the same question twice, which is computed once,
+# and stops the node.
 #   --tokens N   tokens of the text (default: 2000); the model's context has
 #                space for 7000
 set -eu
@@ -22,7 +23,7 @@ usage() {
 while [ $# -gt 0 ]; do
     case $1 in
     --help)
-        sed -n '2,10s/^# \{0,1\}//p' "$0"
+        sed -n '2,11s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
     --tokens)
@@ -62,6 +63,11 @@ fail() {
 # Shows each command as a user would type it.
 show() {
     printf '  $ %s\n' "$(echo "$*" | sed "s|$build/[a-z/-]*/||; s|$work|/tmp|g; s|$top/||g")"
+}
+
+# A number of the answer's JSON.
+number() {
+    sed -n "s/.*\"$1\": \([0-9.e+-]*\).*/\1/p" "$work/answer"
 }
 
 # Quotes a path for the shell.
@@ -137,6 +143,20 @@ show "$@"
 worker=$!
 wait "$worker" || fail "kvworker ask ended with status $?"
 worker=
+
+say "the same beginning of $(basename "$text") twice, by two processes: the second finds what the first has stored"
+head -c 9000 "$text" >"$work/prompt"
+set -- "$kvworker" generate --model "$model" --store "$KVCTL_SERVER" \
+    --prompt-file "$work/prompt" --raw --max-tokens 16 --json
+show "$@"
+for run in first second; do
+    "$@" >"$work/answer" &
+    worker=$!
+    wait "$worker" || fail "kvworker generate ended with status $?"
+    worker=
+    printf '  %s run: %d tokens, %d of them reused; first token after %.2f s\n' "$run" \
+        "$(number prompt_tokens)" "$(number reused_tokens)" "$(number ttft_s)"
+done
 
 say "counters of the node"
 show "$kvctl" stats
