@@ -232,6 +232,23 @@ expect 1 delete some
 expect 0 put -- --odd "$work/some"
 expect 0 exists -- --odd
 
+# Prefixes by name: what is not kept is not found, and a name is a name.
+for command in pin unpin evict hint; do
+    expect 2 $command
+    expect 2 $command xyz
+    has '^kvctl: '$command': NAME: xyz: must be 32 hexadecimal digits$' err
+    expect 1 $command 0123456789abcdef0123456789ABCDEF --for-ms 1000
+    has ': '$command': 0 blocks$' out
+    has ': no node keeps it$' err
+    expect 1 $command 0123456789abcdef0123456789abcdef --session --json
+    has '"blocks": 0}$' out
+done
+expect 2 hint 0123456789abcdef0123456789abcdef --for-ms 3600001
+expect 0 prefixes --json
+expect 0 prefixes --limit 2
+has '^name +tenant +tokens +bytes +unused_s +uses +sessions +pinned_s$' out
+expect 0 tenants
+
 # Lists of objects, and their end.
 expect 0 objects --json
 has '"name": "--odd", "bytes": 100000, "age_s": [0-9.]+, "ttl_left_s": "none", "evictable": "no", "pinned": "no", "bad_pieces": 0}$' out
