@@ -10,6 +10,7 @@
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
+#include "client/ops/match.h"
 #include "client/roots.h"
 #include "client/session.h"
 #include "client/session_catchup.h"
@@ -36,6 +37,13 @@ struct open_part {
     uint32_t n_match; /* of them, may be attached */
     uint64_t writer;
     uint32_t most; /* tokens that a node has attached */
+    uint32_t
+        own_branch;  /* `branch` may be that of a beginning of the prompt, where it is stored */
+    bool has_looked; /* for where it is stored */
+    uint32_t n_roots;
+    uint64_t roots[KVC_MATCH_PLACES]; /* (n_roots) where it may be */
+    uint32_t branches[KVC_MATCH_PLACES],
+        least[KVC_MATCH_PLACES]; /* tokens that all nodes have */
 };
 static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -83,6 +91,7 @@ static void move(struct kv_op *op, const struct kvc_node *node, const Kvpb__Open
     }
     kvc_roots_learn(&op->client->roots, part->prompt_root, n_rows, op->client->loop.now_us);
     part->n_rows = n_rows;
+    part->branch = part->own_branch; /* a beginning's row may have too many sessions already */
     kvc_op_forget_calls(op);
     kvc_session_withdraw(op->result);
     draw_ticket(op, &ticket);
@@ -293,7 +302,7 @@ static void model_done(struct kvc_call *call,
         kvc_op_fail(op, node, NULL, status, "cannot send open");
 }
 
-static void start_open(struct kv_op *op)
+static void open_models(struct kv_op *op)
 {
     const struct kv_model_info *model = open_of(op)->model;
     Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
@@ -323,6 +332,98 @@ static void start_open(struct kv_op *op)
         if (status != KV_OK)
             kvc_op_fail(op, node, NULL, status, "cannot send model");
     }
+}
+
+/* ---- where the prompt is stored ---------------------------------------------------------- */
+
+/* All nodes have said what they have: the open begins on the row that has most. */
+static void choose_row(struct kv_op *op)
+{
+    struct open_part *part = open_of(op);
+    struct kv_ticket ticket;
+    uint32_t best = 0;
+
+    for (uint32_t i = 1; i < part->n_roots; i++)
+        if (part->least[i] > part->least[best])
+            best = i;
+    part->has_looked = true;
+    part->branch = part->branches[best];
+    draw_ticket(op, &ticket);
+    kvc_session_place(op->result, &ticket);
+    reset(op);
+    kvc_op_restart(op);
+}
+
+static void looked(struct kvc_call *call,
+                   kv_status_t status,
+                   const ProtobufCMessage *message,
+                   const char *detail)
+{
+    const Kvpb__MatchReply *reply = (const Kvpb__MatchReply *)message;
+    struct kv_op *op = kvc_call_op(call);
+    Kvpb__MatchRequest *request;
+
+    (void)detail;
+    if (op == NULL)
+        return;
+    request = kvpb__match_request__unpack(NULL, call->packed_bytes, call->packed);
+    for (uint32_t i = 0; request != NULL && i < open_of(op)->n_roots; i++) {
+        uint32_t *least = &open_of(op)->least[i];
+
+        if (open_of(op)->roots[i] != request->placement->root)
+            continue;
+        /* A node that does not answer has nothing that the session could begin with. */
+        if (status != KV_OK)
+            *least = 0;
+        else if (reply->tokens < *least)
+            *least = reply->tokens;
+    }
+    if (request != NULL)
+        kvpb__match_request__free_unpacked(request, NULL);
+    if (op->owner.n_calls == 0)
+        choose_row(op);
+}
+
+/* Asks the rows of all beginnings of the prompt.  Returns false if there is nobody to ask. */
+static bool look(struct kv_op *op)
+{
+    struct open_part *part = open_of(op);
+    Kvpb__MatchRequest request = KVPB__MATCH_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    struct kv_placement_row row;
+
+    request.block_names.data = (uint8_t *)part->names;
+    request.block_names.len = part->n_match * sizeof(part->names[0]);
+    request.placement = &placement;
+    placement.epoch = op->client->map->epoch;
+    part->n_roots =
+        kvc_match_roots(op->client, part->names, part->n_names, part->roots, part->branches);
+    for (uint32_t i = 0; i < part->n_roots; i++) {
+        part->least[i] = UINT32_MAX;
+        kvc_client_row(op->client, part->roots[i], &row);
+        placement.root = part->roots[i];
+        placement.n_nodes = row.n_nodes;
+        for (uint32_t j = 0; j < row.n_nodes; j++) {
+            struct kvc_node *node = kvc_row_node(op->client, &row, j);
+
+            placement.position = j;
+            if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
+                kvc_call_begin(node, &op->owner, NULL, KV_OP_MATCH, &request.base, looked) !=
+                    KV_OK)
+                part->least[i] = 0;
+        }
+    }
+    return op->owner.n_calls > 0;
+}
+
+/* ---- the operation ----------------------------------------------------------------------- */
+
+static void start_open(struct kv_op *op)
+{
+    if (open_of(op)->n_rows > 1 && open_of(op)->n_match > 0 && !open_of(op)->has_looked &&
+        look(op))
+        return;
+    open_models(op);
 }
 
 static void ended_open(struct kv_op *op)
@@ -370,6 +471,7 @@ static kv_status_t read_prompt(struct kv_op *op, const struct kv_session_options
     if (client->map->n_members <= KV_ROW_NODES)
         return KV_OK;
     part->branch = kv_placement_branch(options->block_names, options->n_block_names);
+    part->own_branch = part->branch;
     part->n_rows = kvc_roots_look(&client->roots, part->prompt_root, client->loop.now_us);
     return KV_OK;
 }

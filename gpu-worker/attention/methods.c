@@ -51,6 +51,8 @@ kv_status_t kvw_method_end_pass(struct kvw_method *attention,
 {
     const kv_status_t status = kvw_session_end_pass(attention->session, phase, token_begin);
 
+    if (phase == KVW_DECODE && attention->ops->has_budget)
+        kvw_session_approximate(attention->session, token_begin);
     if (status != KV_OK || attention->ops->end_pass == NULL)
         return status;
     return attention->ops->end_pass(attention, phase, token_begin, n);

@@ -63,7 +63,7 @@ static kv_status_t open_session(struct prefill *prefill,
                                 char *detail,
                                 size_t detail_bytes)
 {
-    struct kvw_session_share share = {.is_arriving = false};
+    struct kvw_session_share share = {.is_exact = true};
     struct kvw_context *worker = prefill->worker;
     kv_status_t status;
 

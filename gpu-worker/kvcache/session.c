@@ -19,6 +19,7 @@ struct kvw_session {
     struct kvw_write_behind *writer;
     struct kv_model_info *info; /* what names depend on; NULL: nothing is published */
     uint32_t n_reused;
+    uint32_t n_exact;         /* tokens before the first with an approximate row */
     uint32_t n_published;     /* tokens */
     struct kv_op *publishing; /* NULL: none is under way */
     char detail[512];
@@ -137,6 +138,7 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
     store->kv_head_begin = setup->kv_head_begin;
     store->n_kv_heads = setup->n_kv_heads > 0 ? setup->n_kv_heads : params->n_kv_heads;
     store->is_kept = setup->is_kept;
+    store->n_exact = setup->share != NULL && !setup->share->is_exact ? 0 : UINT32_MAX;
     if (setup->share != NULL)
         store->share = *setup->share;
     store->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
@@ -296,6 +298,12 @@ begin_publishing(struct kvw_session *store, const uint32_t *tokens, uint32_t n_t
     return status;
 }
 
+void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin)
+{
+    if (store->n_exact > token_begin)
+        store->n_exact = token_begin;
+}
+
 void kvw_session_publish(struct kvw_session *store,
                          const uint32_t *tokens,
                          uint32_t n_tokens,
@@ -303,6 +311,8 @@ void kvw_session_publish(struct kvw_session *store,
 {
     if (store->info == NULL || store->parent != NULL)
         return;
+    if (n_tokens > store->n_exact)
+        n_tokens = store->n_exact;
     if (store->publishing != NULL) {
         if (waits)
             (void)kv_wait(store->publishing);
@@ -330,6 +340,8 @@ kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens)
     status = kv_truncate_begin(store->session, tokens, 0, &op);
     if (status == KV_OK)
         status = kv_finish(op);
+    if (store->n_exact != 0 && store->n_exact >= tokens)
+        store->n_exact = UINT32_MAX;
     if (store->n_published > tokens)
         store->n_published = tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     return kvw_session_fail(store, status);

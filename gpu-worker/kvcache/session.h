@@ -55,12 +55,17 @@ kv_status_t kvw_session_poll(struct kvw_session *store);
 uint32_t kvw_session_reused(const struct kvw_session *store);
 /* Has the store keep the full blocks of these tokens, the session's first, for others (setup.reuses;
  * else does nothing).  Blocks whose rows are still on their way are kept by a later call.  `waits`:
- * all are, when the call returns.  A failure is not the session's: nobody then reuses them.
+ * all are, when the call returns.  A failure is not the session's: nobody then reuses them.  Nor does
+ * anybody what was made in a session that another worker began: how is not known here.
  *   tokens  (n_tokens) */
 void kvw_session_publish(struct kvw_session *store,
                          const uint32_t *tokens,
                          uint32_t n_tokens,
                          bool waits);
+
+/* Rows from this token on are made from attention to some of the rows: under their names others would
+ * take them for what full attention makes.  They are not published. */
+void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin);
 
 /* Forgets the tokens from `tokens` on. */
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens);

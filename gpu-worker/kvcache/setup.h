@@ -20,6 +20,7 @@ enum kvw_phase {
 struct kvw_session_share {
     struct kv_ticket ticket;
     bool is_arriving; /* another worker may still be bringing the rows */
+    bool is_exact;    /* no row is from a step that attended to some rows only */
     /* is_arriving: becomes true to end the wait for rows; NULL: never. */
     const _Atomic int *stop;
     /* is_arriving: called now and then while a layer is waited for, with what the store has of

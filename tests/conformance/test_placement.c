@@ -318,6 +318,53 @@ static void a_root_under_load(void **state)
     assert_true(cluster_becomes(client, "status", "sessions", 0));
 }
 
+/* A prompt's beginning is stored where its own sessions are; longer prompts that begin with it have other
+ * rows, but find it. */
+static void a_beginning_on_another_row(void **state)
+{
+    struct kv_id128 names[4] = {{{99}}, {{7}}, {{8}}, {{9}}};
+    struct kv_session_options options = {.block_names = names, .n_block_names = 2};
+    const struct kv_publish publish = {.n_names = 2, .names = names};
+    struct kv_session *session = take_session(begin_open(&options));
+    uint32_t n_elsewhere = 0;
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    (void)state;
+    assert_true(rows_of(session, names) > 1); /* as a_root_under_load() has left it */
+    append(session, 0, 128);
+    append(session, 128, 128);
+    assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 256);
+    kv_op_free(op);
+    kv_session_ticket(session, &ticket);
+    close_session(session);
+    options.n_block_names = 4;
+    for (uint32_t i = 0; i < BRANCHES; i++) {
+        names[3].bytes[0] = (uint8_t)(20 + i);
+        op = begin_open(&options);
+        assert_int_equal(kv_wait(op), KV_OK);
+        assert_int_equal(kv_op_tokens(op), 256);
+        session = take_session(op);
+        assert_true(session->ticket.root == ticket.root);
+        n_elsewhere += kv_placement_branch(names, 4) % rows_of(session, names) !=
+                       kv_placement_branch(names, 2) % rows_of(session, names);
+        close_session(session);
+    }
+    assert_true(n_elsewhere > 0);
+    options.is_fresh = true; /* has its own row */
+    n_elsewhere = 0;
+    for (uint32_t i = 0; i < BRANCHES; i++) {
+        names[3].bytes[0] = (uint8_t)(20 + i);
+        session = take_session(begin_open(&options));
+        n_elsewhere += session->ticket.root != ticket.root;
+        close_session(session);
+    }
+    assert_true(n_elsewhere > 0);
+    assert_true(cluster_becomes(client, "status", "sessions", 0));
+}
+
 /* Where all nodes are in every row, a root has one. */
 static void few_nodes_have_one_row(void **state)
 {
@@ -440,6 +487,7 @@ int main(void)
         cmocka_unit_test(where_the_first_block_says),
         cmocka_unit_test(by_another_list),
         cmocka_unit_test(a_root_under_load),
+        cmocka_unit_test(a_beginning_on_another_row),
         cmocka_unit_test(few_nodes_have_one_row),
         cmocka_unit_test(a_dead_node), /* the last: the node stays dead */
     };
