@@ -260,6 +260,7 @@ int kvw_conversation_open(struct kvw_conversation *conversation, struct kvw_cont
     conversation->n_nodes = kv_client_n_nodes(worker->client);
     worker->is_kept = conversation->name != NULL;
     worker->reuses = !worker->options->fresh;
+    worker->publishes = true;
     if (conversation->name != NULL)
         outcome = kvw_conversation_load(worker, conversation->name, &conversation->record,
                                         &conversation->is_new);

@@ -104,6 +104,7 @@ int kvw_generate_run(struct kvw_context *worker)
         goto end;
     }
     worker->reuses = !worker->options->fresh;
+    worker->publishes = true;
     if (worker->options->session[0] != '\0')
         return go_on(worker, text, bytes);
     if ((outcome = kvw_open_file(worker)) != KVW_DONE ||

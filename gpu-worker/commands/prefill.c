@@ -72,6 +72,7 @@ static kv_status_t open_session(struct prefill *prefill,
     worker->share = ticket != NULL ? &share : NULL;
     worker->is_kept = true;
     worker->reuses = !worker->options->fresh;
+    worker->publishes = true;
     status = kvw_try_attention(worker, &kvw_method_full, &kvw_method_defaults,
                                prefill->record.tokens, prefill->record.n_tokens, detail,
                                detail_bytes);

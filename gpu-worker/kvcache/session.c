@@ -114,7 +114,7 @@ static kv_status_t open_session(struct kvw_session *store,
             store->n_reused = kv_op_tokens(op);
         kv_op_free(op);
     }
-    if (!setup->reuses) {
+    if (!setup->publishes) {
         free(store->info);
         store->info = NULL;
     }
