@@ -424,6 +424,43 @@ static void a_node_that_was_started_again(void **state)
     close_session(session);
 }
 
+/* What became of the tokens that sessions asked for, as all nodes tell it. */
+static void count_reuse(double ret_counts[3])
+{
+    ret_counts[0] = ret_counts[1] = ret_counts[2] = 0;
+    for (uint32_t node = 0; node < N_NODES; node++) {
+        const struct kv_table *table;
+        struct kv_op *op;
+
+        assert_int_equal(kv_table_begin(client, node, "reuse", 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        table = kv_op_table(op);
+        for (uint32_t i = 0; i < table->n_rows; i++)
+            for (uint32_t j = 0; table->cells[i * table->n_columns].number == 0 && j < 3; j++)
+                ret_counts[j] += table->cells[i * table->n_columns + 1 + j].number;
+        kv_op_free(op);
+    }
+}
+
+static void reuse_is_counted(void **state)
+{
+    const double blocks = N_NODES * KV_BLOCK_TOKENS;
+    double before[3], after[3];
+    struct prompt prompt, branch;
+
+    (void)state;
+    count_reuse(before);
+    store_prompt(&prompt, 20, 201); /* all is new */
+    close_session(open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS));
+    make_prompt(client, 20, 2, 21, &branch);
+    close_session(open_prompt(&branch, 2 * KV_BLOCK_TOKENS));
+    close_session(open_prompt_as(client, &branch, true, 0)); /* asks for nothing */
+    count_reuse(after);
+    assert_true(after[0] - before[0] == 3 * BLOCKS * blocks);
+    assert_true(after[1] - before[1] == (BLOCKS + 2) * blocks);
+    assert_true(after[2] - before[2] == (2 * BLOCKS - 2) * blocks);
+}
+
 /* Another tenant, another model, another salt: nothing. */
 static void others_find_nothing(void **state)
 {
@@ -500,6 +537,7 @@ int main(void)
         cmocka_unit_test(others_find_nothing),
         cmocka_unit_test(refused),
         cmocka_unit_test(rows_are_shared),
+        cmocka_unit_test(reuse_is_counted),
         cmocka_unit_test(a_node_that_was_started_again),
     };
 

@@ -260,7 +260,7 @@ done
 expect 0 objects
 [ "$(grep -c '^[ab]/[0-9]' "$work/out")" -eq 24 ] || wrong "objects: not all are listed"
 has '^name +bytes +age_s +ttl_left_s +evictable +pinned +bad_pieces$' out
-has '^b/12 +100000 \(97.66K\) +[0-9.]+ +99[0-9.]+ +yes +no +0$' out
+has '^b/12 +100000 \(97.66K\) +[0-9.]+ +(99[0-9.]+|1000.0) +yes +no +0$' out
 expect 0 objects --prefix b/1 --json
 is_json
 [ "$(grep -c '"name": "b/1[0-2]*", "bytes": 100000, ' "$work/out")" -eq 4 ] || wrong "objects --prefix"

@@ -44,6 +44,7 @@
 #include "kvserver/store/control/config.h"
 #include "kvserver/store/control/events.h"
 #include "kvserver/store/prefix/prefix.h"
+#include "kvserver/store/prefix/reuse.h"
 #include "kvserver/store/shard/op.h"
 #include "kvserver/store/shard/shard.h"
 
@@ -231,6 +232,7 @@ struct kvs_control {
     struct kvs_pages *pages;          /* of the node */
     bool has_warned_scarce, has_warned_full; /* of memory, since there was plenty */
     struct kvs_prefixes *prefixes;
+    struct kvs_reuse reuse;
     struct kvs_prefix
         *released;     /* a list: data threads are to give refs of their blocks back */
     bool is_releasing; /* they do so for another list */
@@ -438,6 +440,11 @@ kv_status_t kvs_session_match(struct kvs_control *control,
                               const ProtobufCBinaryData *names,
                               uint32_t match_blocks,
                               uint64_t writer);
+/* An open of a session of these names goes to another row. */
+void kvs_match_elsewhere(struct kvs_control *control,
+                         uint32_t tenant,
+                         const ProtobufCBinaryData *names,
+                         uint32_t match_blocks);
 /* The block after `tokens` that matched has bad rows: it goes, and those behind it. */
 void kvs_session_found_bad(struct kvs_control *control,
                            const struct kvs_session *session,

@@ -174,6 +174,26 @@ static void write_memory(const struct kvs_control *control, FILE *out)
                                                    kvs_memory_uses[i].offset)));
 }
 
+/* A tenant beyond those that are counted by themselves is one of "others". */
+static void write_reuse(const struct kvs_control *control, FILE *out)
+{
+    const uint32_t n = atomic_load_explicit(&control->reuse.n_tenants, memory_order_acquire);
+
+    metric(out, "reuse_tokens_total", "counter",
+           "tokens of prompts that sessions were opened with, by what became of them");
+    for (uint32_t i = 0; i < n; i++) {
+        const struct kvs_reuse_tenant *tenant = &control->reuse.tenants[i];
+        char name[16] = "others";
+
+        if (i < KVS_REUSE_TENANTS - 1)
+            snprintf(name, sizeof(name), "%u", tenant->tenant);
+        for (int kind = 0; kind < KVS_REUSE_KINDS; kind++)
+            fprintf(out, "topkv_reuse_tokens_total{tenant=\"%s\",what=\"%s\"} %llu\n", name,
+                    kvs_reuse_name(kind),
+                    (unsigned long long)kvs_counted(&tenant->tokens[kind]));
+    }
+}
+
 static void write_ops(const struct kvs_control *control, FILE *out)
 {
     static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
@@ -210,5 +230,6 @@ void kvs_control_metrics(struct kvs_control *control, FILE *out)
     write_counters(control, out);
     write_gauges(control, out);
     write_memory(control, out);
+    write_reuse(control, out);
     write_ops(control, out);
 }

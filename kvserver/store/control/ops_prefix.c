@@ -107,6 +107,34 @@ static uint32_t least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+static void count_match(struct kvs_control *control,
+                        const struct kvs_prefix_place *place,
+                        const struct kv_id128 *names,
+                        uint32_t n,
+                        const struct kvs_prefix *prefix)
+{
+    const uint32_t n_matched = prefix != NULL ? prefix->depth + 1 : 0;
+    const bool is_evicted =
+        n_matched < n && kvs_prefixes_had(control->prefixes, place, &names[n_matched]);
+
+    kvs_reuse_count(&control->reuse, place->tenant, (uint64_t)n * KV_BLOCK_TOKENS,
+                    (uint64_t)n_matched * KV_BLOCK_TOKENS,
+                    is_evicted ? KVS_REUSE_EVICTED : KVS_REUSE_NEW);
+}
+
+void kvs_match_elsewhere(struct kvs_control *control,
+                         uint32_t tenant,
+                         const ProtobufCBinaryData *names,
+                         uint32_t match_blocks)
+{
+    const uint32_t n = count_names(names);
+
+    if (n != UINT32_MAX && least(n, match_blocks) > 0)
+        kvs_reuse_count(&control->reuse, tenant,
+                        (uint64_t)least(n, match_blocks) * KV_BLOCK_TOKENS, 0,
+                        KVS_REUSE_ELSEWHERE);
+}
+
 kv_status_t kvs_session_match(struct kvs_control *control,
                               struct kvs_session *session,
                               const ProtobufCBinaryData *names,
@@ -125,8 +153,10 @@ kv_status_t kvs_session_match(struct kvs_control *control,
     if (status != KV_OK)
         return status;
     n = least(n, least(match_blocks, session->tokens_max / KV_BLOCK_TOKENS));
-    if (n > 0)
+    if (n > 0) {
         prefix = kvs_prefixes_find(control->prefixes, &place, session->names, n);
+        count_match(control, &place, session->names, n, prefix);
+    }
     if (prefix != NULL) {
         session->writers = kvs_prefix_writers(prefix, writer);
         session->matched = (prefix->depth + 1) * KV_BLOCK_TOKENS;

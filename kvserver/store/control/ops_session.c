@@ -274,6 +274,8 @@ static bool send_elsewhere(struct kvs_control_call *call, const Kvpb__OpenReques
     reply.outcome = &outcome;
     reply.n_rows = n_rows;
     kvs_count(&call->control->stats.sessions_moved, 1);
+    kvs_match_elsewhere(call->control, call->tenant, &request->block_names,
+                        request->match_blocks);
     kvs_control_reply(call, &reply.base);
     return true;
 }

@@ -407,6 +407,23 @@ static void table_tenants(struct kvs_control *control, struct builder *table)
     }
 }
 
+static void table_reuse(struct kvs_control *control, struct builder *table)
+{
+    const uint32_t n = atomic_load_explicit(&control->reuse.n_tenants, memory_order_relaxed);
+
+    columns(table, "tenant asked matched missed_new missed_evicted missed_elsewhere");
+    for (uint32_t i = 0; i < n; i++) {
+        Kvpb__Row *to = row(table);
+
+        if (i < KVS_REUSE_TENANTS - 1)
+            number(table, to, control->reuse.tenants[i].tenant);
+        else
+            text(table, to, "others");
+        for (int kind = 0; kind < KVS_REUSE_KINDS; kind++)
+            number(table, to, (double)kvs_counted(&control->reuse.tenants[i].tokens[kind]));
+    }
+}
+
 static const struct {
     const char *name;
     void (*fill)(struct kvs_control *control, struct builder *table);
@@ -414,7 +431,7 @@ static const struct {
     {"status", table_status},   {"sessions", table_sessions}, {"clients", table_clients},
     {"models", table_models},   {"ops", table_ops},           {"stats", table_stats},
     {"scrub", table_scrub},     {"threads", table_threads},   {"prefixes", table_prefixes},
-    {"tenants", table_tenants},
+    {"tenants", table_tenants}, {"reuse", table_reuse},
 };
 
 void kvs_tables_reply(struct kvs_control_call *call, const char *name)

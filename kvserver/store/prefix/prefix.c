@@ -9,6 +9,7 @@
 
 enum {
     HEAP_ROOM_MIN = 64,
+    LEFT_KNOWN = 1 << 16, /* a power of two */
 };
 
 struct kvs_prefixes {
@@ -20,6 +21,8 @@ struct kvs_prefixes {
     struct kvs_pages *pages; /* NULL: none */
     uint64_t bytes;
     double floor; /* the value of what went last */
+    uint64_t
+        left[LEFT_KNOWN]; /* of keys that left: each in one place, where the last one stays */
 };
 
 /* ---- keys -------------------------------------------------------------------------------- */
@@ -45,6 +48,30 @@ static struct kv_id128 tenant_key(uint32_t tenant)
 
     memcpy(key.bytes, &tenant, sizeof(tenant));
     return key;
+}
+
+/* What is remembered of a key that left, never 0. */
+static uint64_t left_mark(const struct kv_id128 *key)
+{
+    uint64_t half[2];
+
+    memcpy(half, key->bytes, sizeof(half));
+    return kv_mix64(half[0] ^ half[1]) | 1;
+}
+
+static uint32_t left_place(uint64_t mark)
+{
+    return mark >> 1 & (LEFT_KNOWN - 1);
+}
+
+bool kvs_prefixes_had(const struct kvs_prefixes *prefixes,
+                      const struct kvs_prefix_place *place,
+                      const struct kv_id128 *name)
+{
+    const struct kv_id128 key = key_of(place, name);
+    const uint64_t mark = left_mark(&key);
+
+    return prefixes->left[left_place(mark)] == mark;
 }
 
 /* ---- the heap of those that may go ------------------------------------------------------- */
@@ -442,6 +469,7 @@ void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
         heap_leave(prefixes, prefix);
     }
     kv_map_remove(prefixes->map, &key);
+    prefixes->left[left_place(left_mark(&key))] = left_mark(&key);
     if (prefix->prev != NULL)
         prefix->prev->next = prefix->next;
     else if (parent != NULL)

@@ -124,6 +124,12 @@ struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
                                      const struct kv_id128 *names,
                                      uint32_t n);
 
+/* Returns whether a block of that name was here and left lately: of the last some 10,000 that left,
+ * most are known. */
+bool kvs_prefixes_had(const struct kvs_prefixes *prefixes,
+                      const struct kvs_prefix_place *place,
+                      const struct kv_id128 *name);
+
 /* Returns the prefix of that name, or NULL. */
 struct kvs_prefix *kvs_prefixes_get(const struct kvs_prefixes *prefixes,
                                     const struct kvs_prefix_place *place,
