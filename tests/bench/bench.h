@@ -310,5 +310,6 @@ extern const struct bench_load bench_object_loads[];
 extern const struct bench_load bench_kernel_loads[];
 extern const struct bench_load bench_scale_loads[];
 extern const struct bench_load bench_bookkeeping_loads[];
+extern const struct bench_load bench_match_loads[];
 
 #endif

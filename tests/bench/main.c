@@ -90,12 +90,13 @@ static const struct kv_option rows[] = {
 };
 
 static const struct bench_load *const groups[] = {
-    bench_rpc_loads,     bench_row_loads,    bench_query_loads, bench_object_loads,
-    bench_machine_loads, bench_kernel_loads, bench_scale_loads, bench_bookkeeping_loads,
+    bench_rpc_loads,    bench_row_loads,         bench_query_loads,
+    bench_object_loads, bench_machine_loads,     bench_kernel_loads,
+    bench_scale_loads,  bench_bookkeeping_loads, bench_match_loads,
 };
 enum {
     N_GROUPS = sizeof(groups) / sizeof(groups[0]),
-    N_GROUPS_OF_ALL = N_GROUPS - 2, /* the others take minutes and have no second side */
+    N_GROUPS_OF_ALL = N_GROUPS - 3, /* the others take minutes and have no second side */
 };
 
 static void print_list(FILE *out)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale, bookkeeping or query.worst prints
+# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale, bookkeeping, match or query.worst prints
 # one record for each figure, and each record has what the figure needs.  No figure is judged.
 set -eu
 bench=$1
@@ -49,6 +49,12 @@ bookkeeping)
                 "\"value\": $number, \"unit\": \"B\", \"limit\": 64"
         done
     done
+    ;;
+match)
+    expect 1 '"name": "match\.index"' "\"value\": $number, \"unit\": \"us\"" "\"limit\": 1000"
+    expect 1 '"name": "match\.bytes"' "\"value\": $number"
+    expect 1 '"name": "match\.route"' "\"node_us\": $number"
+    expect 1 '"name": "match\.share"' '"limit": 20'
     ;;
 query.worst)
     transports=1
