@@ -298,6 +298,21 @@ begin_publishing(struct kvw_session *store, const uint32_t *tokens, uint32_t n_t
     return status;
 }
 
+bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt)
+{
+    struct kv_id128 name;
+    const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = &name};
+    struct kv_op *op;
+    kv_status_t status;
+
+    if (store->info == NULL || store->n_reused == 0)
+        return false;
+    /* Which block is bad is not known here; all begin with the first. */
+    kv_prompt_names(store->client, store->info, prompt, KV_BLOCK_TOKENS, NULL, 0, &name);
+    status = kv_prefix_begin(store->client, KV_NODES_ALL, &prefix, 0, &op);
+    return status == KV_OK && kv_finish(op) == KV_OK;
+}
+
 void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin)
 {
     if (store->n_exact > token_begin)

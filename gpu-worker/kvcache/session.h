@@ -63,6 +63,10 @@ void kvw_session_publish(struct kvw_session *store,
                          uint32_t n_tokens,
                          bool waits);
 
+/* Rows that the session began with are corrupt: the store is to keep the prompt's blocks no longer,
+ * whatever follows them.  Returns whether it does. */
+bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt);
+
 /* Rows from this token on are made from attention to some of the rows: under their names others would
  * take them for what full attention makes.  They are not published. */
 void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin);
