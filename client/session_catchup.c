@@ -114,6 +114,7 @@ survey(struct kv_session *session, struct kvc_node *node, kvc_call_done_fn done)
 
     request.session_index = session_node->index;
     request.token = kvc_binary(&session->ticket.token);
+    request.with_writer = node->version >= KV_WIRE_VERSION_PREFIXES;
     status = kvc_call_begin(node, NULL, session, KV_OP_SESSION, &request.base, done);
     session_node->is_catching_up = status == KV_OK;
     return status;
@@ -123,8 +124,15 @@ survey(struct kv_session *session, struct kvc_node *node, kvc_call_done_fn done)
 static bool has_moved(const struct kvc_call *call, const Kvpb__SessionReply *reply)
 {
     struct kvc_session_node *session_node = kvc_session_on(call->session, call->node);
+    const struct kvc_log_entry *entry = find_entry(call->session, session_node->generation);
 
     if (reply->generation == session_node->generation)
+        return false;
+    /* It has done what it was asked for, and which writer it chose did not arrive.  Out of memory: it
+     * is asked for the operation again, and replies as it did. */
+    if (entry != NULL && entry->type == KV_OP_TRUNCATE &&
+        !kvc_session_hear_own(call->session, kvc_row_position(&call->session->row, call->node),
+                              entry->tokens, reply->own_writer))
         return false;
     session_node->generation = reply->generation;
     kvc_session_trim(call->session);

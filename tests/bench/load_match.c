@@ -309,9 +309,7 @@ static bool run_route(struct bench *bench, const struct bench_load *load)
 }
 
 const struct bench_load bench_match_loads[] = {
-    {"match.index", "the longest prefix of 1,024 blocks among 10 million, as an open finds it",
-     run_index, 0},
-    {"match.route", "how much of a prompt of 1,024 blocks a node has, as a router asks",
-     run_route, 0},
+    {"match.index", "an open's match of 1,024 blocks among 10 million", run_index, 0},
+    {"match.route", "a router's question for a prompt of 1,024 blocks", run_route, 0},
     {NULL, NULL, NULL, 0},
 };

@@ -53,7 +53,7 @@ bookkeeping)
 match)
     expect 1 '"name": "match\.index"' "\"value\": $number, \"unit\": \"us\"" "\"limit\": 1000"
     expect 1 '"name": "match\.bytes"' "\"value\": $number"
-    expect 1 '"name": "match\.route"' "\"node_us\": $number"
+    expect 1 '"name": "match\.route"' "\"value\": $number"
     expect 1 '"name": "match\.share"' '"limit": 20'
     ;;
 query.worst)

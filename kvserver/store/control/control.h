@@ -178,7 +178,7 @@ struct kvs_control_call {
     struct kvs_model *model;
     struct kvs_log_entry log_entry;
     bool keeps_generation;      /* fork: the session's */
-    bool tells_writer;          /* truncate: the client is told the session's own */
+    bool tells_writer;          /* truncate, session: the client is told the session's own */
     struct kv_writers *writers; /* truncate: the session's writers afterwards */
     kv_status_t refusal;        /* status to reply with once its changes are undone */
     uint32_t tokens; /* smallest number on any data thread with units of the session */

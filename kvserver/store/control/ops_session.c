@@ -517,6 +517,8 @@ static void session_length_done(struct kvs_control_call *call)
         layer_tokens[reply.n_layer_tokens++] =
             atomic_load_explicit(&call->layer_tokens[i], memory_order_relaxed);
     reply.layer_tokens = layer_tokens;
+    if (call->tells_writer)
+        reply.own_writer = kv_writers_own(session->writers);
     kvs_control_reply(call, &reply.base);
 }
 
@@ -540,7 +542,9 @@ void kvs_control_session(struct kvs_control_call *call)
     struct kvs_session *session = kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL && request->with_layers && !want_layers(call, session))
         kvs_control_refuse(call, KV_NO_MEMORY, "%s: out of memory", kvs_call_name(call));
-    else if (session != NULL)
+    else if (session != NULL) {
+        call->tells_writer = request->with_writer;
         ask_length(call, session, session_length_done);
+    }
     kvpb__session_request__free_unpacked(request, NULL);
 }
