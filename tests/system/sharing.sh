@@ -1,5 +1,5 @@
 #!/bin/sh
-# sharing.sh KVSERVER TEST_CONFORMANCE_SHARING ROUNDS [SEED]: rounds of test_sharing.c
+# sharing.sh KVSERVER PROGRAM ROUNDS [SEED]: rounds of PROGRAM, which is test_sharing.c,
 # over two kvservers of this machine, with processes, UCX and gRPC between.
 set -eu
 kvserver=$1 program=$2 rounds=$3 seed=${4:-1}
