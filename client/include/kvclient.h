@@ -22,9 +22,9 @@
  *   (3) All operations are idempotent: any of them may be repeated after any failure.  A fork
  *       or a truncate that failed without a reply may have been applied.  If it was, other
  *       clients of the session get KV_STALE until they resume.
- *   (4) After a deadline or a cancel, the transport may still write to the operation's buffer.
- *       The buffer is then in quarantine: kv_buffer_busy() returns true and kv_buffer_free()
- *       returns KV_BUSY until no write can arrive.
+ *   (4) After a deadline, a cancel or a failure, the transport may still read and write the
+ *       operation's buffer.  The buffer is then in quarantine: kv_buffer_busy() returns true and
+ *       kv_buffer_free() returns KV_BUSY until it is the caller's alone.
  *
  * Calls: a kv_*_begin() returns KV_OK and an operation in *ret_op, or an error and no
  * operation; *ret_op is then unchanged.  `deadline_ms` counts from the call; 0 selects the

@@ -235,6 +235,9 @@ try_put(uint32_t tenant, uint32_t prompt, struct kv_session *session, uint32_t b
     if (status != KV_OK)
         print_message("put: %s\n", kv_op_detail(op));
     kv_op_free(op);
+    /* A node may still read what a put that failed had sent. */
+    while (kv_buffer_busy(buffers[tenant]))
+        (void)kv_client_wait(clients[tenant], 5000);
     return status;
 }
 
