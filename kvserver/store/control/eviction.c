@@ -7,6 +7,7 @@
  * What has left waits until the data threads have carried out the last such command, so one is on its
  * way at a time, with all that has gathered.  Until it is done, memory that comes back counts as
  * spare: a request that finds none is told to try again. */
+#include "kvserver/store/control/metrics.h"
 #include "kvserver/store/control/ops_private.h"
 
 #include <assert.h>
@@ -88,7 +89,12 @@ void kvs_control_evict(struct kvs_control *control,
 
 void kvs_prefixes_make_room(struct kvs_control *control)
 {
-    const uint64_t lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
+    uint64_t lacking;
+
+    atomic_store_explicit(&control->pages->loose_bytes,
+                          kvs_stats_total(control, offsetof(struct kvs_stats, memory_unused)),
+                          memory_order_relaxed);
+    lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
 
     /* What is on its way may be enough. */
     if (!control->is_releasing && control->released == NULL) {

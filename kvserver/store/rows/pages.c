@@ -144,7 +144,7 @@ uint32_t kvs_pages_lacking(struct kvs_pages *pages)
 {
     const uint32_t n_free = atomic_load_explicit(&pages->n_free, memory_order_relaxed);
     const uint32_t wanted = atomic_load_explicit(&pages->wanted, memory_order_relaxed);
-    uint32_t n_kept =
+    const uint32_t n_kept =
         pages->n_pages / 64 +
         (pages->n_pages / 8 < KVS_PAGES_SPARE ? pages->n_pages / 8 : KVS_PAGES_SPARE);
 
@@ -152,9 +152,14 @@ uint32_t kvs_pages_lacking(struct kvs_pages *pages)
     if (wanted != 0 && (n_free >= wanted ||
                         atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0))
         atomic_store_explicit(&pages->wanted, 0, memory_order_relaxed);
-    if (n_kept < wanted)
-        n_kept = wanted;
-    return n_free < n_kept ? n_kept - n_free : 0;
+    const uint64_t n_loose =
+        atomic_load_explicit(&pages->loose_bytes, memory_order_relaxed) / 2 / KVS_ARENA_PAGE;
+    const uint64_t n_lacking[2] = {
+        n_kept > n_free + n_loose ? n_kept - n_free - n_loose : 0,
+        wanted > n_free ? wanted - n_free : 0,
+    };
+
+    return (uint32_t)n_lacking[n_lacking[1] > n_lacking[0]];
 }
 
 unsigned kvs_pages_touch_ahead(struct kvs_pages *pages)

@@ -51,7 +51,9 @@ struct kvs_pages {
     _Atomic uint32_t n_free, n_arenas;
     _Atomic uint32_t wanted;      /* pages that are to be free; 0: nobody lacks any */
     _Atomic uint64_t spare_bytes; /* of elements that their owners free when pages are wanted */
-    _Atomic uint64_t touched;     /* bytes from the base on that the system has provided */
+    _Atomic uint64_t
+        loose_bytes;          /* free elements of used pages, as the control thread last saw */
+    _Atomic uint64_t touched; /* bytes from the base on that the system has provided */
 };
 
 /* Reserves `bytes`, rounded down to whole pages, at least one.  Returns NULL if the system has
@@ -102,8 +104,9 @@ static inline void kvs_pages_sub_spare(struct kvs_pages *pages, uint64_t bytes)
 /* Somebody did not find pages for `bytes`: as many more than now are to be free.  Returns whether
  * there is something to free for it; if so, it is worth another try. */
 bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes);
-/* Returns how many pages owners are to free of what they can do without: some are always to be left,
- * and some were wanted. */
+/* Returns how many pages owners are to free of what they can do without.  Some are always to be
+ * left; half of the free elements of used pages count as such, since what is freed at random leaves
+ * few pages whole.  Those that were wanted are whole pages. */
 uint32_t kvs_pages_lacking(struct kvs_pages *pages);
 
 static inline bool kvs_pages_are_wanted(struct kvs_pages *pages)
