@@ -108,7 +108,8 @@ extern "C" {
 #define KV_WIRE_VERSION_NODE_TIME 7
 #define KV_WIRE_VERSION_REPLIES   8
 #define KV_WIRE_VERSION_PREFIXES  9
-#define KV_WIRE_VERSION           9
+#define KV_WIRE_VERSION_FIRST_CUT 10
+#define KV_WIRE_VERSION           10
 
 /* The version that two peers use, given the least and the greatest that each speaks; 0: there
  * is none. */
@@ -306,9 +307,16 @@ static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire")
  *    8  u32  iterations      of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX
  *   12  u32  budget_us       microseconds of thread time per codebook; 0: no limit
  *   16  u64  seed
- *   24  u32  wait            1: reply when the codes exist; 0: at once
+ *   24  u32  flags           of kv_wire_index_flags
  *   28  u32  summaries       to build per KV_SUMMARY_ROWS rows: 0 (none), 16 or 64
  */
+enum kv_wire_index_flags {
+    KV_WIRE_INDEX_WAIT = 1 << 0,    /* reply when the codes exist, not at once */
+    KV_WIRE_INDEX_ROTATES = 1 << 1, /* codes are of rotated keys (kernels/rotation.h); to nodes
+                                     * from KV_WIRE_VERSION_FIRST_CUT on */
+    KV_WIRE_INDEX_FLAGS = KV_WIRE_INDEX_WAIT | KV_WIRE_INDEX_ROTATES,
+};
+
 struct kv_wire_index {
     uint32_t chapter_blocks;
     uint16_t m;
@@ -316,7 +324,7 @@ struct kv_wire_index {
     uint32_t iterations;
     uint32_t budget_us;
     uint64_t seed;
-    uint32_t wait;
+    uint32_t flags;
     uint32_t summaries;
 };
 static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");

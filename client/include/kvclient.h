@@ -542,8 +542,12 @@ struct kv_index_options {
      * token 0; an incomplete chapter at the end has no codes.  0: one codebook for all rows,
      * and a later row is coded with it when a query first reads the row. */
     uint32_t chapter_blocks;
-    uint32_t m;          /* subspaces of a key, 1..KV_SUBSPACES_MAX; d_k is a multiple of m */
-    uint32_t bits;       /* of a code, 1..KV_CODE_BITS_MAX */
+    uint32_t m;    /* subspaces of a key, 1..KV_SUBSPACES_MAX; d_k is a multiple of m */
+    uint32_t bits; /* of a code, 1..KV_CODE_BITS_MAX */
+    /* Codes are of rotated keys: the principal components of a unit's first keys, dealt to the
+     * subspaces so that their variances are even.  No bytes a row, a matrix for a unit, and fewer
+     * rows that the codes miss (OPQ: Ge et al., 2013).  d_k is at most 256. */
+    bool rotates;
     uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
     uint64_t seed;       /* of k-means */

@@ -9,7 +9,8 @@
 
 const struct kvw_method_options kvw_method_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
-    .index = {.summaries = 16, .chapter_blocks = 128, .subspaces = 2, .bits = 6},
+    .index =
+        {.summaries = 16, .chapter_blocks = 128, .subspaces = 2, .bits = 6, .rotates = true},
     .rerank = 4,
     .cache = KVW_CACHE_LRU,
     .cache_tokens = 4096,
@@ -90,6 +91,12 @@ static bool set_summaries(struct kvw_method_options *options, const char *value)
 
     return kvw_budget_parse_count(value, 0, summaries) &&
            (*summaries == 0 || *summaries == 16 || *summaries == 64);
+}
+
+static bool set_rotation(struct kvw_method_options *options, const char *value)
+{
+    options->index.rotates = strcmp(value, "on") == 0;
+    return options->index.rotates || strcmp(value, "off") == 0;
 }
 
 static bool set_chapter(struct kvw_method_options *options, const char *value)
@@ -240,6 +247,14 @@ static const struct kvw_method_option method_options[] = {
      .value = "N",
      .needs_index = true,
      .set = set_bits},
+    {.name = "pq-rotation",
+     .fallback = "on",
+     .help = "rotate keys before they are coded, so that subspaces have even variances: fewer "
+             "rows are missed, for a matrix per layer and kv head",
+     .expected = "on or off",
+     .choices = "on|off",
+     .needs_index = true,
+     .set = set_rotation},
     {.name = "kmeans-iters",
      .fallback = "auto",
      .help =

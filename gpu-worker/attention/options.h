@@ -53,7 +53,7 @@ static inline bool kvw_method_returns_outputs(const struct kvw_method_options *o
 extern const struct kvw_method_options kvw_method_defaults;
 
 enum {
-    KVW_METHOD_OPTIONS_MAX = 16,
+    KVW_METHOD_OPTIONS_MAX = 20,
 };
 
 struct kvw_method_option {

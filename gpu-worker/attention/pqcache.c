@@ -247,7 +247,7 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
 
     if (options->seed != now->seed || index->chapter_blocks != now->index.chapter_blocks ||
         index->subspaces != now->index.subspaces || index->bits != now->index.bits ||
-        index->iterations != now->index.iterations ||
+        index->rotates != now->index.rotates || index->iterations != now->index.iterations ||
         (index->summaries != 0 && index->summaries != pq->setup.options.index.summaries) ||
         options->answer != now->answer || options->cache != now->cache ||
         options->cache_tokens != now->cache_tokens)

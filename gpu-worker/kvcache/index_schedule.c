@@ -195,6 +195,7 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
         .chapter_blocks = index->options.chapter_blocks,
         .m = index->options.subspaces,
         .bits = index->options.bits,
+        .rotates = index->options.rotates,
         .seed = index->seed,
         .summaries = index->options.summaries,
         .wait = true,

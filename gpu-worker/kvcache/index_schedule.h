@@ -31,6 +31,7 @@ struct kvw_index_options {
                                  selected: 16 or 64; 0: no estimate */
     uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
     uint32_t subspaces, bits; /* of a code */
+    bool rotates;             /* codes are of rotated keys */
     uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
     bool wait;                /* steps wait for their codebooks */
 };

@@ -324,6 +324,7 @@ static void make_index(unsigned session, uint32_t chapter_blocks, uint32_t rest)
                                            .chapter_blocks = chapter_blocks,
                                            .m = 2,
                                            .bits = 4,
+                                           .rotates = true,
                                            .iterations = 4,
                                            .seed = 5,
                                            .summaries = rest,
@@ -516,6 +517,15 @@ static void flip_bit(void *memory, size_t bytes)
     ((uint8_t *)memory)[bit / 8] ^= (uint8_t)(1 << bit % 8);
 }
 
+/* Of a codebook, or of the rotation of its keys: they are found and mended as one. */
+static void flip_learnt(struct kvs_codebook *book)
+{
+    if (book->rotation != NULL && kv_random_below(&it.random, 2) == 0)
+        flip_bit(book->rotation->matrix.bytes, book->rotation->matrix.n_bytes);
+    else
+        flip_bit(kvs_codebook_centroids(book), n_floats(book) * sizeof(float));
+}
+
 static bool is_same_place(const struct flip *a, const struct flip *b)
 {
     if (a->kind == OBJECT || b->kind == OBJECT)
@@ -568,7 +578,7 @@ static bool plant(void)
         flip_bit(codes->column.bytes, kv_tile_bytes(&book->shape));
         break;
     case CENTROIDS:
-        flip_bit(kvs_codebook_centroids(book), n_floats(book) * sizeof(float));
+        flip_learnt(book);
         break;
     case CELLS:
         if (kvs_codebook_lists(book) == NULL)

@@ -589,8 +589,12 @@ static void do_query(struct sharer *sharer)
 
 static void do_index(struct sharer *sharer)
 {
-    const struct kv_index_options index = {
-        .tokens = sharer->n_tokens, .m = 2, .bits = 4, .iterations = 2, .wait = true};
+    const struct kv_index_options index = {.tokens = sharer->n_tokens,
+                                           .m = 2,
+                                           .bits = 4,
+                                           .rotates = sharer->n_tokens % 2 == 0,
+                                           .iterations = 2,
+                                           .wait = true};
     struct kv_op *op = NULL;
     kv_status_t status;
 

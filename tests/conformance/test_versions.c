@@ -130,6 +130,28 @@ static void layers_are_told(struct kv_session *session, uint32_t version)
     kv_op_free(op);
 }
 
+/* A node that has no rotation would take codes for others than they are. */
+static void
+codes_are_rotated(struct kv_client *client, struct kv_session *session, uint32_t version)
+{
+    const struct kv_index_options index = {.n_layers = 1,
+                                           .tokens = N_TOKENS,
+                                           .m = 2,
+                                           .bits = 2,
+                                           .rotates = true,
+                                           .iterations = 2,
+                                           .wait = true};
+    struct kv_op *op;
+
+    if (version >= KV_WIRE_VERSION_FIRST_CUT) {
+        assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_OK);
+        finish(op, "index");
+        return;
+    }
+    assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_UNSUPPORTED);
+    assert_non_null(strstr(kv_client_detail(client), "rotates"));
+}
+
 static void work(struct kv_client *client, uint32_t version)
 {
     const uint16_t heads[] = {N_HEADS, N_HEADS};
@@ -155,6 +177,7 @@ static void work(struct kv_client *client, uint32_t version)
         assert_int_equal(node_us, 0);
     assert_int_equal(client->nodes[0].version, version);
     layers_are_told(session, version);
+    codes_are_rotated(client, session, version);
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
     finish(op, "close");
     kv_session_free(session);

@@ -702,7 +702,7 @@ static const struct number index_numbers[] = {
     NUMBER(struct kv_wire_index, chapter_blocks), NUMBER(struct kv_wire_index, m),
     NUMBER(struct kv_wire_index, bits),           NUMBER(struct kv_wire_index, iterations),
     NUMBER(struct kv_wire_index, budget_us),      NUMBER(struct kv_wire_index, seed),
-    NUMBER(struct kv_wire_index, wait),           NUMBER(struct kv_wire_index, summaries),
+    NUMBER(struct kv_wire_index, flags),          NUMBER(struct kv_wire_index, summaries),
 };
 static const struct number query_numbers[] = {
     NUMBER(struct kv_wire_query, answer),    NUMBER(struct kv_wire_query, merge),
@@ -798,7 +798,7 @@ static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t
         .bits = (uint16_t)(4 + kv_random_below(random, 3)),
         .iterations = 1 + (uint32_t)kv_random_below(random, 3),
         .seed = kv_random_next(random),
-        .wait = (uint32_t)kv_random_below(random, 2),
+        .flags = (uint32_t)kv_random_below(random, KV_WIRE_INDEX_FLAGS + 1),
         .summaries = rests[kv_random_below(random, 3)],
     };
     size_t bytes = put_bytes(body, 0, &index, sizeof(index));
@@ -1191,8 +1191,12 @@ static void send_all(
  * mistake finds something to work on. */
 static void open_filled_session(void)
 {
-    const struct kv_wire_index index = {
-        .chapter_blocks = 8, .m = 2, .bits = 4, .iterations = 2, .wait = 1, .summaries = 16};
+    const struct kv_wire_index index = {.chapter_blocks = 8,
+                                        .m = 2,
+                                        .bits = 4,
+                                        .iterations = 2,
+                                        .flags = KV_WIRE_INDEX_WAIT,
+                                        .summaries = 16};
 
     open_session();
     for (uint16_t i = 0; i < N_LAYERS * N_HEADS; i++) {
@@ -1868,7 +1872,7 @@ static void rows_of_any_bits(void **state)
                                             .m = round < 3 ? 2 : 4,
                                             .bits = round < 3 ? 6 : 8,
                                             .iterations = 3,
-                                            .wait = 1,
+                                            .flags = KV_WIRE_INDEX_WAIT,
                                             .summaries = rests[round % 3]};
         struct kv_wire_header header;
         struct kv_wire_unit units[N_LAYERS * N_HEADS];

@@ -75,12 +75,14 @@ static bool are_codes(const struct kvs_codebook *book,
                       enum kv_key_type type,
                       uint32_t row_bytes)
 {
-    static float keys[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX];
+    static float keys[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX],
+        turned[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX];
     static uint8_t right[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(right)];
     const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
 
     kv_exact_scores_load(type, rows, row_bytes, codes->n_coded, book->shape.d, keys);
-    kv_kmeans_encode(&book->shape, &kmeans, keys, codes->n_coded, right, KV_PQ_TILE);
+    kv_kmeans_encode(&book->shape, &kmeans, kvs_pq_rotate(book, keys, codes->n_coded, turned),
+                     codes->n_coded, right, KV_PQ_TILE);
     kv_tile_get(&book->shape, codes->column.bytes, 0, codes->n_coded, own, KV_PQ_TILE);
     for (uint32_t j = 0; j < book->shape.m; j++)
         if (memcmp(right + (size_t)j * KV_PQ_TILE, own + (size_t)j * KV_PQ_TILE,

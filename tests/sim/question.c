@@ -12,7 +12,8 @@
 #include <string.h>
 
 enum {
-    BLOCKS_MIN = 8, /* of a chapter */
+    BLOCKS_MIN = 8,    /* of a chapter */
+    ROTATED_MAX = 256, /* elements of keys that are rotated */
 };
 
 static char fault[256];
@@ -680,6 +681,7 @@ bool question_index(struct kv_index_options *index,
             one_in(random, most < BLOCKS_MIN * KV_BLOCK_TOKENS ? 2 : 4) ? 0 : BLOCKS_MIN,
         .m = 1u << below(random, 3),
         .bits = 1 + (uint32_t)below(random, 4),
+        .rotates = one_in(random, 2),
         .iterations = 1 + (uint32_t)below(random, 3),
         .budget_us = one_in(random, 3) ? (uint32_t)below(random, 1000) : 0,
         .seed = below(random, 5),
@@ -717,7 +719,8 @@ bool question_index_is_sure(const struct kv_index_options *index, const struct t
 bool question_index_is_possible(const struct kv_index_options *index, const struct truth *truth)
 {
     for (uint32_t layer = index->layer_begin; layer < layers_end(index, truth); layer++)
-        if (!are_keys(&truth->schema.layers[layer]))
+        if (!are_keys(&truth->schema.layers[layer]) ||
+            (index->rotates && truth->schema.layers[layer].d_k > ROTATED_MAX))
             return false;
     return true;
 }

@@ -397,8 +397,8 @@ static const struct field header_fields[] = {
         offsetof(struct kv_wire_query_result, name), "found." #name \
     }
 static const struct field index_fields[] = {
-    INDEX(chapter_blocks), INDEX(m),    INDEX(bits), INDEX(iterations),
-    INDEX(budget_us),      INDEX(seed), INDEX(wait), INDEX(summaries),
+    INDEX(chapter_blocks), INDEX(m),    INDEX(bits),  INDEX(iterations),
+    INDEX(budget_us),      INDEX(seed), INDEX(flags), INDEX(summaries),
 };
 static const struct field indexed_fields[] = {
     INDEXED(rows),      INDEXED(rows_coded), INDEXED(n_found),  INDEXED(n_trained),

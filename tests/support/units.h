@@ -114,6 +114,7 @@ unit_make(struct bench *bench, struct kvs_unit *unit, uint32_t head, uint32_t d,
 static inline bool unit_codes_are_right(const struct bench *bench, const struct kvs_unit *unit)
 {
     uint8_t right[KV_PQ_SUBSPACES_MAX * KV_PQ_TILE], own[sizeof(right)];
+    static float turned[KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX];
 
     for (uint32_t i = 0; i < kvs_unit_n_segments(unit); i++) {
         const struct kvs_codes *codes = kvs_unit_codes(unit, i);
@@ -122,9 +123,11 @@ static inline bool unit_codes_are_right(const struct bench *bench, const struct 
             continue;
         const struct kvs_codebook *book = kvs_codebook_at(&bench->codebooks, codes->codebook);
         const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
+        const float *keys =
+            (const float *)(const void *)kvs_unit_row(unit, i * KV_BLOCK_TOKENS);
         kv_kmeans_encode(&book->shape, &kmeans,
-                         (const float *)(const void *)kvs_unit_row(unit, i * KV_BLOCK_TOKENS),
-                         codes->n_coded, right, KV_PQ_TILE);
+                         kvs_pq_rotate(book, keys, codes->n_coded, turned), codes->n_coded,
+                         right, KV_PQ_TILE);
         kv_tile_get(&book->shape, codes->column.bytes, 0, codes->n_coded, own, KV_PQ_TILE);
         for (uint32_t j = 0; j < book->shape.m; j++)
             if (memcmp(right + j * KV_PQ_TILE, own + j * KV_PQ_TILE, codes->n_coded) != 0)

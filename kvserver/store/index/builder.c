@@ -15,10 +15,14 @@
 enum {
     PIECE_BLOCKS = 8, /* whose rows are listed by item at a time: some us */
     JOBS_PER_LOOK = 16,
+    ROTATION_ROWS = 4096, /* that a rotation is made of: some 32 for each element of a key */
+    ROTATION_PRODUCTS = 1 << 15, /* of elements, in a piece: some 10 us */
 };
 
 enum job_state {
     JOB_QUEUED,
+    JOB_ROTATE, /* if the plan rotates, and no chapter before this one has a rotation */
+    JOB_TURN,
     JOB_TRAIN,
     JOB_ENCODE,
     JOB_LISTS,           /* if the chapter is long enough for lists by item */
@@ -38,15 +42,18 @@ struct job {
     uint32_t row_bytes;
     uint16_t layer, kv_head;
     uint32_t block_begin;
+    struct kvs_block
+        *before; /* the one before them, whose codebook's rotation is shared; pinned;
+                                 * NULL: none */
     struct kv_writers *writers; /* of its rows; stored after the list of segments, because the
                                  * session may be closed before the job ends; NULL: writer 0 */
 
     /* While it runs. */
     uint32_t codebook;
     bool has_codebook;
-    void *training; /* of the scorer; in the arena */
+    void *training; /* of the scorer, or work of kernels/rotation.h; in the arena */
     int training_class;
-    uint32_t cursor; /* of the scorer in training, or segment */
+    uint32_t cursor; /* of the scorer in training, sampled row, or segment */
     struct kvs_item_lists lists;
     struct kvs_column lists_column; /* their memory, until it is the codebook's */
     bool is_late;     /* its chapter has codes: it makes only summaries or lists */
@@ -137,6 +144,8 @@ static void job_end(struct kvs_indexer *indexer, struct job *job)
             job->blocks[i]->segments[job->at].training = false;
         kvs_block_unpin(indexer->books->store, job->blocks[i]);
     }
+    if (job->before != NULL)
+        kvs_block_unpin(indexer->books->store, job->before);
     kvs_arena_free(arena, job->blocks_class, job->blocks);
     if (job->training != NULL)
         kvs_arena_free(arena, job->training_class, job->training);
@@ -218,6 +227,11 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
             blocks[i]->segments[job->at].training = true;
     }
     blocks[0]->segments[job->at].begins_job = true;
+    if (plan->rotates && !is_late && block_begin > 0) {
+        job->before = kvs_unit_block(unit, block_begin - 1);
+        assert(job->before->pins < UINT32_MAX);
+        job->before->pins++;
+    }
     if (is_late) {
         job->has_codebook = true;
         job->codebook = kvs_block_codes(blocks[0], job->at)->codebook;
@@ -305,35 +319,123 @@ static struct kvs_chapter_keys keys_of(struct job_rows *rows)
                                      .arg = rows};
 }
 
-static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
+/* Begins the codebook, now that a rotation is there, or none is wanted. */
+static kv_status_t begin_means(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kvs_codebooks *books = indexer->books;
-    const struct kvs_scorer_ops *scorer = scorer_of(job);
-    const size_t training_bytes = scorer->training_bytes(&job->plan.shape);
+    struct kvs_codebook *book = book_of(indexer, job);
     struct job_rows rows = {indexer, job};
     const struct kvs_chapter_keys keys = keys_of(&rows);
     kv_status_t status;
 
-    job->training_class = kvs_arena_class_rounded(books->store->arena, training_bytes);
-    job->training = job->training_class < 0
-                        ? NULL
-                        : kvs_arena_alloc(books->store->arena, job->training_class);
+    memset(job->training, 0, book->scorer->training_bytes(&job->plan.shape));
+    status = book->scorer->train_begin(book, &keys);
+    if (status != KV_OK)
+        return status;
+    kvs_column_seal(&book->learnt);
+    job->cursor = 0;
+    job->state = job->plan.iterations > 0 ? JOB_TRAIN : JOB_ENCODE;
+    return KV_OK;
+}
+
+/* Returns the rotation of the chapter before, if it has a sound one. */
+static struct kvs_rotation *rotation_before(const struct kvs_indexer *indexer,
+                                            const struct job *job)
+{
+    const struct kvs_codes *codes =
+        job->before != NULL ? kvs_block_codes(job->before, job->at) : NULL;
+    struct kvs_rotation *rotation;
+
+    if (codes == NULL || codes->column.bytes == NULL)
+        return NULL;
+    rotation = kvs_codebook_at(indexer->books, codes->codebook)->rotation;
+    return rotation != NULL && rotation->d == job->plan.shape.d &&
+                   kvs_column_is_sound(&rotation->matrix)
+               ? rotation
+               : NULL;
+}
+
+static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
+{
+    struct kvs_codebooks *books = indexer->books;
+    struct kvs_arena *arena = books->store->arena;
+    struct kvs_rotation *rotation = NULL;
+    size_t bytes = scorer_of(job)->training_bytes(&job->plan.shape);
+    kv_status_t status;
+
+    if (job->plan.rotates) {
+        const size_t work_bytes = kv_rotation_work_bytes(job->plan.shape.d);
+
+        /* The chapter before has a job of another session, which comes first. */
+        if (job->before != NULL && job->before->segments[job->at].training) {
+            const uint32_t session = job->queued.session;
+
+            kvs_job_queue_remove(indexer->queue, &job->queued);
+            kvs_job_queue_append(indexer->queue, &job->queued, session);
+            return KV_IN_PROGRESS;
+        }
+        rotation = rotation_before(indexer, job);
+        if (rotation == NULL && bytes < work_bytes)
+            bytes = work_bytes;
+    }
+    job->training_class = kvs_arena_class_rounded(arena, bytes);
+    job->training =
+        job->training_class < 0 ? NULL : kvs_arena_alloc(arena, job->training_class);
     if (job->training == NULL)
         return KV_NO_MEMORY;
-    memset(job->training, 0, training_bytes);
     status = kvs_codebook_create(books, &job->plan, &job->codebook);
     if (status != KV_OK)
         return status;
     job->has_codebook = true;
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
     book_of(indexer, job)->block_begin = job->block_begin;
+    if (rotation != NULL)
+        kvs_codebook_share_rotation(book_of(indexer, job), rotation);
+    if (!job->plan.rotates || rotation != NULL)
+        return begin_means(indexer, job);
+    memset(job->training, 0, bytes);
+    job->state = JOB_ROTATE;
+    return KV_OK;
+}
 
-    status = scorer->train_begin(book_of(indexer, job), &keys);
+/* Adds some keys of the sample, every stride-th row, to what the rotation is made of. */
+static kv_status_t rotate_piece(struct kvs_indexer *indexer, struct job *job)
+{
+    const uint32_t d = job->plan.shape.d;
+    const uint32_t stride = (job->n_rows + ROTATION_ROWS - 1) / ROTATION_ROWS;
+    const uint32_t n_left = (job->n_rows + stride - 1) / stride - job->cursor;
+    uint32_t n = ROTATION_PRODUCTS / (d * d) + 1;
+    struct job_rows rows = {indexer, job};
+    float keys[KVS_CODEBOOK_KEYS];
+    kv_status_t status;
+
+    if (n > n_left)
+        n = n_left;
+    if (n > KVS_CODEBOOK_KEYS / d)
+        n = KVS_CODEBOOK_KEYS / d;
+    status = load_keys(&rows, job->cursor * stride, stride, n, keys);
     if (status != KV_OK)
         return status;
-    kvs_column_seal(&book_of(indexer, job)->learnt);
-    job->state = job->plan.iterations > 0 ? JOB_TRAIN : JOB_ENCODE;
+    kv_rotation_add(d, job->training, keys, n);
+    job->cursor += n;
+    if (n == n_left)
+        job->state = JOB_TURN;
     return KV_OK;
+}
+
+/* Turns the axes in some planes, and in the end makes the rotation. */
+static kv_status_t turn_piece(struct kvs_indexer *indexer, struct job *job)
+{
+    const uint32_t d = job->plan.shape.d;
+    struct kvs_rotation *rotation;
+
+    if (!kv_rotation_turn(d, job->training, 1 + ROTATION_PRODUCTS / 16 / d))
+        return KV_OK;
+    rotation = kvs_codebook_make_rotation(indexer->books, book_of(indexer, job));
+    if (rotation == NULL)
+        return KV_NO_MEMORY;
+    kv_rotation_deal(d, job->plan.shape.m, job->training, rotation->matrix.bytes);
+    kvs_column_seal(&rotation->matrix);
+    return begin_means(indexer, job);
 }
 
 /* Learns from some keys; after all of them, from all once more, or it is enough. */
@@ -561,7 +663,7 @@ static void drop_unwanted(struct kvs_indexer *indexer)
 }
 
 /* Does a piece of a job, in the slice that began at begin_us.  *ret_done is true after the
- * last. */
+ * last.  KV_IN_PROGRESS: it waits for another job, whose turn comes before its own. */
 static kv_status_t
 job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool *ret_done)
 {
@@ -575,6 +677,12 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
                 job->wants_lists && begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         else
             status = begin_training(indexer, job);
+        break;
+    case JOB_ROTATE:
+        status = rotate_piece(indexer, job);
+        break;
+    case JOB_TURN:
+        status = turn_piece(indexer, job);
         break;
     case JOB_TRAIN:
         status = train_piece(indexer, job, begin_us);
@@ -629,9 +737,9 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
         book_of(indexer, job)->train_us += spent_us;
     if (done && !job->is_late)
         indexer->stats.trained++;
-    if (status != KV_OK)
+    if (status != KV_OK && status != KV_IN_PROGRESS)
         indexer->stats.failed++;
-    if (done || status != KV_OK)
+    if (done || (status != KV_OK && status != KV_IN_PROGRESS))
         job_end(indexer, job);
     drop_unwanted(indexer);
     return true;
@@ -670,6 +778,7 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
         const struct kvs_index_job_look look = {
             .blocks = job->blocks,
             .n_blocks = job->n_segments,
+            .before = job->before,
             .codebook = job->codebook,
             .has_codebook = job->has_codebook,
         };
@@ -689,6 +798,7 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
     for (uint32_t i = 0; i < job->n_segments; i++)
         assert(job->blocks[i]->pins > 0 &&
                (job->is_late || job->blocks[i]->segments[job->at].training));
+    assert(job->before == NULL || (job->before->pins > 0 && job->plan.rotates));
     assert(job->has_codebook == (job->is_late || job->state != JOB_QUEUED));
     assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
                                   book_of(indexer, job)->refs > 0));

@@ -2,7 +2,7 @@
  * job per chapter of a unit.  Sessions that have jobs take turns (job_queue.h).  What is learnt of
  * keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
- *   kvs_index_schedule() -> QUEUED -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
+ *   kvs_index_schedule() -> QUEUED -> [ROTATE -> TURN ->] TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
  *                                -> freed; one slice per kvs_indexer_step()
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or
@@ -20,7 +20,7 @@
  * Invariants, which kvs_indexer_check() asserts between two steps:
  *   (1) The jobs in the queue (job_queue.h) are those in use in the pool.
  *   (2) Only the job whose turn it is is at work: the others hold nothing but their segments.
- *   (3) A job has all of its segments pinned, says in the first that it begins there, and in
+ *   (3) A job has all of its segments pinned, and the one before them if keys are rotated, says in the first that it begins there, and in
  *       each that it gives it codes, if it does.
  *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.
  *   (5) It has room for lists of rows by item while it makes them, and only then.
@@ -124,7 +124,8 @@ void kvs_indexer_check(const struct kvs_indexer *indexer);
 struct kvs_index_job_look {
     struct kvs_block *const *blocks; /* (n_blocks) pinned */
     uint32_t n_blocks;
-    uint32_t codebook; /* where has_codebook */
+    struct kvs_block *before; /* pinned; NULL: none */
+    uint32_t codebook;        /* where has_codebook */
     bool has_codebook;
 };
 

@@ -24,13 +24,15 @@ bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *s
     store->release_arg = books;
     books->serial = books->rows_summarised = books->summaries_bytes = 0;
     books->pool = kv_pool_create(KVS_CODEBOOKS_MAX, sizeof(struct kvs_codebook));
-    return books->pool != NULL;
+    books->rotations = kv_pool_create(KVS_CODEBOOKS_MAX, sizeof(struct kvs_rotation));
+    return books->pool != NULL && books->rotations != NULL;
 }
 
 void kvs_codebooks_fini(struct kvs_codebooks *books)
 {
     kv_pool_destroy(books->pool);
-    books->pool = NULL;
+    kv_pool_destroy(books->rotations);
+    books->pool = books->rotations = NULL;
 }
 
 kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
@@ -73,6 +75,42 @@ void kvs_codebook_ref(struct kvs_codebooks *books, uint32_t codebook)
     kvs_codebook_at(books, codebook)->refs++;
 }
 
+void kvs_codebook_share_rotation(struct kvs_codebook *book, struct kvs_rotation *rotation)
+{
+    assert(book->rotation == NULL && rotation->d == book->shape.d);
+    rotation->refs++;
+    book->rotation = rotation;
+}
+
+struct kvs_rotation *kvs_codebook_make_rotation(struct kvs_codebooks *books,
+                                                struct kvs_codebook *book)
+{
+    struct kvs_arena *arena = books->store->arena;
+    const size_t n_bytes = kv_rotation_size(book->shape.d) * sizeof(float);
+    struct kvs_rotation *rotation = kv_pool_get(books->rotations);
+
+    static_assert(KV_ROTATION_DIM_MAX * KV_ROTATION_DIM_MAX * sizeof(float) <= KVS_ARENA_PAGE,
+                  "a matrix has a class");
+    if (rotation == NULL)
+        return NULL;
+    *rotation = (struct kvs_rotation){.d = book->shape.d};
+    if (!kvs_column_create(&rotation->matrix, arena, KVS_COLUMN_CODEBOOK,
+                           kvs_arena_class_rounded(arena, n_bytes), (uint32_t)n_bytes)) {
+        kv_pool_put(books->rotations, rotation);
+        return NULL;
+    }
+    kvs_codebook_share_rotation(book, rotation);
+    return rotation;
+}
+
+static void drop_rotation(struct kvs_codebooks *books, struct kvs_rotation *rotation)
+{
+    if (rotation == NULL || --rotation->refs > 0)
+        return;
+    kvs_column_drop(&rotation->matrix, books->store->arena);
+    kv_pool_put(books->rotations, rotation);
+}
+
 void kvs_codebook_set_summaries(struct kvs_codebooks *books,
                                 uint32_t codebook,
                                 const struct kvs_summaries *summaries)
@@ -102,7 +140,10 @@ bool kvs_codebook_verify_learnt(struct kvs_codebooks *books, uint32_t codebook)
 {
     struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
-    if (!book->is_broken && !kvs_column_check(&book->learnt, &books->store->health))
+    if (!book->is_broken &&
+        (!kvs_column_check(&book->learnt, &books->store->health) ||
+         (book->rotation != NULL &&
+          !kvs_column_check(&book->rotation->matrix, &books->store->health))))
         book->is_broken = true;
     return !book->is_broken;
 }
@@ -146,6 +187,7 @@ void kvs_codebook_unref(struct kvs_codebooks *books, uint32_t codebook)
     kvs_codebook_set_lists(books, codebook, &(struct kvs_column){0}, 0);
     kvs_codebook_set_summaries(books, codebook, &(struct kvs_summaries){0});
     kvs_column_drop(&book->learnt, books->store->arena);
+    drop_rotation(books, book->rotation);
     kvs_arena_class_release(books->store->arena, book->tile_class);
     kv_pool_put(books->pool, book);
 }
@@ -204,12 +246,17 @@ static void check_codebook(const struct kvs_codebooks *books, const struct kvs_c
     assert(book->n_celled % KV_BLOCK_TOKENS == 0);
     assert(kvs_column_is_in_use(&book->lists, arena));
     assert(book->n_summaries_lost == 0 || book->summaries.n_rows == 0);
+    assert(
+        book->rotation == NULL ||
+        (book->plan.rotates && book->rotation->d == book->shape.d &&
+         kv_pool_is_used(books->rotations, kv_pool_index(books->rotations, book->rotation)) &&
+         kvs_column_is_in_use(&book->rotation->matrix, arena)));
     kvs_summaries_check(&book->summaries, arena);
 }
 
 void kvs_codebooks_check(const struct kvs_codebooks *books)
 {
-    uint64_t n_rows = 0, n_bytes = 0;
+    uint64_t n_rows = 0, n_bytes = 0, n_rotated = 0, n_refs = 0;
 
     for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++) {
         if (!kv_pool_is_used(books->pool, i))
@@ -219,6 +266,16 @@ void kvs_codebooks_check(const struct kvs_codebooks *books)
         check_codebook(books, book);
         n_rows += book->summaries.n_rows;
         n_bytes += kvs_summaries_bytes(&book->summaries);
+        n_rotated += book->rotation != NULL;
     }
+    for (uint32_t i = 0; i < KVS_CODEBOOKS_MAX; i++) {
+        if (!kv_pool_is_used(books->rotations, i))
+            continue;
+        const struct kvs_rotation *rotation = kv_pool_at(books->rotations, i);
+
+        assert(rotation->refs > 0);
+        n_refs += rotation->refs;
+    }
+    assert(n_refs == n_rotated);
     assert(n_rows == books->rows_summarised && n_bytes == books->summaries_bytes);
 }

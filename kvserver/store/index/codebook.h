@@ -10,6 +10,10 @@
  * forks inherit it with the segments.  Its centroids never change.  Its cells may be made again
  * by a later job if they went bad; its summaries also by a job that needs a different size.
  *
+ * Codes may be of rotated keys (kernels/rotation.h).  The chapters of a unit share the rotation that
+ * was made for the first of them, because a query reads a chapter's codebook and its rotation:
+ * of one for each chapter, twice as many bytes.
+ *
  * Cells and summaries with a wrong checksum are counted and lost: they are not used any more,
  * until new ones have been made (kvs_index_repair()).
  *
@@ -20,6 +24,7 @@
  *   (4) Summaries are there or lost, not both.
  * and of all together:
  *   (5) Their summaries are of as many rows, and bytes, as are counted.
+ *   (6) A rotation has a ref of each that uses it, and of nobody else.
  *
  * Threads: the data thread.  Memory: records from the system, as they are used; centroids from
  * the arena.
@@ -29,6 +34,7 @@
 
 #include "kernels/exact_scores.h"
 #include "kernels/pq_cells.h"
+#include "kernels/rotation.h"
 #include "kvserver/base/pool.h"
 #include "kvserver/store/index/summaries.h"
 #include "kvserver/store/rows/segment.h"
@@ -47,11 +53,18 @@ enum kvs_scorer {
 };
 struct kvs_scorer_ops;
 
+struct kvs_rotation {
+    uint32_t refs; /* codebooks that use it */
+    uint32_t d;
+    struct kvs_column matrix;
+};
+
 /* How to make codes. */
 struct kvs_index_plan {
     enum kvs_scorer scorer;
     uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
     struct kv_pq_shape shape;
+    bool rotates; /* codes are of rotated keys; d is at most KV_ROTATION_DIM_MAX */
     enum kv_key_type type;
     uint32_t d_v;            /* elements of a value */
     uint32_t summaries_bits; /* KV_SUMMARY_16, KV_SUMMARY_64; 0: no summaries */
@@ -72,9 +85,10 @@ struct kvs_codebook {
     uint32_t n_seen; /* most full segments of its chapter in any unit, by that pass so far */
     uint32_t n_most; /* the same, by the pass before that */
     struct kv_pq_shape shape;
-    struct kvs_column learnt; /* what the scorer has learnt: codebook_bytes() (scorer.h) */
-    int tile_class;           /* of codes */
-    struct kvs_column lists;  /* (kernels/pq_cells.h) of the first n_celled rows */
+    struct kvs_rotation *rotation; /* NULL: none; of a job that trains: none yet */
+    struct kvs_column learnt;      /* what the scorer has learnt: codebook_bytes() (scorer.h) */
+    int tile_class;                /* of codes */
+    struct kvs_column lists;       /* (kernels/pq_cells.h) of the first n_celled rows */
     uint32_t n_celled;
     struct kvs_summaries summaries; /* of the first segments' rows, keys and values */
     uint32_t n_holes;               /* segments of its chapter that have lost their codes */
@@ -89,7 +103,7 @@ struct kvs_codebook {
 
 struct kvs_codebooks {
     struct kvs_segment_store *store; /* of the segments that have codes */
-    struct kv_pool *pool;
+    struct kv_pool *pool, *rotations;
     uint64_t serial;                           /* of the newest codebook */
     uint64_t rows_summarised, summaries_bytes; /* of all codebooks */
 };
@@ -117,7 +131,13 @@ void kvs_codebook_set_lists(struct kvs_codebooks *books,
                             const struct kvs_column *lists,
                             uint32_t n_celled);
 
-/* Verifies what was learnt.  Returns false if it is not sound: the codebook is broken now. */
+/* Gives a codebook the rotation of another one, or a new one, whose matrix is undefined.  Returns
+ * NULL if there is no memory, or too many. */
+void kvs_codebook_share_rotation(struct kvs_codebook *book, struct kvs_rotation *rotation);
+struct kvs_rotation *kvs_codebook_make_rotation(struct kvs_codebooks *books,
+                                                struct kvs_codebook *book);
+
+/* Verifies what was learnt, and the rotation.  Returns false if it is not sound: the codebook is broken now. */
 bool kvs_codebook_verify_learnt(struct kvs_codebooks *books, uint32_t codebook);
 
 /* Verifies its cells, if it has any that are not lost.  Returns false if they are lost now.
@@ -147,10 +167,15 @@ bool kvs_codebook_alloc_lists(struct kvs_codebooks *books,
 bool kvs_codebook_can_mend_cells(const struct kvs_codebook *book, uint32_t n_rows);
 bool kvs_codebook_can_mend_summaries(const struct kvs_codebook *book, uint32_t n_rows);
 
-/* Return what was learnt, and the lists; NULL: there are none. */
+/* Return what was learnt, the rotation's matrix, and the lists; NULL: there are none. */
 static inline float *kvs_codebook_centroids(const struct kvs_codebook *book)
 {
     return book->learnt.bytes;
+}
+
+static inline const float *kvs_codebook_rotation(const struct kvs_codebook *book)
+{
+    return book->rotation != NULL ? book->rotation->matrix.bytes : NULL;
 }
 
 static inline uint32_t *kvs_codebook_lists(const struct kvs_codebook *book)

@@ -20,6 +20,18 @@ static inline struct kv_kmeans_codebook kvs_pq_kmeans(const struct kvs_codebook 
     };
 }
 
+/* Returns n vectors as the codebook takes them: rotated, in `memory`, or as they are. */
+static inline const float *
+kvs_pq_rotate(const struct kvs_codebook *book, const float *vectors, uint32_t n, float *memory)
+{
+    const float *rotation = kvs_codebook_rotation(book);
+
+    if (rotation == NULL)
+        return vectors;
+    kv_rotate(book->shape.d, rotation, vectors, n, memory);
+    return memory;
+}
+
 /* ---- scorer_pq_train.c ---- */
 
 size_t kvs_pq_training_bytes(const struct kv_pq_shape *shape);

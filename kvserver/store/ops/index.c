@@ -60,6 +60,7 @@ static struct kvs_index_plan plan_of(const struct kvs_request *request, uint32_t
     return (struct kvs_index_plan){
         .chapter_blocks = index->chapter_blocks,
         .shape = {.d = layer->d_k, .m = index->m, .bits = index->bits},
+        .rotates = (index->flags & KV_WIRE_INDEX_ROTATES) != 0,
         .type = (enum kv_key_type)layer->dtype,
         .d_v = layer->d_v,
         .summaries_bits = kvs_summaries_bits(index->summaries),
@@ -79,16 +80,16 @@ static bool check(struct kvs_request *request)
     if (!kvs_units_are_there(request) || header->body_bytes != kvs_units_bytes(request))
         return kvs_fail_units(request);
     if (header->token_begin != 0 || header->token_count > request->session->tokens_max ||
-        index->wait > 1 ||
+        (index->flags & ~(uint32_t)KV_WIRE_INDEX_FLAGS) != 0 ||
         (index->summaries != 0 && kvs_summaries_bits(index->summaries) == 0) ||
         index->iterations == 0 || index->iterations > KV_KMEANS_ITERATIONS_MAX ||
         (index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS) {
         kvs_request_fail(request, KV_INVALID,
                          "index: %u tokens (at most %u), chapters of %u blocks, %u iterations, "
-                         "wait %u, summaries %u: value out of range",
+                         "flags 0x%x, summaries %u: value out of range",
                          header->token_count, request->session->tokens_max,
-                         index->chapter_blocks, index->iterations, index->wait,
+                         index->chapter_blocks, index->iterations, index->flags,
                          index->summaries);
         return false;
     }
@@ -104,6 +105,13 @@ static bool check(struct kvs_request *request)
                 "index: layer %u: keys of type %u with %u elements, %u subspaces of "
                 "%u bits: codes not supported",
                 units[i].layer, plan.type, plan.shape.d, plan.shape.m, plan.shape.bits);
+            return false;
+        }
+        if (plan.rotates && plan.shape.d > KV_ROTATION_DIM_MAX) {
+            kvs_request_fail(request, KV_UNSUPPORTED,
+                             "index: layer %u: keys of %u elements: codes of rotated keys need "
+                             "at most %d",
+                             units[i].layer, plan.shape.d, KV_ROTATION_DIM_MAX);
             return false;
         }
         const struct kv_summary_shape summaries = {plan.type, plan.shape.d, plan.d_v,
@@ -179,7 +187,7 @@ static void count_blocks(struct kvs_request *request, struct progress *progress)
         kvs_index_look_on(&request->shard->codebooks, kvs_unit_at(request, progress->unit),
                           request->header.token_count, request->serial, LOOK_BLOCKS, look);
 
-    if (look->n_pending > 0 && index_of(request)->wait) {
+    if (look->n_pending > 0 && (index_of(request)->flags & KV_WIRE_INDEX_WAIT)) {
         /* Another request has scheduled more. */
         *progress = (struct progress){.unit = progress->unit};
         wait_for_job(request);
@@ -197,7 +205,7 @@ static bool look(struct kvs_request *request)
     struct kv_slice slice = kv_slice_begin(request->shard->clock, 1);
 
     do {
-        if (progress->counts || !index_of(request)->wait) {
+        if (progress->counts || !(index_of(request)->flags & KV_WIRE_INDEX_WAIT)) {
             count_blocks(request, progress);
         } else if (progress->unit < request->header.n_units) {
             find_job(request, progress);

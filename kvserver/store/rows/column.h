@@ -3,6 +3,7 @@
  *   kind        made of                      by                     made again by
  *   codes       a segment's keys             a codebook (encode.h)  kvs_segment_recode()
  *   codebook    the keys of a chapter        a scorer (scorer.h)    kvs_index_replace()
+ *   (rotation)  keys of the first chapter    kernels/rotation.h     with its codebook, as one
  *   lists       a chapter's codes            a scorer               kvs_index_repair()
  *   summaries   rows of a chapter, a group   kernels/summary.h      kvs_index_repair()
  *

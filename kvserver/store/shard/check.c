@@ -398,6 +398,8 @@ static void count_job(void *arg, const struct kvs_index_job_look *look)
 
     for (uint32_t i = 0; i < look->n_blocks && !census->is_full; i++)
         find(census, look->blocks[i])->pins++;
+    if (look->before != NULL && !census->is_full)
+        find(census, look->before)->pins++;
     if (look->has_codebook)
         census->book_refs[look->codebook]++;
 }

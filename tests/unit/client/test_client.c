@@ -986,7 +986,7 @@ static void answer_index(const struct seen *seen)
         .rows_coded = request->n_units * 100,
         .n_found = 1,
         .n_trained = 2,
-        .n_pending = asked->wait ? 0 : 3,
+        .n_pending = (asked->flags & KV_WIRE_INDEX_WAIT) ? 0 : 3,
         .iterations = 8,
         .train_us = 1000,
     };
@@ -999,7 +999,7 @@ static void answer_index(const struct seen *seen)
     if (f.node.lie == LIE_INDEXED_TRAINED)
         indexed.n_trained = UINT32_MAX;
     if (f.node.lie == LIE_INDEXED_PENDING)
-        indexed.n_pending = asked->wait ? 1 : UINT32_MAX;
+        indexed.n_pending = (asked->flags & KV_WIRE_INDEX_WAIT) ? 1 : UINT32_MAX;
     if (f.node.lie == LIE_INDEXED_ITERATIONS)
         indexed.iterations = 2 * KV_KMEANS_ITERATIONS_MAX + 1;
     if (f.node.lie == LIE_INDEXED_TIME)
@@ -3600,7 +3600,7 @@ static void test_index(void **state)
     assert_int_equal(asked->iterations, 10);
     assert_int_equal(asked->budget_us, 5000);
     assert_int_equal(asked->seed, 3);
-    assert_int_equal(asked->wait, 1);
+    assert_int_equal(asked->flags, KV_WIRE_INDEX_WAIT);
     for (uint32_t i = 0; i < N_LAYERS * N_HEADS; i++) {
         assert_int_equal(units[i].layer, i / N_HEADS);
         assert_int_equal(units[i].kv_head, i % N_HEADS);
@@ -3624,7 +3624,7 @@ static void test_index(void **state)
     assert_int_equal(kv_index_begin(f.session, &index, 0, &op), KV_OK);
     assert_int_equal(run(op, 1000000), KV_OK);
     assert_int_equal(f.node.seen[1].header.n_units, N_HEADS);
-    assert_int_equal(((const struct kv_wire_index *)f.node.seen[1].body)->wait, 0);
+    assert_int_equal(((const struct kv_wire_index *)f.node.seen[1].body)->flags, 0);
     kv_op_free(op);
     /* An answer that takes its time is not asked for again and again. */
     f.node.is_manual = true;

@@ -18,11 +18,15 @@ enum {
 
 static struct bench bench;
 
+/* All tests run with rotated keys, too. */
+static bool rotates;
+
 static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
 {
     return (struct kvs_index_plan){
         .chapter_blocks = chapter_blocks,
         .shape = {.d = D, .m = 2, .bits = 4},
+        .rotates = rotates,
         .type = KV_KEY_FP32,
         .iterations = 3,
         .seed = 7,
@@ -737,6 +741,7 @@ static void pieces(void **state)
 
     (void)state;
     plan.shape = (struct kv_pq_shape){.d = 512, .m = 4, .bits = 8};
+    plan.rotates = false; /* too long for that */
     plan.iterations = 1;
     unit_make(&bench, &unit, 0, 512, 8 * KV_BLOCK_TOKENS);
     assert_int_equal(kvs_index_schedule(bench.indexer, &unit, unit.committed, &plan), KV_OK);
@@ -813,8 +818,113 @@ static int tear_down(void **state)
     return 0;
 }
 
+/* ---- rotations --------------------------------------------------------------------------- */
+
+static struct kvs_codebook *book_at(const struct kvs_unit *unit, uint32_t block)
+{
+    return kvs_codebook_at(&bench.codebooks, kvs_unit_codes(unit, block)->codebook);
+}
+
+/* The chapters of a unit have one rotation; another unit has another one, and a fork the same.  It
+ * goes with the last that uses it. */
+static void chapters_share_it(void **state)
+{
+    struct kvs_unit unit, other, fork;
+    const struct kvs_rotation *rotation;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 20 * KV_BLOCK_TOKENS);
+    unit_make(&bench, &other, 1, D, 8 * KV_BLOCK_TOKENS);
+    assert_int_equal(cut(&unit, 16 * KV_BLOCK_TOKENS, 8), 2);
+    assert_int_equal(cut(&other, other.committed, 8), 1);
+    finish_jobs();
+    rotation = book_at(&unit, 0)->rotation;
+    assert_non_null(rotation);
+    assert_ptr_equal(book_at(&unit, 8)->rotation, rotation);
+    assert_ptr_not_equal(book_at(&other, 0)->rotation, rotation);
+    assert_int_equal(rotation->refs, 2);
+    assert_int_equal(kv_pool_used(bench.codebooks.rotations), 2);
+
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, 8 * KV_BLOCK_TOKENS), KV_OK);
+    lone_unit_clear(&unit);
+    assert_int_equal(rotation->refs, 1);
+    assert_int_equal(unit_append(&bench, &fork, 8 * KV_BLOCK_TOKENS), KV_OK);
+    assert_int_equal(cut(&fork, fork.committed, 8), 1);
+    finish_jobs();
+    assert_ptr_equal(book_at(&fork, 8)->rotation, rotation);
+    assert_true(unit_codes_are_right(&bench, &fork));
+    kvs_codebooks_check(&bench.codebooks);
+    lone_unit_clear(&fork);
+    lone_unit_clear(&other);
+    check_empty();
+    assert_int_equal(kv_pool_used(bench.codebooks.rotations), 0);
+}
+
+/* A chapter waits for the one before, though another session has its job. */
+static void it_is_waited_for(void **state)
+{
+    struct kvs_unit first, unit, fork;
+
+    (void)state;
+    unit_make(&bench, &first, 0, D, 8 * KV_BLOCK_TOKENS);
+    unit_make(&bench, &unit, 0, D, 8 * KV_BLOCK_TOKENS);
+    lone_unit_init(&fork, &bench.heap, 0, 0, D * sizeof(float));
+    assert_int_equal(lone_unit_fork(&unit, &fork, unit.committed), KV_OK);
+    fork.session = 1;
+    assert_int_equal(unit_append(&bench, &fork, 8 * KV_BLOCK_TOKENS), KV_OK);
+    /* The unit's job is its session's second one: that of the fork has its turn before. */
+    assert_int_equal(cut(&first, first.committed, 8), 1);
+    assert_int_equal(cut(&unit, unit.committed, 8), 1);
+    assert_int_equal(cut(&fork, fork.committed, 8), 1);
+    finish_jobs();
+    assert_non_null(book_at(&fork, 0)->rotation);
+    assert_ptr_equal(book_at(&fork, 8)->rotation, book_at(&fork, 0)->rotation);
+    lone_unit_clear(&first);
+    lone_unit_clear(&unit);
+    lone_unit_clear(&fork);
+    check_empty();
+}
+
+/* One that is damaged breaks every codebook that uses it; the first to be replaced makes another,
+ * and the others take that. */
+static void it_breaks_all(void **state)
+{
+    const struct kvs_index_plan plan = plan_of(8);
+    struct kvs_rotation *rotation;
+    struct kvs_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 16 * KV_BLOCK_TOKENS);
+    assert_int_equal(cut(&unit, unit.committed, 8), 2);
+    finish_jobs();
+    rotation = book_at(&unit, 0)->rotation;
+    ((uint8_t *)rotation->matrix.bytes)[5] ^= 4;
+    for (uint32_t block = 0; block < 16; block += 8) {
+        assert_false(kvs_codebook_verify_learnt(&bench.codebooks,
+                                                kvs_unit_codes(&unit, block)->codebook));
+        assert_true(book_at(&unit, block)->is_broken);
+    }
+    for (uint32_t block = 0; block < 16; block += 8) {
+        assert_int_equal(kvs_index_replace(bench.indexer, &unit, block,
+                                           (block + 8) * KV_BLOCK_TOKENS, &plan),
+                         KV_OK);
+        finish_jobs();
+    }
+    assert_ptr_equal(book_at(&unit, 8)->rotation, book_at(&unit, 0)->rotation);
+    assert_true(kvs_column_is_sound(&book_at(&unit, 0)->rotation->matrix));
+    assert_true(unit_codes_are_right(&bench, &unit));
+    lone_unit_clear(&unit);
+    check_empty();
+}
+
 int main(void)
 {
+    const struct CMUnitTest of_rotations[] = {
+        cmocka_unit_test_setup_teardown(chapters_share_it, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(it_is_waited_for, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(it_breaks_all, set_up, tear_down),
+    };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(chapters, set_up, tear_down),
         cmocka_unit_test_setup_teardown(forks_inherit, set_up, tear_down),
@@ -835,5 +945,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(full, set_up, tear_down),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+
+    rotates = true;
+    n_failed += cmocka_run_group_tests(tests, NULL, NULL);
+    return n_failed + cmocka_run_group_tests(of_rotations, NULL, NULL);
 }
