@@ -74,6 +74,8 @@ struct kvw_method_ops {
     bool has_budget;     /* options.budget matters */
     bool has_seed;       /* options.seed matters */
     bool has_index;      /* options.index matters */
+    bool
+        is_exact; /* selects by exact scores, whatever the codes: their options do not matter */
 
     /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
     kv_status_t (*create)(const struct kvw_method_setup *setup,
@@ -118,6 +120,7 @@ struct kvw_method_ops {
 
 extern const struct kvw_method_ops kvw_method_full;
 extern const struct kvw_method_ops kvw_method_pqcache;
+extern const struct kvw_method_ops kvw_method_oracle_rest;
 /* Baselines: they have all rows in memory and select some of them. */
 extern const struct kvw_method_ops kvw_method_oracle;
 extern const struct kvw_method_ops kvw_method_window;

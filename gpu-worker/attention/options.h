@@ -68,6 +68,7 @@ struct kvw_method_option {
     bool is_budget;       /* limits how many rows a step attends to */
     bool needs_index;     /* used by methods with an index in the store; else by every method
                              with a budget */
+    bool is_of_codes;     /* and only by those that select by codes */
     /* false: these options leave it without effect.  NULL: it always has one. */
     bool (*matters)(const struct kvw_method_options *options);
     const char *condition; /* when it matters, for messages: "with answer rows or ids" */

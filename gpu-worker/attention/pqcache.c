@@ -259,6 +259,56 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
     return KV_OK;
 }
 
+/* A control: what is lost by the selection alone, were the codes perfect.  Nodes score all rows by
+ * their keys, because all of them are candidates. */
+static kv_status_t oracle_rest_create(const struct kvw_method_setup *setup,
+                                      struct kvw_method **ret_attention,
+                                      char *detail,
+                                      size_t detail_bytes)
+{
+    struct kvw_method *attention;
+    kv_status_t status;
+
+    if (setup->session.capacity > KV_SELECTED_MAX) {
+        snprintf(detail, detail_bytes, "oracle+rest: %u tokens: at most %d",
+                 setup->session.capacity, KV_SELECTED_MAX);
+        return KV_INVALID;
+    }
+    status = pqcache_create(setup, &attention, detail, detail_bytes);
+    if (status != KV_OK)
+        return status;
+    attention->ops = &kvw_method_oracle_rest;
+    pqcache_of(attention)->options.rerank = KV_SELECTED_MAX;
+    *ret_attention = attention;
+    return KV_OK;
+}
+
+static kv_status_t oracle_rest_set_options(struct kvw_method *attention,
+                                           const struct kvw_method_options *options)
+{
+    const kv_status_t status = pqcache_set_options(attention, options);
+
+    pqcache_of(attention)->options.rerank = KV_SELECTED_MAX;
+    return status;
+}
+
+const struct kvw_method_ops kvw_method_oracle_rest = {
+    .name = "oracle+rest",
+    .summary = "as pqcache, but the k rows are found by exact scores of all keys: a control",
+    .has_budget = true,
+    .has_seed = true,
+    .has_index = true,
+    .is_exact = true,
+    .create = oracle_rest_create,
+    .destroy = pqcache_destroy,
+    .attend = pqcache_attend,
+    .end_pass = pqcache_end_pass,
+    .prompt_hint = pqcache_prompt_hint,
+    .set_options = oracle_rest_set_options,
+    .rewind = pqcache_rewind,
+    .stats = kvw_pqcache_stats,
+};
+
 const struct kvw_method_ops kvw_method_pqcache = {
     .name = "pqcache",
     .summary =

@@ -2,7 +2,8 @@
  *
  *   perplexity   the first `from` tokens are computed with full attention, every later one as a
  *                decode step; perplexity is over the tokens that those steps predict.  Losses
- *                are relative to full attention over the same tokens
+ *                and KL are relative to full attention over the same tokens (eval/fidelity.h),
+ *                differences to the method of --against
  *   needles      odd sentences in the text that the model must complete: see needle_test.h
  *   recall       as the method reports it
  *
@@ -11,8 +12,10 @@
 #define _GNU_SOURCE /* strchrnul */
 #include "gpu-worker/base/time.h"
 #include "gpu-worker/commands/needle_test.h"
+#include "gpu-worker/eval/fidelity.h"
 #include "gpu-worker/eval/report.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +26,12 @@ enum {
     RECALL_EVERY = 16, /* tokens */
     ANSWER_TOKENS = 64,
     PROGRESS_EVERY = 16,
+    LONG_CONTEXT_FROM = 6500, /* --long-context */
+    LONG_CONTEXT_TOKENS = 6884,
 };
+
+/* The rows of k = 51 are the share of 6,500 that k = 1,024 is of 128K. */
+static const char long_context_budgets[] = "k=51";
 
 struct text {
     char path[KV_CONFIG_STRING_BYTES];
@@ -32,18 +40,28 @@ struct text {
     struct kvw_needle_test questions;
 };
 
+/* Of a run, by token from `from` on. */
+struct series {
+    double *loss, *kl; /* NULL: none yet */
+};
+
 struct eval {
     struct kvw_context *worker;
     struct kvw_eval_plan plan;
     struct text *texts;
     size_t n_texts;
     uint32_t from;
+    uint64_t tokens; /* of a text at most; 0: all */
+    const char *budgets;
+    size_t n_against; /* runs of --against, which come after full attention's */
+    FILE *per_token;  /* NULL: not wanted */
 
     const struct text *text; /* the current one */
     const uint32_t *open;    /* the tokens in the worker's session; NULL: none is open */
     struct kvw_eval_result *results; /* (plan.count), for the current text */
+    struct series *series;           /* (plan.count), of those that others are compared with */
+    struct kvw_fidelity *fidelity;
     float *logits;
-    double *full; /* (n_tokens): log likelihoods by full attention */
 
     struct kvw_reply reply; /* to the current question */
     struct kvw_sampler *sampler;
@@ -92,61 +110,118 @@ static int begin_run(struct eval *eval, size_t index, const uint32_t *tokens, ui
 
 /* ---- perplexity ---- */
 
-static double log_likelihood(const float *logits, uint32_t n, uint32_t token)
+static void series_free(struct series *series)
 {
-    double most = -INFINITY, sum = 0;
-
-    for (uint32_t i = 0; i < n; i++)
-        most = (double)logits[i] > most ? (double)logits[i] : most;
-    for (uint32_t i = 0; i < n; i++)
-        sum += exp((double)logits[i] - most);
-    return (double)logits[token] - most - log(sum);
+    free(series->loss);
+    free(series->kl);
+    *series = (struct series){0};
 }
 
-static kv_status_t run_steps(struct eval *eval, size_t index, double *ret_found)
+static uint32_t n_scored(const struct eval *eval)
+{
+    return eval->text->n_tokens - 1 - eval->from; /* the last token has no successor */
+}
+
+static kv_status_t run_steps(struct eval *eval, size_t index, struct series *series)
 {
     const struct kvw_planned_run *run = &eval->plan.runs[index];
-    const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
-    const uint32_t end = eval->text->n_tokens - 1; /* the last token has no successor */
+    const uint32_t *tokens = eval->text->tokens + eval->from;
     char what[2 * KVW_EVAL_NAME_BYTES + 16];
 
     snprintf(what, sizeof(what), "%s %s: text", run->method, run->budget);
-    for (uint32_t t = eval->from; t < end; t++) {
+    for (uint32_t i = 0; i < n_scored(eval); i++) {
         kv_status_t status;
 
         if (kvw_stop)
             return KV_CANCELLED;
         status =
-            kvw_forward_step(eval->worker->forward, KVW_DECODE, eval->text->tokens + t, t, 1);
+            kvw_forward_step(eval->worker->forward, KVW_DECODE, tokens + i, eval->from + i, 1);
         if (status == KV_OK)
             status = kvw_forward_logits(eval->worker->forward, 0, 1, eval->logits);
         if (status != KV_OK)
             return status;
-        ret_found[t] = log_likelihood(eval->logits, n_vocabulary, eval->text->tokens[t + 1]);
-        if ((t - eval->from) % PROGRESS_EVERY == 0)
-            kvw_progress(what, t - eval->from, end - eval->from);
+        if (index == 0)
+            series->loss[i] =
+                kvw_fidelity_full(eval->fidelity, i, eval->logits, tokens[i + 1], &status);
+        else
+            series->loss[i] = kvw_fidelity_method(eval->fidelity, i, eval->logits,
+                                                  tokens[i + 1], &series->kl[i], &status);
+        if (status != KV_OK) {
+            kvw_error(eval->worker, "predictions: temporary file: %s", strerror(errno));
+            return KV_CANCELLED;
+        }
+        if (i % PROGRESS_EVERY == 0)
+            kvw_progress(what, i, n_scored(eval));
     }
     return kvw_method_flush(eval->worker->attention);
 }
 
-/* Mean and standard error of the loss in log likelihood relative to full attention. */
-static void
-compare(const struct eval *eval, const double *found, struct kvw_eval_result *ret_result)
+/* Returns the run of --against that this one is compared with: of its budget and seed, if there is
+ * one; 0: none. */
+static size_t run_against(const struct eval *eval, size_t index)
 {
-    const double n = eval->text->n_tokens - 1 - eval->from;
-    double sum = 0, squares = 0, total = 0, mean, error;
+    const struct kvw_planned_run *run = &eval->plan.runs[index];
+    size_t best = 0;
+    int best_match = -1;
 
-    for (uint32_t t = eval->from; t < eval->text->n_tokens - 1; t++) {
-        total -= found[t];
-        sum += eval->full[t] - found[t];
+    for (size_t i = 1; i <= eval->n_against && index > eval->n_against; i++) {
+        const struct kvw_planned_run *other = &eval->plan.runs[i];
+        const int match = 2 * (strcmp(other->budget, run->budget) == 0) +
+                          (other->options.seed == run->options.seed);
+
+        if (match > best_match) {
+            best_match = match;
+            best = i;
+        }
     }
-    mean = sum / n;
-    for (uint32_t t = eval->from; t < eval->text->n_tokens - 1; t++)
-        squares += pow(eval->full[t] - found[t] - mean, 2);
-    error = n > 1 ? sqrt(squares / (n - 1) / n) : NAN;
-    ret_result->perplexity = exp(total / n);
-    ret_result->loss_percent = 100 * expm1(mean);
-    ret_result->loss_error_percent = 100 * exp(mean) * error;
+    return best;
+}
+
+/* What the series say, relative to full attention and to the method of --against. */
+static void compare(const struct eval *eval, size_t index, const struct series *series)
+{
+    const size_t n = n_scored(eval), against = run_against(eval, index);
+    struct kvw_eval_result *result = &eval->results[index];
+    const struct kvw_mean loss = kvw_mean_difference(series->loss, eval->series[0].loss, n);
+    struct kvw_mean mean;
+
+    result->perplexity = exp(kvw_mean_of(series->loss, n).mean);
+    result->loss_percent = 100 * expm1(loss.mean);
+    result->loss_error_percent = 100 * exp(loss.mean) * loss.error;
+    mean = kvw_mean_of(series->kl, n);
+    result->kl = mean.mean;
+    result->kl_error = mean.error;
+    if (against == 0)
+        return;
+    mean = kvw_mean_difference(series->loss, eval->series[against].loss, n);
+    result->loss_difference = mean.mean;
+    result->loss_difference_error = mean.error;
+    mean = kvw_mean_difference(series->kl, eval->series[against].kl, n);
+    result->kl_difference = mean.mean;
+    result->kl_difference_error = mean.error;
+}
+
+static int write_tokens(const struct eval *eval, size_t index, const struct series *series)
+{
+    const struct kvw_planned_run *run = &eval->plan.runs[index];
+
+    if (eval->per_token == NULL)
+        return KVW_DONE;
+    for (uint32_t i = 0; i < n_scored(eval); i++) {
+        kvw_eval_print_field(eval->per_token, eval->text->path);
+        fputc(',', eval->per_token);
+        kvw_eval_print_field(eval->per_token, run->method);
+        fprintf(eval->per_token, ",%s,", run->budget);
+        if (run->ops->has_seed)
+            fprintf(eval->per_token, "%" PRIu64, run->options.seed);
+        fprintf(eval->per_token, ",%" PRIu32 ",%.9g,%.9g\n", eval->from + i + 1,
+                series->loss[i], series->kl[i]);
+    }
+    if (fflush(eval->per_token) == 0)
+        return KVW_DONE;
+    kvw_error(eval->worker, "option: --per-token: %s: %s", eval->worker->options->per_token,
+              strerror(errno));
+    return KVW_FAILED;
 }
 
 static double quotient(uint64_t part, uint64_t whole)
@@ -183,37 +258,44 @@ static int measure_text(struct eval *eval, size_t index)
 {
     struct kvw_eval_result *result = &eval->results[index];
     const uint64_t begin_us = kvw_now_us();
-    double *found = index == 0 ? eval->full : malloc(eval->text->n_tokens * sizeof(found[0]));
+    struct series series = {calloc(n_scored(eval), sizeof(double)),
+                            calloc(n_scored(eval), sizeof(double))};
     struct kvw_method_stats before, after;
     uint64_t steps_us;
     kv_status_t status;
-    int outcome;
+    int outcome = KVW_FAILED;
 
-    if (found == NULL) {
-        kvw_error(eval->worker, "out of memory: likelihoods");
-        return KVW_FAILED;
+    if (series.loss == NULL || series.kl == NULL) {
+        kvw_error(eval->worker, "out of memory: losses");
+        goto end;
     }
     outcome = begin_run(eval, index, eval->text->tokens, eval->from);
     if (outcome != KVW_DONE)
         goto end;
     kvw_method_get_stats(eval->worker->attention, &before);
     steps_us = kvw_now_us();
-    status = run_steps(eval, index, found);
+    status = run_steps(eval, index, &series);
     if (status != KV_OK) {
-        if (!kvw_stop)
+        if (!kvw_stop && status != KV_CANCELLED)
             kvw_step_error(eval->worker, status);
         outcome = KVW_FAILED;
         goto end;
     }
-    result->step_s = kvw_seconds_since(steps_us) / (eval->text->n_tokens - 1 - eval->from);
+    result->step_s = kvw_seconds_since(steps_us) / n_scored(eval);
     kvw_method_get_stats(eval->worker->attention, &after);
-    compare(eval, found, result);
-    take_costs(&before, &after, eval->text->n_tokens - 1 - eval->from, result);
+    if (index <= eval->n_against) {
+        series_free(&eval->series[index]);
+        eval->series[index] = series;
+    }
+    compare(eval, index, &series);
+    take_costs(&before, &after, n_scored(eval), result);
     result->total_s += kvw_seconds_since(begin_us);
+    outcome = write_tokens(eval, index, &series);
+    if (index <= eval->n_against)
+        return outcome;
 
 end:
-    if (index != 0)
-        free(found);
+    series_free(&series);
     return outcome;
 }
 
@@ -263,7 +345,7 @@ static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
     const struct kvw_options *options = worker->options;
     const uint32_t context = worker->model->params.context;
     const uint64_t for_needles =
-        options->needle_tokens > 0 ? options->needle_tokens : options->tokens;
+        options->needle_tokens > 0 ? options->needle_tokens : eval->tokens;
     size_t bytes, n, longest = 0;
     kv_status_t status;
     char *read;
@@ -292,13 +374,13 @@ static int read_text(const struct eval *eval, struct text *text, uint32_t *most)
     }
     outcome = KVW_USAGE;
     if (has_text(eval)) {
-        if (options->tokens > 0 && options->tokens < n)
-            n = (size_t)options->tokens;
-        if (n < options->from + 2) {
+        if (eval->tokens > 0 && eval->tokens < n)
+            n = (size_t)eval->tokens;
+        if (n < (size_t)eval->from + 2) {
             kvw_error(worker,
-                      "text: %s: %zu tokens: expected at least %" PRIu64
+                      "text: %s: %zu tokens: expected at least %" PRIu32
                       ", which is --from plus 2",
-                      text->path, n, options->from + 2);
+                      text->path, n, eval->from + 2);
             goto end;
         }
         longest = n > longest ? n : longest;
@@ -380,7 +462,8 @@ measure_plan(struct eval *eval, enum kvw_eval_format format, const struct kvw_ev
 
     for (size_t i = 0; i < plan->count; i++)
         eval->results[i] = (struct kvw_eval_result){
-            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
+            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN,
+            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
         };
     for (size_t begin = 0, end; outcome == KVW_DONE && begin < plan->count; begin = end) {
         for (end = begin + 1; end < plan->count; end++)
@@ -412,6 +495,7 @@ static int measure_all(struct eval *eval)
         .device = device,
         .method_width = (int)longest_method(&eval->plan),
         .has_many_texts = eval->n_texts > 1,
+        .has_differences = eval->n_against > 0,
     };
     int outcome = KVW_DONE;
 
@@ -429,6 +513,30 @@ static int measure_all(struct eval *eval)
     return outcome;
 }
 
+/* Puts the runs of --against after full attention's, so that all others can be compared. */
+static int order_plan(struct eval *eval)
+{
+    const char *against = eval->worker->options->against;
+    struct kvw_planned_run *runs = eval->plan.runs;
+
+    if (against[0] == '\0')
+        return KVW_DONE;
+    for (size_t i = 1; i < eval->plan.count; i++) {
+        const struct kvw_planned_run run = runs[i];
+
+        if (strcmp(run.method, against) != 0)
+            continue;
+        memmove(runs + eval->n_against + 2, runs + eval->n_against + 1,
+                (i - eval->n_against - 1) * sizeof(runs[0]));
+        runs[++eval->n_against] = run;
+    }
+    if (eval->n_against > 0)
+        return KVW_DONE;
+    kvw_error(eval->worker, "option: --against: not one of --methods besides full: %s",
+              against);
+    return KVW_USAGE;
+}
+
 static int make_plan(struct eval *eval)
 {
     const struct kvw_options *options = eval->worker->options;
@@ -440,31 +548,75 @@ static int make_plan(struct eval *eval)
     if (outcome != KVW_DONE)
         return outcome;
     base.recall_every = RECALL_EVERY;
-    status = kvw_eval_plan_make(options->methods, options->budgets, options->seeds, &base,
+    status = kvw_eval_plan_make(options->methods, eval->budgets, options->seeds, &base,
                                 &eval->plan, detail, sizeof(detail));
     if (status != KV_OK) {
         kvw_error(eval->worker, "option: --%s", detail);
         return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
     }
-    return kvw_options_are_used(eval->worker, eval->plan.runs, eval->plan.count) ? KVW_DONE
-                                                                                 : KVW_USAGE;
+    if (!kvw_options_are_used(eval->worker, eval->plan.runs, eval->plan.count))
+        return KVW_USAGE;
+    return order_plan(eval);
 }
 
-/* Allocates what the runs need, for sessions of at most `most` tokens. */
-static int make_room(struct eval *eval, uint32_t most)
+/* Opens the file of --per-token, which must not be there. */
+static int open_per_token(struct eval *eval)
+{
+    const char *path = eval->worker->options->per_token;
+
+    if (path[0] == '\0')
+        return KVW_DONE;
+    eval->per_token = fopen(path, "wx");
+    if (eval->per_token == NULL) {
+        kvw_error(eval->worker, "option: --per-token: %s: %s", path, strerror(errno));
+        return KVW_USAGE;
+    }
+    fputs("text,method,budget,seed,token,loss,kl\n", eval->per_token);
+    return KVW_DONE;
+}
+
+/* Allocates what the runs need. */
+static int make_room(struct eval *eval)
 {
     const struct kvw_sampler_options greedy = {.temperature = 0, .top_p = 1};
     const uint32_t n_vocabulary = eval->worker->model->params.n_vocabulary;
+    kv_status_t status;
 
     eval->results = calloc(eval->plan.count, sizeof(eval->results[0]));
+    eval->series = calloc(eval->plan.count, sizeof(eval->series[0]));
     eval->logits = malloc(n_vocabulary * sizeof(eval->logits[0]));
-    eval->full = calloc(most, sizeof(eval->full[0]));
-    if (eval->results == NULL || eval->logits == NULL || eval->full == NULL ||
+    if (eval->results == NULL || eval->series == NULL || eval->logits == NULL ||
         kvw_sampler_create(&greedy, n_vocabulary, &eval->sampler) != KV_OK) {
         kvw_error(eval->worker, "out of memory: logits");
         return KVW_FAILED;
     }
-    return KVW_DONE;
+    status = kvw_fidelity_create(n_vocabulary, &eval->fidelity);
+    if (status != KV_OK)
+        kvw_error(eval->worker, "predictions: temporary file: %s",
+                  status == KV_IO ? strerror(errno) : "out of memory");
+    return status == KV_OK ? KVW_DONE : KVW_FAILED;
+}
+
+/* --long-context stands for three options. */
+static bool take_preset(struct eval *eval)
+{
+    const struct kvw_options *options = eval->worker->options;
+
+    eval->from = (uint32_t)options->from;
+    eval->tokens = options->tokens;
+    eval->budgets = options->budgets;
+    if (!options->long_context)
+        return true;
+    if (options->from != KVW_EVAL_FROM || options->tokens != KVW_EVAL_TOKENS ||
+        strcmp(options->budgets, KVW_EVAL_BUDGETS) != 0) {
+        kvw_error(eval->worker,
+                  "option: --long-context: sets --from, --tokens and --budgets itself");
+        return false;
+    }
+    eval->from = LONG_CONTEXT_FROM;
+    eval->tokens = LONG_CONTEXT_TOKENS;
+    eval->budgets = long_context_budgets;
+    return true;
 }
 
 int kvw_eval_run(struct kvw_context *worker)
@@ -479,8 +631,9 @@ int kvw_eval_run(struct kvw_context *worker)
         return KVW_FAILED;
     }
     eval->worker = worker;
-    eval->from = (uint32_t)options->from;
     outcome = KVW_USAGE;
+    if (!take_preset(eval))
+        goto end;
     if (options->text_file[0] == '\0') {
         kvw_error(worker, "option: --text-file: missing");
         goto end;
@@ -497,7 +650,8 @@ int kvw_eval_run(struct kvw_context *worker)
         (outcome = kvw_open_file(worker)) != KVW_DONE ||
         (outcome = kvw_open_model(worker)) != KVW_DONE ||
         (outcome = read_texts(eval, &most)) != KVW_DONE ||
-        (outcome = make_room(eval, most)) != KVW_DONE ||
+        (outcome = make_room(eval)) != KVW_DONE ||
+        (outcome = open_per_token(eval)) != KVW_DONE ||
         (outcome = kvw_open_store(worker, most)) != KVW_DONE)
         goto end;
     outcome = measure_all(eval);
@@ -508,11 +662,16 @@ end:
         free(eval->texts[i].tokens);
     }
     free(eval->texts);
+    for (size_t i = 0; eval->series != NULL && i <= eval->n_against; i++)
+        series_free(&eval->series[i]);
+    free(eval->series);
     kvw_eval_plan_free(&eval->plan);
     kvw_sampler_destroy(eval->sampler);
+    kvw_fidelity_destroy(eval->fidelity);
+    if (eval->per_token != NULL)
+        fclose(eval->per_token);
     free(eval->results);
     free(eval->logits);
-    free(eval->full);
     free(eval);
     return outcome;
 }

@@ -158,6 +158,26 @@ static const struct {
       .type = KV_CONFIG_UINT,
       .max = KV_TOKENS_MAX}},
     {KVW_COMMAND_EVAL,
+     {.name = "long-context",
+      .help = "measure at the share of rows that k = 1024 is of 128K tokens: --from 6500 "
+              "--tokens 6884 --budgets k=51",
+      .offset = FIELD(long_context),
+      .type = KV_CONFIG_FLAG}},
+    {KVW_COMMAND_EVAL,
+     {.name = "against",
+      .help =
+          "an entry of --methods: also print how much more the others lose, token by token, "
+          "at the same budget and seed",
+      .offset = FIELD(against),
+      .type = KV_CONFIG_STRING,
+      .value = "METHOD"}},
+    {KVW_COMMAND_EVAL,
+     {.name = "per-token",
+      .help = "write loss and KL of every token to a new file, as comma-separated values",
+      .offset = FIELD(per_token),
+      .type = KV_CONFIG_STRING,
+      .value = "FILE"}},
+    {KVW_COMMAND_EVAL,
      {.name = "needles-only",
       .help = "run only the needle test, without perplexity",
       .offset = FIELD(needles_only),
@@ -223,10 +243,11 @@ static const struct {
           "attention method. full: all earlier tokens. The others attend, in decode steps, to "
           "sinks, window and selected rows between them: pqcache: rows the store finds by "
           "code; "
-          "oracle: exact top-k; window: the most recent; random: a random sample",
+          "oracle: exact top-k; oracle+rest: pqcache, but exact top-k; window: the most "
+          "recent; random: a random sample",
       .offset = FIELD(attention),
       .type = KV_CONFIG_STRING,
-      .choices = "full|pqcache|oracle|window|random"}},
+      .choices = "full|pqcache|oracle|oracle+rest|window|random"}},
     /* The options of attention methods are inserted here. */
     {KVW_COMMAND_METHODS, {.name = NULL}},
     {KVW_COMMAND_COMPUTES,

@@ -18,6 +18,13 @@ union kvw_method_value {
     bool is_set;                       /* a flag's */
 };
 
+/* Defaults that --long-context replaces. */
+#define KVW_EVAL_BUDGETS "1/10"
+enum {
+    KVW_EVAL_FROM = 2048,
+    KVW_EVAL_TOKENS = 4096,
+};
+
 struct kvw_options {
     char model[KV_CONFIG_STRING_BYTES];
     const char *store;
@@ -55,6 +62,9 @@ struct kvw_options {
     char needles[KV_CONFIG_STRING_BYTES];
     uint64_t needle_tokens; /* 0: as `tokens` */
     bool needles_only;
+    bool long_context;
+    char against[KV_CONFIG_STRING_BYTES];
+    char per_token[KV_CONFIG_STRING_BYTES];
     bool csv;
 
     bool help;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    VALUES = 17,
+    VALUES = 23,
     METHOD_WIDTH_MIN = 12,
 };
 
@@ -20,12 +20,22 @@ struct value {
     double value;
 };
 
-static void list_values(const struct kvw_eval_result *result, struct value *ret_values)
+static void list_values(const struct kvw_eval_about *about,
+                        const struct kvw_eval_result *result,
+                        struct value *ret_values)
 {
+    const bool differs = about->has_differences;
     const struct value values[VALUES] = {
         {"perplexity", "perplexity", 1, 10, 3, result->perplexity},
         {"loss_percent", "loss %", 1, 7, 2, result->loss_percent},
         {"loss_error_percent", "+-", 1, 5, 2, result->loss_error_percent},
+        {"kl", "KL", 1, 8, 5, result->kl},
+        {"kl_error", "+-", 1, 7, 5, result->kl_error},
+        {"loss_difference", differs ? "d loss" : NULL, 1, 8, 5, result->loss_difference},
+        {"loss_difference_error", differs ? "+-" : NULL, 1, 7, 5,
+         result->loss_difference_error},
+        {"kl_difference", differs ? "d KL" : NULL, 1, 8, 5, result->kl_difference},
+        {"kl_difference_error", differs ? "+-" : NULL, 1, 7, 5, result->kl_difference_error},
         {"recall", "recall", 1, 6, 3, result->recall},
         {"rows_coded_share", "coded %", 100, 7, 1, result->coded_share},
         {"rows_scored_exactly_share", "exact %", 100, 7, 1, result->exact_share},
@@ -45,19 +55,19 @@ static void list_values(const struct kvw_eval_result *result, struct value *ret_
 }
 
 /* A field of RFC 4180: a list of options holds no quotes, but may hold a comma. */
-static void print_field(const char *text)
+void kvw_eval_print_field(FILE *file, const char *text)
 {
     if (strpbrk(text, ",\"\n") == NULL) {
-        fputs(text, stdout);
+        fputs(text, file);
         return;
     }
-    putchar('"');
+    putc('"', file);
     for (; *text != '\0'; text++) {
         if (*text == '"')
-            putchar('"');
-        putchar(*text);
+            putc('"', file);
+        putc(*text, file);
     }
-    putchar('"');
+    putc('"', file);
 }
 
 static int method_width(const struct kvw_eval_about *about)
@@ -70,7 +80,7 @@ void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_abo
     const struct kvw_eval_result none = {.perplexity = 0};
     struct value values[VALUES];
 
-    list_values(&none, values);
+    list_values(about, &none, values);
     if (format == KVW_EVAL_TABLE) {
         if (about->has_many_texts)
             printf("%s, %" PRIu32 " tokens\n", about->text, about->tokens);
@@ -112,7 +122,7 @@ static void print_csv(const struct kvw_eval_about *about,
                       const struct kvw_planned_run *run,
                       const struct value *values)
 {
-    print_field(run->method);
+    kvw_eval_print_field(stdout, run->method);
     printf(",%s,", run->budget);
     if (run->ops->has_seed)
         printf("%" PRIu64, run->options.seed);
@@ -123,11 +133,11 @@ static void print_csv(const struct kvw_eval_about *about,
             printf("%.9g", values->value);
     }
     printf(",%s,", about->kv_type);
-    print_field(about->store);
+    kvw_eval_print_field(stdout, about->store);
     putchar(',');
-    print_field(about->device);
+    kvw_eval_print_field(stdout, about->device);
     putchar(',');
-    print_field(about->text);
+    kvw_eval_print_field(stdout, about->text);
     putchar('\n');
 }
 
@@ -160,7 +170,7 @@ void kvw_eval_report(enum kvw_eval_format format,
 {
     struct value values[VALUES];
 
-    list_values(result, values);
+    list_values(about, result, values);
     switch (format) {
     case KVW_EVAL_TABLE:
         print_table(about, run, values);

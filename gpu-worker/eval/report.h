@@ -7,6 +7,8 @@
 
 #include "gpu-worker/eval/plan.h"
 
+#include <stdio.h>
+
 enum kvw_eval_format {
     KVW_EVAL_TABLE, /* aligned columns under a header */
     KVW_EVAL_JSON,  /* an object per line */
@@ -17,21 +19,26 @@ enum kvw_eval_format {
 struct kvw_eval_about {
     uint32_t tokens, from;
     const char *kv_type, *store, *device;
-    const char *text;    /* its file */
-    bool has_many_texts; /* it is not the only one */
-    int method_width;    /* of the longest method name */
+    const char *text;     /* its file */
+    bool has_many_texts;  /* it is not the only one */
+    bool has_differences; /* to the method of --against */
+    int method_width;     /* of the longest method name */
 };
 
 /* NAN: not measured. */
 struct kvw_eval_result {
     double perplexity;
     double loss_percent;       /* perplexity above full attention's */
-    double loss_error_percent; /* its standard error, assuming independent tokens */
-    double recall;             /* of the rows that exact scores would have selected */
-    double coded_share;        /* of the eligible rows of queries, scored by their codes */
-    double exact_share;        /* keys read to score eligible rows, per eligible row */
-    double rows_share;         /* of the rows so far, attended to by a step */
-    double estimated_share;    /* of the rows so far, in estimates */
+    double loss_error_percent; /* its standard error, by blocks of tokens (fidelity.h) */
+    double kl, kl_error;       /* mean KL(full || method) of a token, in nats */
+    /* Mean of a token's loss and KL above those of --against, in nats. */
+    double loss_difference, loss_difference_error;
+    double kl_difference, kl_difference_error;
+    double recall;          /* of the rows that exact scores would have selected */
+    double coded_share;     /* of the eligible rows of queries, scored by their codes */
+    double exact_share;     /* keys read to score eligible rows, per eligible row */
+    double rows_share;      /* of the rows so far, attended to by a step */
+    double estimated_share; /* of the rows so far, in estimates */
     double needles_found, needles_asked;
     double step_s;         /* time of a decode step, logits included */
     double step_node_s;    /* time of the nodes on the queries of a step */
@@ -43,6 +50,8 @@ struct kvw_eval_result {
 
 /* Prints the header; with several texts, a table has one for each. */
 void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_about *about);
+/* A field of CSV, quoted where it must be. */
+void kvw_eval_print_field(FILE *file, const char *text);
 void kvw_eval_report(enum kvw_eval_format format,
                      const struct kvw_eval_about *about,
                      const struct kvw_planned_run *run,

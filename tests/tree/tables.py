@@ -34,7 +34,7 @@ TABLES = [
     Table("client/README.md", "file |", "client/*.c", None, {}),
     Table("gpu-worker/README.md", "command |", "gpu-worker/main.c", COMMAND, {}),
     Table("gpu-worker/README.md", "method |", "gpu-worker/attention/*.c",
-          r'^    \.name = "(\w+)"', {}),
+          r'^    \.name = "([\w+]+)"', {}),
     Table("gpu-worker/README.md", "option |", "gpu-worker/attention/options.c", OPTION, {}),
     Table("kernels/README.md", "header |", "kernels/*.h", None, dict.fromkeys([
         # Of the folder itself, or of no family.

@@ -122,11 +122,50 @@ static double perplexity_of_logits(const char *path)
     return exp(sum / (TOKENS - 1 - FROM));
 }
 
+/* Mean KL(full || method) of the tokens, from the logits of both in two files. */
+static double kl_of_logits(const char *full_path, const char *path)
+{
+    FILE *files[2] = {fopen(full_path, "rb"), fopen(path, "rb")};
+    double sum = 0, total[2];
+    float *logits[2];
+    size_t n_vocabulary;
+
+    assert_true(files[0] != NULL && files[1] != NULL);
+    fseek(files[0], 0, SEEK_END);
+    n_vocabulary =
+        (size_t)(ftell(files[0]) - NPY_HEADER_BYTES) / sizeof(float) / (n_tokens - FROM);
+    for (int i = 0; i < 2; i++) {
+        fseek(files[i], NPY_HEADER_BYTES, SEEK_SET);
+        logits[i] = malloc(n_vocabulary * sizeof(float));
+        assert_non_null(logits[i]);
+    }
+    for (size_t t = FROM; t + 1 < TOKENS; t++) {
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(fread(logits[i], sizeof(float), n_vocabulary, files[i]),
+                             n_vocabulary);
+            total[i] = 0;
+            for (size_t v = 0; v < n_vocabulary; v++)
+                total[i] += exp((double)logits[i][v]);
+        }
+        for (size_t v = 0; v < n_vocabulary; v++) {
+            const double p = exp((double)logits[0][v]) / total[0];
+
+            sum += p * log(p / (exp((double)logits[1][v]) / total[1]));
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        free(logits[i]);
+        fclose(files[i]);
+    }
+    return sum / (TOKENS - 1 - FROM);
+}
+
 static void test_perplexity(void **state)
 {
     static const char *const methods[] = {"full", "oracle", "window:window=16", "random"};
     char out[PROCESS_PATH_BYTES], *line, *rest = NULL;
-    double full = 0, quarter = 0;
+    double full = 0, quarter = 0, quarter_kl = 0;
+    char full_out[PROCESS_PATH_BYTES];
     unsigned n = 0;
 
     (void)state;
@@ -153,13 +192,15 @@ static void test_perplexity(void **state)
         assert_true(isnan(member(line, "recall")) == (method == 0));
         if (is_all) { /* nothing is left out */
             assert_true(member(line, "perplexity") == full);
-            assert_true(member(line, "loss_percent") == 0);
+            assert_true(member(line, "loss_percent") == 0 && member(line, "kl") == 0);
             assert_true(member(line, "rows_attended_share") == 1);
         } else {
             assert_true(member(line, "perplexity") != full);
             assert_true(fabs(member(line, "loss_percent") -
                              100 * (member(line, "perplexity") / full - 1)) < 1e-4);
             assert_true(member(line, "loss_error_percent") > 0);
+            assert_true(member(line, "kl") > 0 && member(line, "kl_error") > 0);
+            quarter_kl = method == 1 ? member(line, "kl") : quarter_kl;
             assert_true(fabs(member(line, "rows_attended_share") - 0.25) < 0.01);
             quarter = method == 1 ? member(line, "perplexity") : quarter;
         }
@@ -170,12 +211,99 @@ static void test_perplexity(void **state)
     }
     assert_int_equal(n, N_RUNS);
 
+    process_path(full_out, "full.npy");
     process_path(out, "logits.npy");
-    run("logits", 0, "--prompt-file", text, "--from", "100", "--out", out, NULL);
-    assert_true(fabs(perplexity_of_logits(out) / full - 1) < 1e-6);
+    run("logits", 0, "--prompt-file", text, "--from", "100", "--out", full_out, NULL);
+    assert_true(fabs(perplexity_of_logits(full_out) / full - 1) < 1e-6);
     run("logits", 0, "--prompt-file", text, "--from", "100", "--out", out, "--attention",
         "oracle", "--ratio", "0.25", "--top-k", "0", "--window", "8", NULL);
     assert_true(fabs(perplexity_of_logits(out) / quarter - 1) < 1e-6);
+    assert_true(fabs(kl_of_logits(full_out, out) / quarter_kl - 1) < 1e-4);
+}
+
+/* Each token of --per-token, and what follows from them: means, standard errors by blocks, and
+ * differences to another method. */
+static void test_per_token(void **state)
+{
+    enum {
+        N = TOKENS - 1 - FROM,
+        METHODS = 3
+    };
+    static double loss[METHODS][N], kl[METHODS][N];
+    char path[PROCESS_PATH_BYTES], line[300], *output, *rest = NULL;
+    FILE *file;
+
+    (void)state;
+    process_path(path, "tokens.csv");
+    run("eval", 0, "--text-file", text, "--tokens", "180", "--from", "100", "--json",
+        "--methods", "oracle,window", "--budgets", "1/4", "--against", "window", "--window",
+        "8", "--per-token", path, NULL);
+    file = fopen(path, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof(line), file));
+    assert_string_equal(line, "text,method,budget,seed,token,loss,kl\n");
+    for (int method = 0; method < METHODS; method++) {
+        for (int i = 0; i < N; i++) {
+            static const char *const names[] = {",full,", ",window,1/4,", ",oracle,1/4,"};
+            unsigned token;
+
+            assert_non_null(fgets(line, sizeof(line), file));
+            assert_non_null(strstr(line, names[method]));
+            assert_int_equal(
+                sscanf(strstr(line, names[method]) + strlen(names[method]) + (method == 0),
+                       ",%u,%lf,%lf", &token, &loss[method][i], &kl[method][i]),
+                3);
+            assert_int_equal(token, FROM + 1 + i);
+        }
+    }
+    assert_null(fgets(line, sizeof(line), file));
+    fclose(file);
+    output = strtok_r(result.output, "\n", &rest);
+    for (int method = 0; method < METHODS; method++, output = strtok_r(NULL, "\n", &rest)) {
+        double sum = 0, differences = 0, blocks[2] = {0};
+
+        assert_non_null(output);
+        for (int i = 0; i < N; i++) {
+            sum += kl[method][i] / N;
+            differences += (loss[method][i] - loss[1][i]) / N;
+        }
+        for (int i = 0; i < N; i++)
+            blocks[i / 64] += kl[method][i] - sum;
+        assert_true(fabs(member(output, "kl") - sum) < 1e-7);
+        assert_true(fabs(member(output, "kl_error") -
+                         sqrt(2 * (blocks[0] * blocks[0] + blocks[1] * blocks[1])) / N) < 1e-7);
+        assert_true(isnan(member(output, "loss_difference")) == (method < 2));
+        if (method == 2)
+            assert_true(fabs(member(output, "loss_difference") - differences) < 1e-7);
+    }
+    /* A file that is there stays. */
+    run("eval", 2, "--text-file", text, "--tokens", "180", "--from", "100", "--per-token", path,
+        NULL);
+    assert_non_null(strstr(result.errors, "--per-token: "));
+    run("eval", 2, "--text-file", text, "--tokens", "180", "--from", "100", "--against",
+        "pqcache", NULL);
+    assert_non_null(strstr(result.errors, "--against: not one of --methods"));
+    run("eval", 2, "--text-file", text, "--from", "100", "--long-context", NULL);
+    assert_non_null(strstr(result.errors, "--long-context: sets"));
+    run("eval", 2, "--text-file", text, "--long-context", NULL);
+    assert_non_null(strstr(result.errors, "expected at least 6502"));
+}
+
+/* Exact selection, whatever the codes; with all rows it is full attention, and without
+ * summaries it is the oracle. */
+static void test_oracle_and_rest(void **state)
+{
+    double oracle, both;
+
+    (void)state;
+    run("eval", 0, "--text-file", text, "--tokens", "180", "--from", "150", "--json",
+        "--methods", "oracle,oracle+rest:summaries=0", "--budgets", "1/4", "--window", "8",
+        NULL);
+    oracle = member(strstr(result.output, "\"oracle\""), "perplexity");
+    both = member(strstr(result.output, "\"oracle+rest:"), "perplexity");
+    assert_true(fabs(both / oracle - 1) < 1e-3);
+    run("eval", 2, "--text-file", text, "--methods", "oracle+rest:rerank=2", NULL);
+    assert_non_null(strstr(result.errors, "rerank"));
 }
 
 static unsigned n_lines(const char *output)
@@ -306,7 +434,7 @@ static void test_unused(void **state)
     (void)state;
     run("generate", 2, "--prompt", "a", "--ratio", "0.1", NULL);
     assert_non_null(strstr(result.errors, "option: --ratio: not used by full, only by pqcache, "
-                                          "oracle, window, random"));
+                                          "oracle, oracle+rest, window, random"));
     run("logits", 2, "--attention", "window", "--rest", "16", NULL);
     assert_non_null(
         strstr(result.errors, "option: --summaries: not used by window, only by pqcache"));
@@ -319,7 +447,7 @@ static void test_unused(void **state)
     /* Attention outputs need no cache of rows. */
     run("generate", 2, "--attention", "pqcache", "--cache", "lfu", NULL);
     assert_non_null(strstr(result.errors, "option: --cache: not used by pqcache, only by "
-                                          "pqcache with answer rows or ids"));
+                                          "pqcache, oracle+rest with answer rows or ids"));
     run("eval", 2, "--text-file", text, "--methods", "pqcache", "--cache-tokens", "256", NULL);
     assert_non_null(strstr(result.errors, "option: --cache-tokens: not used by pqcache, only"));
     run("eval", 0, "--text-file", text, "--tokens", "120", "--from", "100", "--methods",
@@ -388,6 +516,7 @@ static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_perplexity),    cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_per_token),     cmocka_unit_test(test_oracle_and_rest),
         cmocka_unit_test(test_needles),       cmocka_unit_test(test_formats),
         cmocka_unit_test(test_old_names),     cmocka_unit_test(test_unused),
         cmocka_unit_test(test_embedded_name), cmocka_unit_test(test_many_nodes),

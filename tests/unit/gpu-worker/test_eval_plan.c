@@ -97,13 +97,17 @@ static void test_refused(void **state)
         {"window:rerank=4", "1/10", "0",
          "methods: rerank: not used by window, only by pqcache"},
         {"full:sinks=4", "1/10", "0",
-         "methods: sinks: not used by full, only by pqcache, oracle, window, random"},
+         "methods: sinks: not used by full, only by pqcache, oracle, oracle+rest, window, "
+         "random"},
         {"pqcache:cache=lfu", "1/10", "0",
-         "methods: cache: not used by pqcache, only by pqcache with answer rows or ids"},
+         "methods: cache: not used by pqcache, only by pqcache, oracle+rest with answer rows "
+         "or ids"},
         {"pqcache:cache=lfu:answer=attend", "1/10", "0",
-         "methods: cache: not used by pqcache, only by pqcache with answer rows or ids"},
+         "methods: cache: not used by pqcache, only by pqcache, oracle+rest with answer rows "
+         "or ids"},
         {"pqcache:answer=rows:cache-tokens=256:cache=off", "1/10", "0",
-         "methods: cache-tokens: not used by pqcache, only by pqcache with answer rows or ids "
+         "methods: cache-tokens: not used by pqcache, only by pqcache, oracle+rest with answer "
+         "rows or ids "
          "and cache lru or lfu"},
         {"pqcache:answer=all", "1/10", "0",
          "methods: answer: not auto, rows, ids or attend: all"},
