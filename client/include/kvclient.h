@@ -619,9 +619,11 @@ struct kv_query {
     uint32_t k;                  /* 1..KV_SELECTED_MAX; with UNION and NONE, of each vector */
     enum kv_selection selection; /* how many rows are selected, at most k; 0: k */
     float fraction;              /* 0 with KV_SELECT_TOP; else above 0, at most 1 */
-    uint32_t rerank;   /* candidates per selected row, from 1; KV_SELECTED_MAX in all at most */
-    bool want_weights; /* return the merged weights; KV_ANSWER_ATTEND: of the ids returned */
-    bool want_ids;     /* KV_ANSWER_ATTEND: return all selected ids, not only cached ones */
+    /* Candidates per selected row, from 1.  With KV_SELECT_TOP, rerank * k is at most
+     * KV_SELECTED_MAX unless fewer rows are eligible; with the others, so many are taken. */
+    uint32_t rerank;
+    bool want_weights;  /* return the merged weights; KV_ANSWER_ATTEND: of the ids returned */
+    bool want_ids;      /* KV_ANSWER_ATTEND: return all selected ids, not only cached ones */
     uint32_t summaries; /* summaries per 1,024 rows for the estimate of step 3: 0 (no estimate),
                            16 or 64; rows without so many summaries are attended exactly */
     uint32_t snapshot;  /* tokens that must be committed; 0: those that the ranges need */

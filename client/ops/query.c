@@ -351,6 +351,10 @@ static const char *values_fault(const struct kv_session *session, struct kvc_que
         return "snapshot is beyond the session's tokens_max";
     if (query->rerank == 0)
         return "rerank: must be 1 or more";
+    /* A node would take fewer than was asked for. */
+    if (query->selection == KV_SELECT_TOP && part->n_candidates > KV_SELECTED_MAX &&
+        (uint64_t)query->k * query->rerank > KV_SELECTED_MAX)
+        return "rerank: rerank * k must be at most 8192, where that many rows are eligible";
     if (!isfinite(query->scale) || query->scale <= 0)
         return "scale: must be above 0";
     if (query->selection == KV_SELECT_TOP ? query->fraction != 0

@@ -73,11 +73,14 @@ static bool adapts_rerank(const struct kvw_pqcache *pq)
     return pq->options.rerank == 0 && pq->options.seed == 0;
 }
 
-static uint32_t rerank_of(const struct kvw_pqcache *pq, uint32_t layer)
+static uint32_t rerank_of(const struct kvw_pqcache *pq, uint32_t layer, uint32_t k)
 {
-    if (adapts_rerank(pq))
-        return pq->rerank[layer].factor;
-    return pq->options.rerank > 0 ? pq->options.rerank : KVW_RERANK_USUAL;
+    const uint32_t most = KV_SELECTED_MAX / k;
+
+    if (pq->options.rerank > 0)
+        return pq->options.rerank; /* the store says so if these are too many */
+    return kvw_pqcache_smaller(
+        adapts_rerank(pq) ? pq->rerank[layer].factor : (uint32_t)KVW_RERANK_USUAL, most);
 }
 
 /* --rerank auto: more candidates where nodes measure that codes miss too much. */
@@ -233,7 +236,7 @@ static kv_status_t begin_query(struct kvw_pqcache *pq,
         .scale = 1 / sqrtf((float)pq->d),
         .merge = KV_MERGE_SUM,
         .k = kvw_pqcache_smaller(budget->k, KV_SELECTED_MAX),
-        .rerank = rerank_of(pq, layer),
+        .rerank = rerank_of(pq, layer, kvw_pqcache_smaller(budget->k, KV_SELECTED_MAX)),
         .summaries = pq->options.index.summaries,
         .n_ranges = 1,
         .ranges = &middle,

@@ -444,7 +444,8 @@ static void close_session(struct measure *measure)
     kv_session_free(measure->session);
 }
 
-/* The rows that one query selects; returns the node's time.  `factor`: rerank. */
+/* The rows that one query selects; returns the node's time.  `factor`: rerank, at most what a query
+ * takes. */
 static uint32_t ask(const struct measure *measure,
                     uint32_t unit,
                     uint32_t position,
@@ -465,7 +466,7 @@ static uint32_t ask(const struct measure *measure,
         .merge = KV_MERGE_SUM,
         .answer = KV_ANSWER_IDS,
         .k = k,
-        .rerank = factor,
+        .rerank = factor * (uint64_t)k <= KV_SELECTED_MAX ? factor : KV_SELECTED_MAX / k,
         .n_ranges = 1,
         .ranges = &range,
     };

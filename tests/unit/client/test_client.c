@@ -2820,6 +2820,7 @@ static void test_query_arguments(void **state)
     struct asked *asked = ask(20);
     const kv_schema_t *schema = kv_session_schema(f.session);
     const struct kv_query good = asked->query;
+    const struct kv_range ranges[2] = {asked->ranges[0], asked->ranges[1]};
     struct kv_query *query = &asked->query;
     struct kv_rows_io io = {.buffer = f.buffer};
     struct kv_op *op;
@@ -2849,6 +2850,19 @@ static void test_query_arguments(void **state)
     REFUSED(k, 0, KV_INVALID);
     REFUSED(k, KV_SELECTED_MAX + 1, KV_INVALID);
     REFUSED(rerank, 0, KV_INVALID);
+    /* More candidates than a node takes, unless all eligible rows are. */
+    f.session->tokens_max = KV_SELECTED_MAX + 1;
+    asked->ranges[1].end = KV_SELECTED_MAX + 1;
+    asked->ranges[0] = (struct kv_range){0, 1};
+    asked->ranges[1].begin = 1;
+    REFUSED(rerank, KV_SELECTED_MAX / good.k + 1, KV_INVALID);
+    assert_non_null(strstr(kv_client_detail(f.client), "rerank * k"));
+    asked->ranges[1].end = KV_SELECTED_MAX;
+    assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_OK);
+    kv_op_free(op);
+    f.session->tokens_max = N_TOKENS;
+    asked->ranges[0] = ranges[0];
+    asked->ranges[1] = ranges[1];
     REFUSED(scale, 0, KV_INVALID);
     REFUSED(scale, NAN, KV_INVALID);
     REFUSED(scale, INFINITY, KV_INVALID);
