@@ -36,7 +36,7 @@ enum {
     OPS_MAX = 1024,
     SPIN_US = 50, /* without an event, before a wait sleeps */
     WAIT_CALLS_US =
-        1000, /* longest sleep while a control transport, which cannot wake us, has calls */
+        1000, /* longest sleep while a control transport has calls and cannot wake us */
     WAIT_ATTACHED_US = 10000, /* longest sleep while it only watches a node */
     WAIT_MAX_US = 1000000,
     WAIT_BLIND_US = 100, /* if the port has no descriptor to sleep on */
@@ -77,6 +77,7 @@ static void destroy(struct kv_client *client)
     kv_pool_destroy(client->op_pool);
     if (client->owns_transport)
         client->transport->ops->close(client->transport);
+    kv_signal_destroy(client->woken);
     free(client);
 }
 
@@ -232,26 +233,28 @@ void kv_client_close(struct kv_client *client)
 
 /* Lets the control transports work that have calls, and now and then those that watch the
  * client. */
-static void progress_controls(struct kv_client *client)
+static unsigned progress_controls(struct kv_client *client)
 {
     struct kvc_list *link, *follow;
+    unsigned n = 0;
 
     KVC_LIST_EACH(link, follow, &client->calling)
     {
         struct kvc_node *node = KVC_LIST_ENTRY(link, struct kvc_node, of_calling);
 
         if (node->control != NULL)
-            node->control->transport->progress(node->control);
+            n += node->control->transport->progress(node->control);
     }
     if (client->n_attached == 0 || client->loop.now_us - client->attached_us < CONTROL_EVERY_US)
-        return;
+        return n;
     client->attached_us = client->loop.now_us;
     for (uint32_t i = 0; i < client->n_nodes; i++) {
         struct kvc_node *node = &client->nodes[i];
 
         if (node->has_attached && node->n_calls == 0)
-            node->control->transport->progress(node->control);
+            n += node->control->transport->progress(node->control);
     }
+    return n;
 }
 
 void kvc_client_step(struct kv_client *client)
@@ -263,7 +266,7 @@ void kvc_client_step(struct kv_client *client)
             client->moved_us = client->loop.now_us;
         else
             break;
-    progress_controls(client);
+    (void)progress_controls(client);
     if (client->loop.now_us >= client->loop.next_due_us)
         kvc_client_timers(client);
     kvc_client_dispatch(client);
@@ -287,20 +290,28 @@ void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
     uint64_t wake_us =
         until_us < client->loop.next_due_us ? until_us : client->loop.next_due_us;
     uint64_t wait_us = wake_us > now_us ? wake_us - now_us : 0;
-    int fd = -1;
+    const bool has_calls = !kvc_list_empty(&client->calling);
+    int fds[2] = {-1, -1};
 
     if (wait_us > WAIT_MAX_US)
         wait_us = WAIT_MAX_US;
-    if (!kvc_list_empty(&client->calling) && wait_us > WAIT_CALLS_US)
+    if (has_calls && client->woken != NULL) {
+        /* What ended before this is seen now, what ends after it ends the sleep. */
+        kv_signal_clear(client->woken);
+        if (progress_controls(client) > 0)
+            return;
+        fds[1] = kv_signal_fd(client->woken);
+    } else if (has_calls && wait_us > WAIT_CALLS_US) {
         wait_us = WAIT_CALLS_US;
+    }
     if (client->n_attached > 0 && wait_us > WAIT_ATTACHED_US)
         wait_us = WAIT_ATTACHED_US;
     if (wait_us == 0 || client->n_failed > 0 || client->loop.must_dispatch ||
-        client->port->ops->port_arm(client->port, &fd) != KV_OK)
+        client->port->ops->port_arm(client->port, &fds[0]) != KV_OK)
         return;
-    if (fd < 0 && wait_us > WAIT_BLIND_US)
+    if (fds[0] < 0 && wait_us > WAIT_BLIND_US)
         wait_us = WAIT_BLIND_US;
-    kv_sleep_fds(&fd, 1, wait_us);
+    kv_sleep_fds(fds, 2, wait_us);
     /* Messages of nodes would have ended the sleep, so the time counts as polled. */
     client->polled_us = kv_clock_now(client->loop.clock);
 }

@@ -9,6 +9,7 @@
 #include "client/node.h"
 #include "client/node_connect.h"
 #include "kvserver/base/clock.h"
+#include "kvserver/base/thread.h"
 #include "kvserver/cluster/members.h"
 #include "kvserver/net/transport.h"
 
@@ -30,7 +31,11 @@ static kv_status_t open_grpc(struct kv_client *client,
                              struct kvc_control **ret_control)
 {
     (void)node_index;
-    return kvc_control_grpc_open(address, client->peer_timeout_us / 1000, ret_control);
+    /* Without a descriptor for it, a wait looks every millisecond. */
+    if (client->woken == NULL)
+        client->woken = kv_signal_create();
+    return kvc_control_grpc_open(address, client->peer_timeout_us / 1000, client->woken,
+                                 ret_control);
 }
 #endif
 

@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct kv_signal;
 struct kvc_control; /* a connection to one node's control thread; begins with its transport */
 
 /* Reports the result of a call.  On KV_OK, `reply` is the packed reply, valid during the
@@ -59,9 +60,11 @@ struct kvc_control {
 
 #ifdef KV_WITH_GRPC
 /* Connects lazily to "HOST:PORT".  A node that is silent for `silence_ms`, at least two seconds,
- * is lost.  KV_INVALID: not an address. */
+ * is lost.  `wake` is raised when progress() has something to do; it outlives the control, and may
+ * be NULL.  KV_INVALID: not an address. */
 kv_status_t kvc_control_grpc_open(const char *address,
                                   uint64_t silence_ms,
+                                  struct kv_signal *wake,
                                   struct kvc_control **ret_control);
 #endif
 

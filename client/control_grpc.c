@@ -72,7 +72,8 @@ struct grpc_control {
     bool closing;
 
     /* both threads */
-    struct kv_lock *lock; /* of the list */
+    struct kv_signal *wake; /* the client's; NULL: none */
+    struct kv_lock *lock;   /* of the list */
     struct grpc_call *finished_first, **finished_last;
     _Atomic uint32_t n_finished;
 };
@@ -96,6 +97,8 @@ static void serve_queue(void *arg)
         control->finished_last = &grpc_call->next_finished;
         kv_lock_release(control->lock);
         atomic_fetch_add(&control->n_finished, 1);
+        if (control->wake != NULL)
+            kv_signal_raise(control->wake);
     }
 }
 
@@ -500,6 +503,7 @@ static grpc_channel *channel_open(const char *target, uint64_t silence_ms)
 
 kv_status_t kvc_control_grpc_open(const char *address,
                                   uint64_t silence_ms,
+                                  struct kv_signal *wake,
                                   struct kvc_control **ret_control)
 {
     char target[HOST_BYTES + 32];
@@ -513,6 +517,7 @@ kv_status_t kvc_control_grpc_open(const char *address,
         return KV_NO_MEMORY;
     grpc_init();
     control->base.transport = &grpc_row;
+    control->wake = wake;
     control->finished_last = &control->finished_first;
     control->lock = kv_lock_create();
     control->queue = grpc_completion_queue_create_for_next(NULL);

@@ -54,6 +54,7 @@ struct kv_client {
     bool owns_transport;
     struct kv_port *port;
     kvc_control_open_fn open_control;
+    struct kv_signal *woken; /* by controls that have threads; NULL: there are none */
     struct kv_random random;
     char name[KV_NAME_BYTES_MAX + 1];
     uint32_t tenant;

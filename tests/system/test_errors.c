@@ -284,7 +284,8 @@ static void another_version(void **state)
     size_t bytes;
 
     (void)state;
-    assert_int_equal(kvc_control_grpc_open(served.control, SYSTEM_PEER_MS, &control), KV_OK);
+    assert_int_equal(kvc_control_grpc_open(served.control, SYSTEM_PEER_MS, NULL, &control),
+                     KV_OK);
     request.version = KV_WIRE_VERSION + 1;
     request.name = (char *)"from the future";
     request.client_id = (ProtobufCBinaryData){sizeof(id), id};
@@ -365,8 +366,9 @@ static void strangers_call_nothing(void **state)
     for (unsigned who = 0; who < 3; who++) { /* nobody, one who guesses, the client */
         struct ending ending = {0};
 
-        assert_int_equal(kvc_control_grpc_open(served.control, SYSTEM_PEER_MS, &ending.control),
-                         KV_OK);
+        assert_int_equal(
+            kvc_control_grpc_open(served.control, SYSTEM_PEER_MS, NULL, &ending.control),
+            KV_OK);
         token.bytes[5] ^= who == 1;
         if (who > 0)
             assert_int_equal(ending.control->transport->attach(
@@ -393,8 +395,9 @@ static void answers_before_a_close(void **state)
     (void)state;
     /* A loaded machine may take longer than close() waits. */
     for (unsigned i = 0; i < CLOSES && (i == 0 || ending.status != KV_OK); i++) {
-        assert_int_equal(kvc_control_grpc_open(served.control, SYSTEM_PEER_MS, &ending.control),
-                         KV_OK);
+        assert_int_equal(
+            kvc_control_grpc_open(served.control, SYSTEM_PEER_MS, NULL, &ending.control),
+            KV_OK);
         assert_int_equal(call(&ending, KV_OP_HELLO), KV_OK); /* says: not a hello */
         begin_call(&ending, KV_OP_HELLO);
         ending.control->transport->close(ending.control);
