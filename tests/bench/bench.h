@@ -277,18 +277,27 @@ bool bench_memory_copy(void *memory, struct bench_sample *ret_sample);   /* GB/s
 bool bench_memory_read(void *memory, struct bench_sample *ret_sample);   /* GB/s */
 bool bench_memory_gather(void *memory, struct bench_sample *ret_sample); /* us or GB/s */
 
+enum {
+    BENCH_PREFIX_BLOCKS = 64, /* as mooncake_bench.py has it */
+};
+
 /* The leading store of the field, mooncake.c. */
 struct bench_mooncake;
-bool bench_mooncake_open(struct bench *bench, struct bench_mooncake **ret_mooncake);
+/* segment_bytes: memory for objects. */
+bool bench_mooncake_open(struct bench *bench,
+                         uint64_t segment_bytes,
+                         struct bench_mooncake **ret_mooncake);
 void bench_mooncake_close(struct bench_mooncake *mooncake);             /* NULL is allowed */
 const char *bench_mooncake_name(const struct bench_mooncake *mooncake); /* "mooncake 0.3.13" */
 struct bench_mooncake_load {
     struct bench_mooncake *mooncake;
-    const char *verb; /* "put", "get" */
-    size_t bytes;
+    const char *verb; /* "put", "get"; of BENCH_PREFIX_BLOCKS objects at once: "prefix_put",
+                         "prefix_match", "prefix_get" */
+    size_t bytes;     /* of an object, or of as many */
     size_t n;
+    bool times; /* the value is us, else GB/s */
 };
-bool bench_mooncake_measure(void *load, struct bench_sample *ret_sample); /* GB/s */
+bool bench_mooncake_measure(void *load, struct bench_sample *ret_sample);
 
 /* Kernels without a node, kernels.h. */
 void bench_kernels_close(struct bench *bench); /* where there are none: nothing */
@@ -311,5 +320,6 @@ extern const struct bench_load bench_kernel_loads[];
 extern const struct bench_load bench_scale_loads[];
 extern const struct bench_load bench_bookkeeping_loads[];
 extern const struct bench_load bench_match_loads[];
+extern const struct bench_load bench_prefix_loads[];
 
 #endif

@@ -165,7 +165,7 @@ static bool run_objects(struct bench *bench, const struct bench_load *load)
               kv_buffer_alloc(objects.client, bytes, &objects.to) == KV_OK &&
               put_and_check(&objects) && bench_wire_open(bench, "tcp", &wire) &&
               bench_socket_open(bench, &socket) &&
-              (bench->mooncake == NULL || bench_mooncake_open(bench, &mooncake)) &&
+              (bench->mooncake == NULL || bench_mooncake_open(bench, 1 << 30, &mooncake)) &&
               compare(&objects, put, wire, socket, mooncake, true) &&
               compare(&objects, get, wire, socket, mooncake, false);
     bench_mooncake_close(mooncake);

@@ -22,14 +22,18 @@ struct bench_mooncake {
     char name[64];
 };
 
-bool bench_mooncake_open(struct bench *bench, struct bench_mooncake **ret_mooncake)
+bool bench_mooncake_open(struct bench *bench,
+                         uint64_t segment_bytes,
+                         struct bench_mooncake **ret_mooncake)
 {
     struct bench_mooncake *self = calloc(1, sizeof(*self));
-    char script[4096], line[256], version[32];
-    char *const argv[] = {(char *)bench->mooncake, script, (char *)"--serve", NULL};
+    char script[4096], line[256], version[32], segment[32];
+    char *const argv[] = {(char *)bench->mooncake, script,  (char *)"--serve",
+                          (char *)"--segment",     segment, NULL};
 
     if (self == NULL)
         return false;
+    snprintf(segment, sizeof(segment), "%llu", (unsigned long long)segment_bytes);
     snprintf(script, sizeof(script), "%s/mooncake_bench.py", bench->tools);
     if (!bench_spawn(argv, -1, &self->in, &self->out, NULL, &self->pid)) {
         free(self);
@@ -72,6 +76,7 @@ bool bench_mooncake_measure(void *arg, struct bench_sample *ret_sample)
         !bench_read_line(load->mooncake->out, line, sizeof(line), ANSWER_MS) ||
         sscanf(line, "{\"seconds\": %lf}", &seconds) != 1 || seconds <= 0)
         return false;
-    ret_sample->value = (double)load->bytes * (double)load->n / seconds / 1e9;
+    ret_sample->value = load->times ? seconds / (double)load->n * 1e6
+                                    : (double)load->bytes * (double)load->n / seconds / 1e9;
     return true;
 }

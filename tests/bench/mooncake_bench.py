@@ -24,6 +24,7 @@ import time
 SIZES = (64 << 10, 1 << 20)
 READY_S = 30
 SEGMENT_BYTES = 1 << 30
+PREFIX_BLOCKS = 64
 LOCAL_BYTES = 256 << 20
 PR_SET_PDEATHSIG = 1
 
@@ -48,9 +49,9 @@ def open_store(master, segment_bytes):
     return store
 
 
-def run_storing_process(master):
+def run_storing_process(master, segment_bytes):
     """Lends its memory to the store until its stdin ends."""
-    store = open_store(master, SEGMENT_BYTES)
+    store = open_store(master, segment_bytes)
     print("ready", flush=True)
     sys.stdin.read()
     store.close()
@@ -59,8 +60,9 @@ def run_storing_process(master):
 class Deployment:
     """The master, the storing process, and this process as a client."""
 
-    def __init__(self, data_bytes):
+    def __init__(self, data_bytes, segment_bytes=SEGMENT_BYTES):
         self.children = []
+        self.segment_bytes = segment_bytes
         self.log = tempfile.TemporaryFile()
         self.bytes = data_bytes
         self.round = 0
@@ -72,7 +74,8 @@ class Deployment:
         program = os.path.join(os.path.dirname(sys.executable), "mooncake_master")
         self.spawn([program, f"--rpc_port={port}", f"--metrics_port={free_port()}"])
         self.wait_for(port)
-        storing = self.spawn([sys.executable, os.path.abspath(__file__), "--store", self.master])
+        storing = self.spawn([sys.executable, os.path.abspath(__file__), "--store", self.master,
+                             "--segment", str(self.segment_bytes)])
         if storing.stdout.readline() != b"ready\n":
             sys.exit("mooncake_bench: the storing process did not become ready")
         self.store = open_store(self.master, 0)
@@ -140,6 +143,49 @@ class Deployment:
                 sys.exit(f"mooncake_bench: get: {name}: {code}")
         return time.perf_counter() - begin
 
+    # ---- prefixes: PREFIX_BLOCKS objects at once, all from and into the same memory
+
+    def blocks(self, size, prefix):
+        names = [f"prefix/{self.round}/{prefix}/{i}" for i in range(PREFIX_BLOCKS)]
+        return names, size // PREFIX_BLOCKS
+
+    def addresses(self, begin, block):
+        return [self.address + begin + i * block for i in range(PREFIX_BLOCKS)]
+
+    def prefix_put(self, size, count):
+        if self.round > 0:
+            self.store.remove_all(True)
+        self.round += 1
+        begin = time.perf_counter()
+        for prefix in range(count):
+            names, block = self.blocks(size, prefix)
+            codes = self.store.batch_put_from(names, self.addresses(0, block), [block] * len(names))
+            if any(codes):
+                sys.exit(f"mooncake_bench: batch_put_from: {names[0]}: {codes}")
+        return time.perf_counter() - begin
+
+    def prefix_match(self, size, count):
+        begin = time.perf_counter()
+        for prefix in range(count):
+            names, _ = self.blocks(size, prefix)
+            if self.store.batch_is_exist(names) != [1] * len(names):
+                sys.exit(f"mooncake_bench: batch_is_exist: {names[0]}: not all")
+        return time.perf_counter() - begin
+
+    def prefix_get(self, size, count):
+        self.memory[self.bytes:self.bytes + size] = bytes(size)
+        begin = time.perf_counter()
+        for prefix in range(count):
+            names, block = self.blocks(size, prefix)
+            got = self.store.batch_get_into(names, self.addresses(self.bytes, block),
+                                            [block] * len(names))
+            if got != [block] * len(names):
+                sys.exit(f"mooncake_bench: batch_get_into: {names[0]}: {got}")
+        seconds = time.perf_counter() - begin
+        if self.memory[:size] != self.memory[self.bytes:self.bytes + size]:
+            sys.exit("mooncake_bench: other bytes came back than were stored")
+        return seconds
+
     def check(self, size):
         """Right before fast."""
         self.put(size, self.bytes // size)
@@ -159,7 +205,9 @@ def serve(deployment):
     for line in sys.stdin:
         verb, size, count = line.split()
         size, count = int(size), int(count)
-        if verb not in ("put", "get") or size <= 0 or not 0 < size * count <= deployment.bytes:
+        is_prefix = verb in ("prefix_put", "prefix_match", "prefix_get")
+        moved = size if is_prefix else size * count
+        if (verb not in ("put", "get") and not is_prefix) or not 0 < moved <= deployment.bytes:
             sys.exit(f"mooncake_bench: not a job: {line.strip()}")
         seconds = getattr(deployment, verb)(size, count)
         print(json.dumps({"seconds": seconds}), flush=True)
@@ -189,6 +237,8 @@ def main():
     parser.add_argument("--data", type=int, default=128 << 20, help="bytes that a run moves")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--store", metavar="MASTER", help=argparse.SUPPRESS)
+    parser.add_argument("--segment", type=int, default=SEGMENT_BYTES,
+                        help="bytes that the storing process lends")
     arguments = parser.parse_args()
 
     # Errors only; and where Mooncake prints to stdout, records go to a copy of it.
@@ -197,9 +247,9 @@ def main():
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, lambda *unused: sys.exit(0))
     if arguments.store:
-        run_storing_process(arguments.store)
+        run_storing_process(arguments.store, arguments.segment)
         return
-    with Deployment(arguments.data) as deployment:
+    with Deployment(arguments.data, arguments.segment) as deployment:
         if arguments.serve:
             serve(deployment)
         else:
