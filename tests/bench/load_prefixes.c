@@ -267,7 +267,6 @@ static bool run_prefixes(struct bench *bench, const struct bench_load *load)
 }
 
 const struct bench_load bench_prefix_loads[] = {
-    {"prefix.put", "prompts of 64 blocks put, asked for and read back",
-     run_prefixes, 0},
+    {"prefix.put", "prompts of 64 blocks put, asked for and read back", run_prefixes, 0},
     {NULL, NULL, NULL, 0},
 };
