@@ -575,7 +575,7 @@ static void hinted_stays(void **state)
     close_store();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_latest_stay),      cmocka_unit_test(what_is_used_stays),
@@ -584,5 +584,7 @@ int main(void)
         cmocka_unit_test(evicted_goes),         cmocka_unit_test(hinted_stays),
     };
 
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("eviction", tests, NULL, NULL);
 }

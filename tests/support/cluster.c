@@ -15,6 +15,8 @@
 enum {
     BECOMES_US = 120 * 1000 * 1000,
     LOOK_AGAIN_US = 2000,
+    /* A test waits for one client while another is silent, under a sanitizer for minutes. */
+    CLIENT_LEASE_MS = 30 * 60 * 1000,
 };
 
 static void node_name(uint32_t i, char ret_name[16])
@@ -37,6 +39,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .tenant_quota = setup->tenant_quota,
         .credits = setup->credits,
         .lease_ms = setup->lease_ms,
+        .client_lease_ms = CLIENT_LEASE_MS,
         .wire_version_max = setup->wire_version_max,
         .clock = &kv_clock_real,
         .transport = cluster->transport,
