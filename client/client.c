@@ -166,8 +166,8 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     if (status != KV_OK)
         goto err_destroy;
     status = KV_NO_MEMORY;
-    client->op_pool =
-        kv_pool_create(setup->ops_max > 0 ? setup->ops_max : OPS_MAX, sizeof(struct kv_op));
+    client->op_pool = kv_pool_create((setup->ops_max > 0 ? setup->ops_max : OPS_MAX) + 1,
+                                     sizeof(struct kv_op)); /* one for copies */
     if (client->op_pool == NULL)
         goto err_destroy;
     status = kvc_requests_init(client);
@@ -209,6 +209,7 @@ void kv_client_close(struct kv_client *client)
         return;
     kvc_client_check(client);
     client->loop.is_closing = true;
+    kvc_copies_fini(&client->copies);
     for (uint32_t i = 0; i < kv_pool_size(client->op_pool); i++) {
         struct kv_op *op = kv_pool_at(client->op_pool, i);
 
@@ -279,6 +280,8 @@ unsigned kv_poll(struct kv_client *client)
     kvc_client_step(client);
     kvc_nodes_step(client);
     kvc_client_dispatch(client);
+    if (client->copies.first != NULL)
+        client->copies.step(client);
     n_ended = client->loop.n_ended;
     client->loop.n_ended = 0;
     return n_ended;

@@ -80,9 +80,9 @@ static void end_op(struct kv_op *op, kv_status_t status)
     op->owner.buffer = NULL;
     if (session != NULL)
         admit(session);
-    if (status != KV_OK)
+    if (status != KV_OK && !op->is_own)
         memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
-    client->loop.n_ended++;
+    client->loop.n_ended += !op->is_own;
     client->loop.must_dispatch = true;
 }
 
@@ -241,6 +241,7 @@ kv_status_t kvc_op_begin(struct kv_client *client,
                          struct kv_op **ret_op)
 {
     uint64_t within_us = deadline_ms > 0 ? (uint64_t)deadline_ms * 1000 : client->deadline_us;
+    const uint32_t ops_max = kv_pool_size(client->op_pool) - 1;
     struct kv_op *op;
     size_t capacity_bytes;
     void *capacity;
@@ -248,10 +249,12 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     if (session != NULL && session->is_closed)
         return kvc_set_error(&client->loop, KV_NOT_FOUND, "%s: the session is closed",
                              type->name);
-    op = kv_pool_get(client->op_pool);
-    if (op == NULL)
+    /* The last place is the library's. */
+    if (!client->copies.is_beginning &&
+        kv_pool_used(client->op_pool) - kvc_copies_ops(&client->copies) == ops_max)
         return kvc_set_error(&client->loop, KV_BUSY, "%s: too many operations: limit %u",
-                             type->name, kv_pool_size(client->op_pool));
+                             type->name, ops_max);
+    op = kv_pool_get(client->op_pool);
     kvc_loop_update_time(&client->loop);
     capacity = op->capacity;
     capacity_bytes = op->capacity_bytes;
@@ -267,6 +270,7 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     op->owner.request_ops = &type->requests;
     kvc_list_init(&op->subops);
     op->is_in_use = true;
+    op->is_own = client->copies.is_beginning;
     op->client = client;
     op->type = type;
     op->status = KV_IN_PROGRESS;

@@ -91,6 +91,7 @@ struct kv_op {
     struct kv_client *client;
     const struct kvc_op_type *type;
     bool is_in_use; /* the pool has handed it out */
+    bool is_own;    /* the library's own: its end is no news to the user */
     kv_status_t status;
     enum kvc_op_stage stage;
     struct kvc_owner owner; /* of its requests and calls */

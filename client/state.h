@@ -8,6 +8,7 @@
 #ifndef KV_CLIENT_STATE_H
 #define KV_CLIENT_STATE_H
 
+#include "client/copies.h"
 #include "client/due.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -65,6 +66,7 @@ struct kv_client {
 
     struct kv_members *map;
     struct kvc_roots roots;
+    struct kvc_copies copies;
     struct kvc_node *nodes; /* (n_nodes) as the map's members */
     uint32_t n_nodes;
     uint32_t n_failed;       /* nodes with a recorded failure */

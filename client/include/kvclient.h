@@ -250,7 +250,11 @@ struct kv_session_options {
      * Sessions with the same first block are on the same nodes, others anywhere.  Where there
      * are many of them, the nodes spread those that come later: of these, those are together, as
      * long as they spread no further, whose prompts have block 16 in common, or, of shorter prompts,
-     * the last one of blocks 8, 4, 2, 1 that they have.  For this, only the first 16 names count. */
+     * the last one of blocks 8, 4, 2, 1 that they have.  For this, only the first 16 names count.
+     *
+     * A session that is sent away from the nodes that keep its prefix, because they have too many,
+     * begins without it; the client copies the prefix after it, while it is polled, for those that
+     * come next. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
     uint32_t match_blocks_max; /* of them, at most so many are attached; 0: all */

@@ -4,12 +4,14 @@
  * session belongs on another one: it tells how many.  The open then begins again over there, with
  * another id and token, so that what a node still does for the first ones is another session.
  */
+#include "client/ops/open.h"
 #include "client/call.h"
 #include "client/dispatch.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
 #include "client/op.h"
+#include "client/ops/copy.h"
 #include "client/ops/match.h"
 #include "client/roots.h"
 #include "client/session.h"
@@ -336,18 +338,25 @@ static void open_models(struct kv_op *op)
 
 /* ---- where the prompt is stored ---------------------------------------------------------- */
 
-/* All nodes have said what they have: the open begins on the row that has most. */
-static void choose_row(struct kv_op *op)
+/* Returns where most of the prompt is: of equals, the whole prompt's own. */
+static uint32_t best_root(const struct open_part *part)
 {
-    struct open_part *part = open_of(op);
-    struct kv_ticket ticket;
     uint32_t best = 0;
 
     for (uint32_t i = 1; i < part->n_roots; i++)
         if (part->least[i] > part->least[best])
             best = i;
+    return best;
+}
+
+/* All nodes have said what they have: the open begins on the row that has most. */
+static void choose_row(struct kv_op *op)
+{
+    struct open_part *part = open_of(op);
+    struct kv_ticket ticket;
+
     part->has_looked = true;
-    part->branch = part->branches[best];
+    part->branch = part->branches[best_root(part)];
     draw_ticket(op, &ticket);
     kvc_session_place(op->result, &ticket);
     reset(op);
@@ -372,16 +381,23 @@ static void looked(struct kvc_call *call,
 
         if (open_of(op)->roots[i] != request->placement->root)
             continue;
-        /* A node that does not answer has nothing that the session could begin with. */
-        if (status != KV_OK)
+        /* A node that does not answer, or not to this prompt, has nothing that the session could
+         * begin with; one without units of the session (UINT32_MAX) lacks nothing. */
+        if (status != KV_OK ||
+            (reply->tokens > open_of(op)->n_match * (uint64_t)KV_BLOCK_TOKENS &&
+             reply->tokens != UINT32_MAX))
             *least = 0;
         else if (reply->tokens < *least)
             *least = reply->tokens;
     }
     if (request != NULL)
         kvpb__match_request__free_unpacked(request, NULL);
-    if (op->owner.n_calls == 0)
-        choose_row(op);
+    if (op->owner.n_calls > 0)
+        return;
+    for (uint32_t i = 0; i < open_of(op)->n_roots; i++)
+        if (open_of(op)->least[i] == UINT32_MAX)
+            open_of(op)->least[i] = 0; /* nobody has units of it */
+    choose_row(op);
 }
 
 /* Asks the rows of all beginnings of the prompt.  Returns false if there is nobody to ask. */
@@ -426,12 +442,28 @@ static void start_open(struct kv_op *op)
     open_models(op);
 }
 
+/* A session that is not where its prompt is stored leaves the next ones to find it here, too. */
+static void want_copy(const struct kv_op *op)
+{
+    const struct open_part *part = open_of(op);
+    const uint64_t root = ((const struct kv_session *)op->result)->ticket.root;
+    uint32_t best;
+
+    if (!part->has_looked)
+        return;
+    best = best_root(part);
+    if (part->roots[best] != root && part->least[best] > op->tokens)
+        kvc_copy_want(op->client, part->model, part->roots[best], root, part->names,
+                      part->least[best] / KV_BLOCK_TOKENS);
+}
+
 static void ended_open(struct kv_op *op)
 {
     struct kv_session *session = op->result;
 
     if (op->status == KV_OK) {
         kvc_session_leased(session);
+        want_copy(op);
     } else if (session != NULL) {
         op->result = NULL;
         kvc_session_abandon(session);
@@ -448,24 +480,40 @@ static const struct kvc_op_type open_type = {
     .describe = kvc_session_describe_op,
 };
 
+/* Keeps a copy of the blocks' names, of which the first n_match may be attached. */
+static kv_status_t
+keep_names(struct kv_op *op, const struct kv_id128 *names, uint32_t n_names, uint32_t n_match)
+{
+    struct open_part *part = open_of(op);
+
+    part->n_names = n_names;
+    part->n_match = n_match;
+    part->names = malloc(n_names * sizeof(names[0]));
+    if (part->names == NULL)
+        return kvc_set_error(&op->client->loop, KV_NO_MEMORY, "open: out of memory");
+    memcpy(part->names, names, n_names * sizeof(names[0]));
+    return KV_OK;
+}
+
 /* Reads where the prompt's blocks place the session, and what is to be attached.  Where all nodes are
  * in a row, other rows are no relief. */
 static kv_status_t read_prompt(struct kv_op *op, const struct kv_session_options *options)
 {
     const struct kv_client *client = op->client;
     struct open_part *part = open_of(op);
+    uint32_t n_names, n_match;
+    kv_status_t status;
 
     if (options->block_names == NULL || options->n_block_names == 0)
         return KV_OK;
-    part->n_names =
+    n_names =
         options->n_block_names < KV_WIRE_NAMES_MAX ? options->n_block_names : KV_WIRE_NAMES_MAX;
-    part->n_match = options->is_fresh ? 0 : part->n_names;
-    if (options->match_blocks_max > 0 && options->match_blocks_max < part->n_match)
-        part->n_match = options->match_blocks_max;
-    part->names = malloc(part->n_names * sizeof(part->names[0]));
-    if (part->names == NULL)
-        return kvc_set_error(&op->client->loop, KV_NO_MEMORY, "open: out of memory");
-    memcpy(part->names, options->block_names, part->n_names * sizeof(part->names[0]));
+    n_match = options->is_fresh ? 0 : n_names;
+    if (options->match_blocks_max > 0 && options->match_blocks_max < n_match)
+        n_match = options->match_blocks_max;
+    status = keep_names(op, options->block_names, n_names, n_match);
+    if (status != KV_OK)
+        return status;
     part->has_prompt = true;
     part->prompt_root = kv_placement_prompt_root(&options->block_names[0]);
     if (client->map->n_members <= KV_ROW_NODES)
@@ -476,15 +524,13 @@ static kv_status_t read_prompt(struct kv_op *op, const struct kv_session_options
     return KV_OK;
 }
 
-kv_status_t kv_open_begin(struct kv_client *client,
-                          const struct kv_model_info *model,
-                          const struct kv_session_options *options,
-                          uint32_t deadline_ms,
-                          struct kv_op **ret_op)
+/* Begins the operation, with its own copy of the model: requests are built after the user's call
+ * has returned, and kv_schema_finish() fills in what the caller need not. */
+static kv_status_t begin(struct kv_client *client,
+                         const struct kv_model_info *model,
+                         uint32_t deadline_ms,
+                         struct kv_op **ret_op)
 {
-    struct kv_model_info *copy;
-    struct kv_session *session;
-    struct kv_ticket ticket;
     char text[120] = "";
     kv_status_t status;
     struct kv_op *op;
@@ -492,54 +538,107 @@ kv_status_t kv_open_begin(struct kv_client *client,
     if (memchr(model->name, 0, sizeof(model->name)) == NULL || model->name[0] == 0)
         return kvc_set_error(&client->loop, KV_INVALID,
                              "open: model: name: empty or not 0-terminated");
-    if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
-        return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u: limit %u",
-                             options->tokens_max, (unsigned)KV_TOKENS_MAX);
     status = kvc_op_begin(client, &open_type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    /* A copy: requests are built after this function has returned, and kv_schema_finish() fills
-     * in what the caller need not. */
-    copy = malloc(sizeof(*copy));
-    open_of(op)->model = copy;
-    if (copy == NULL) {
-        status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
-        goto err;
+    open_of(op)->model = malloc(sizeof(*model));
+    if (open_of(op)->model == NULL) {
+        kvc_op_discard(op);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
     }
-    *copy = *model;
-    status = kv_schema_finish(&copy->schema, text, sizeof(text));
+    *open_of(op)->model = *model;
+    status = kv_schema_finish(&open_of(op)->model->schema, text, sizeof(text));
     if (status != KV_OK) {
-        kvc_set_error(&client->loop, status, "open: %s", text);
-        goto err;
+        free(open_of(op)->model);
+        kvc_op_discard(op);
+        return kvc_set_error(&client->loop, status, "open: %s", text);
     }
-    if (options != NULL) {
-        op->owner.lease_wanted_ms = options->lease_ms;
-        op->owner.tokens_max_wanted = options->tokens_max;
-        status = read_prompt(op, options);
-        if (status != KV_OK)
-            goto err;
-    }
-    draw_ticket(op, &ticket);
-    session = kvc_session_make(client, &copy->schema, &ticket);
+    *ret_op = op;
+    return KV_OK;
+}
+
+static void discard(struct kv_op *op)
+{
+    free(open_of(op)->model);
+    free(open_of(op)->names);
+    kvc_op_discard(op);
+}
+
+/* The session that is to be opened is made, and asked for. */
+static kv_status_t
+submit(struct kv_op *op, const struct kv_ticket *ticket, struct kv_op **ret_op)
+{
+    struct kv_client *client = op->client;
+    const struct kv_model_info *model = open_of(op)->model;
+    struct kv_session *session = kvc_session_make(client, &model->schema, ticket);
+    kv_status_t status;
+
     if (session == NULL) {
-        status = kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
-        goto err;
+        discard(op);
+        return kvc_set_error(&client->loop, KV_NO_MEMORY, "open: out of memory");
     }
     open_of(op)->writer = kvc_client_draw_writer(client);
     status = kvc_writers_make(session, NULL, 0, open_of(op)->writer, session->writers);
     if (status != KV_OK) {
         kv_session_free(session);
-        kvc_set_error(&client->loop, status, "open: out of memory");
-        goto err;
+        discard(op);
+        return kvc_set_error(&client->loop, status, "open: out of memory");
     }
     session->fingerprint = model->fingerprint;
     op->result = session;
     reset(op);
     return kvc_op_submit(op, ret_op);
+}
 
-err:
-    free(open_of(op)->model);
-    free(open_of(op)->names);
-    kvc_op_discard(op);
-    return status;
+kv_status_t kv_open_begin(struct kv_client *client,
+                          const struct kv_model_info *model,
+                          const struct kv_session_options *options,
+                          uint32_t deadline_ms,
+                          struct kv_op **ret_op)
+{
+    struct kv_ticket ticket;
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
+        return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u: limit %u",
+                             options->tokens_max, (unsigned)KV_TOKENS_MAX);
+    status = begin(client, model, deadline_ms, &op);
+    if (status != KV_OK)
+        return status;
+    if (options != NULL) {
+        op->owner.lease_wanted_ms = options->lease_ms;
+        op->owner.tokens_max_wanted = options->tokens_max;
+        status = read_prompt(op, options);
+        if (status != KV_OK) {
+            discard(op);
+            return status;
+        }
+    }
+    draw_ticket(op, &ticket);
+    return submit(op, &ticket, ret_op);
+}
+
+kv_status_t kvc_open_at_begin(struct kv_client *client,
+                              const struct kv_model_info *model,
+                              uint64_t root,
+                              const struct kv_id128 *names,
+                              uint32_t n_names,
+                              struct kv_op **ret_op)
+{
+    struct kv_ticket ticket;
+    kv_status_t status;
+    struct kv_op *op;
+
+    status = begin(client, model, 0, &op);
+    if (status != KV_OK)
+        return status;
+    status = keep_names(op, names, n_names, n_names);
+    if (status != KV_OK) {
+        discard(op);
+        return status;
+    }
+    kvc_ticket_draw(client, &ticket);
+    ticket.root = root;
+    return submit(op, &ticket, ret_op);
 }

@@ -8,7 +8,9 @@
 #include "tests/support/rows.h"
 
 #include "client/node.h"
+#include "client/ops/copy.h"
 #include "client/session.h"
+#include "client/state.h"
 #include "kvserver/base/hash.h"
 
 #include <setjmp.h>
@@ -36,6 +38,7 @@ enum {
     ROOT_SESSIONS = 4,
     BUSY_SESSIONS = 60, /* of one root */
     BRANCHES = 12,
+    COPIED_US = 120 * 1000 * 1000,
 };
 
 static struct cluster cluster;
@@ -365,6 +368,63 @@ static void a_beginning_on_another_row(void **state)
     assert_true(cluster_becomes(client, "status", "sessions", 0));
 }
 
+/* Polls until the client has copied a prefix. */
+static void wait_for_copy(uint64_t n_before)
+{
+    const uint64_t until_us = kv_client_now_us(client) + COPIED_US;
+
+    while (client->copies.n_done == n_before) {
+        if (kv_client_now_us(client) > until_us)
+            fail_msg("nothing was copied");
+        (void)kv_client_wait(client, 1000);
+    }
+}
+
+/* A prompt is stored where there are too many sessions already: the session that is sent away has
+ * nothing of it, and the next one there finds what the client has copied. */
+static void a_prefix_follows_its_sessions(void **state)
+{
+    struct kv_id128 names[4] = {{{98}}, {{7}}, {{8}}, {{9}}};
+    struct kv_session_options options = {.block_names = names, .n_block_names = 2};
+    const struct kv_publish publish = {.n_names = 2, .names = names};
+    struct kv_session *sessions[BUSY_SESSIONS], *session = take_session(begin_open(&options));
+    const uint64_t n_copied = client->copies.n_done;
+    uint32_t n = 0, tokens = 256;
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    (void)state;
+    append(session, 0, 128);
+    append(session, 128, 128);
+    assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
+    finish(op, "publish");
+    kv_session_ticket(session, &ticket);
+    close_session(session);
+    options.n_block_names = 4;
+    for (; tokens > 0 && n < BUSY_SESSIONS; n++) {
+        names[3].bytes[0] = (uint8_t)n;
+        op = begin_open(&options);
+        assert_int_equal(kv_wait(op), KV_OK);
+        tokens = kv_op_tokens(op);
+        sessions[n] = take_session(op);
+        assert_int_equal(sessions[n]->ticket.root != ticket.root, tokens == 0);
+    }
+    assert_in_range(n, ROOT_SESSIONS + 1, BUSY_SESSIONS - 1);
+    wait_for_copy(n_copied);
+    session = sessions[n - 1];
+    op = begin_open(&options); /* with the names of the last one */
+    assert_int_equal(kv_wait(op), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 256);
+    sessions[n++] = take_session(op);
+    assert_true(sessions[n - 1]->ticket.root == session->ticket.root);
+    expect_rows(sessions[n - 1], buffer, 256);
+    for (uint32_t i = 0; i < n; i++)
+        close_session(sessions[i]);
+    assert_int_equal(client->copies.n, 0);
+    /* The copy's sessions have ended, too. */
+    assert_true(cluster_becomes(client, "status", "sessions", 0));
+}
+
 /* Where all nodes are in every row, a root has one. */
 static void few_nodes_have_one_row(void **state)
 {
@@ -446,6 +506,44 @@ static void use(struct kv_session *session)
 }
 
 /* A dead node outside of a session's row is not noticed; inside of it, it is named. */
+/* Finds a root whose row has the node, or has it not. */
+static uint64_t root_with(uint32_t node, bool is_there)
+{
+    struct kv_placement_row row;
+    uint64_t root = 0;
+
+    do
+        kvc_client_row(client, ++root, &row);
+    while ((kvc_row_position(&row, &client->nodes[node]) < KV_ROW_NODES) != is_there);
+    return root;
+}
+
+/* Copies from a dead node and to one end, and so does a client that has begun one. */
+static void give_up_copies(uint32_t dead)
+{
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS, N_HEADS};
+    const uint64_t on = root_with(dead, true), beside = root_with(dead, false);
+    const uint64_t n_done = client->copies.n_done;
+    const struct kv_id128 name = {{55}};
+    struct kv_model_info model;
+
+    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    kvc_copy_want(client, &model, on, beside, &name, 1);
+    kvc_copy_want(client, &model, beside, on, &name, 1);
+    assert_int_equal(client->copies.n, 2);
+    while (client->copies.n > 0)
+        (void)kv_client_wait(client, 1000);
+    assert_int_equal(client->copies.n_done, n_done);
+
+    kvc_copy_want(other, &model, beside, beside + 1, &name, 1);
+    kvc_copy_want(other, &model, beside, beside + 1, &name, 1);
+    assert_int_equal(other->copies.n, 1);
+    while (kvc_copies_ops(&other->copies) == 0)
+        (void)kv_client_wait(other, 1000);
+    kv_client_close(other);
+    other = NULL;
+}
+
 static void a_dead_node(void **state)
 {
     struct kv_session *session = open_session(), *opened;
@@ -477,6 +575,9 @@ static void a_dead_node(void **state)
     }
     print_message("%u sessions were opened, %u were not\n", n_opened, n_failed);
     assert_true(n_opened > 0 && n_failed > 0);
+
+    /* What cannot be copied is given up, from where the dead node is and to there. */
+    give_up_copies(dead);
 }
 
 int main(void)
@@ -488,6 +589,7 @@ int main(void)
         cmocka_unit_test(by_another_list),
         cmocka_unit_test(a_root_under_load),
         cmocka_unit_test(a_beginning_on_another_row),
+        cmocka_unit_test(a_prefix_follows_its_sessions),
         cmocka_unit_test(few_nodes_have_one_row),
         cmocka_unit_test(a_dead_node), /* the last: the node stays dead */
     };
