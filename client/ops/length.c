@@ -29,7 +29,7 @@ void kvc_ask_lengths(struct kv_op *op,
     Kvpb__SessionRequest request = KVPB__SESSION_REQUEST__INIT;
 
     request.token = kvc_binary(&session->ticket.token);
-    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
+    for (uint32_t i = 0; op->stage == KVC_STAGE_RUNNING && i < session->row.n_nodes; i++) {
         struct kvc_node *node = kvc_session_node(session, i);
         kv_status_t status;
 

@@ -197,11 +197,14 @@ static void level(struct kv_op *op)
         return;
     }
     kvc_session_take_writers(session, writers);
-    for (uint32_t i = 0; i < session->row.n_nodes && op->stage == KVC_STAGE_RUNNING; i++) {
-        status = kvc_log_entry_send(session, kvc_session_node(session, i), &op->owner, &entry,
-                                    levelled);
-        if (status != KV_OK)
-            kvc_op_fail(op, kvc_session_node(session, i), NULL, status, "cannot send truncate");
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
+        struct kvc_node *node = kvc_session_node(session, i);
+
+        status = kvc_log_entry_send(session, node, &op->owner, &entry, levelled);
+        if (status != KV_OK) {
+            kvc_op_fail(op, node, NULL, status, "cannot send truncate"); /* frees the session */
+            return;
+        }
     }
     session->generation++;
 }

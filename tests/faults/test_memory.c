@@ -4,7 +4,7 @@
  *
  *     test_faults_memory [FIRST [STEP]]      the FIRSTth allocation, then every STEPth
  *
- * One thread drives a node with two data threads and two clients over the loopback, on a
+ * One thread drives two nodes with two data threads each and two clients over the loopback, on a
  * virtual clock.  Each run is a process of its own: leaks are the address sanitizer's to find.
  */
 #include "client/client.h"
@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 enum {
+    N_NODES = 2,
     N_THREADS = 2,
     N_CLIENTS = 2,
     N_TOKENS = 1200,
@@ -34,20 +35,23 @@ enum {
     TURNS_MAX = 200000, /* of one operation */
     TRIES = 4,          /* before memory comes back, and after that */
     TABLES = 5,
+    N_BLOCKS = N_TOKENS / KV_BLOCK_TOKENS, /* published */
+    N_COMMON = 4,                          /* of them, that both nodes keep in the end */
 };
 
 static struct {
     struct kv_clock clock;
     struct kv_transport *transport;
-    struct kv_disk *disk;
-    struct kvs_node *node;
+    struct kv_disk *disks[N_NODES];
+    struct kvs_node *nodes[N_NODES];
     struct {
         struct kv_client *client;
         struct kv_buffer *out, *in;
     } sides[N_CLIENTS];
     struct kv_model_info model;
     struct kv_ticket ticket;
-    struct kv_session *session, *fork, *resumed;
+    struct kv_id128 names[N_BLOCKS];
+    struct kv_session *session, *fork, *resumed, *attached;
     unsigned verb; /* of objects */
     const char *table;
     uint32_t tokens; /* of the step */
@@ -65,10 +69,13 @@ static void die(const char *what, const char *detail)
 
 static void turn(void)
 {
-    for (uint32_t i = 0; run.node != NULL && i < N_THREADS; i++)
-        kvs_node_data_step(run.node, i);
-    if (run.node != NULL)
-        kvs_node_control_step(run.node);
+    for (unsigned node = 0; node < N_NODES; node++) {
+        if (run.nodes[node] == NULL)
+            continue;
+        for (uint32_t i = 0; i < N_THREADS; i++)
+            kvs_node_data_step(run.nodes[node], i);
+        kvs_node_control_step(run.nodes[node]);
+    }
     for (unsigned i = 0; i < N_CLIENTS; i++)
         if (run.sides[i].client != NULL)
             kv_poll(run.sides[i].client);
@@ -124,7 +131,8 @@ static void must(const char *name, kv_status_t (*what)(void))
         if (status == KV_OK)
             return;
         if (!may_fail_with(status))
-            die("it ended with", kv_status_name(status));
+            die(kv_status_name(status),
+                run.sides[0].client != NULL ? kv_client_detail(run.sides[0].client) : "");
         if (i == TRIES)
             failing_memory_arm(0, false);
     }
@@ -133,44 +141,48 @@ static void must(const char *name, kv_status_t (*what)(void))
 
 /* ---- what is done ------------------------------------------------------------------------ */
 
-static kv_status_t make_node(void)
+static const char *const node_names[N_NODES] = {"a", "b"};
+
+static kv_status_t make_nodes(void)
 {
     struct kvs_node_config config = {
-        .name = "node",
         .memory_bytes = 64 << 20,
         .n_threads = N_THREADS,
         .sessions_max = 16,
         .clients_max = 8,
-        .seed = 1,
         .clock = &run.clock,
         .message_control = true,
     };
     const struct kv_transport_config transport = {.transports = NULL};
     char detail[256] = "";
+    kv_status_t status = KV_OK;
 
     if (run.transport == NULL) {
-        const kv_status_t status =
-            kv_transport_loopback.open(&transport, &run.transport, detail, sizeof(detail));
-
+        status = kv_transport_loopback.open(&transport, &run.transport, detail, sizeof(detail));
         if (status != KV_OK)
             return status;
     }
-    if (run.disk == NULL)
-        run.disk = kv_disk_memory_open(&run.clock, 0);
-    if (run.disk == NULL)
-        return KV_NO_MEMORY;
     config.transport = run.transport;
-    config.disk = run.disk;
-    return kvs_node_create(&config, &run.node, detail, sizeof(detail));
+    for (unsigned i = 0; status == KV_OK && i < N_NODES; i++) {
+        if (run.disks[i] == NULL)
+            run.disks[i] = kv_disk_memory_open(&run.clock, 0);
+        if (run.disks[i] == NULL)
+            return KV_NO_MEMORY;
+        config.name = node_names[i];
+        config.seed = i + 1;
+        config.disk = run.disks[i];
+        if (run.nodes[i] == NULL)
+            status = kvs_node_create(&config, &run.nodes[i], detail, sizeof(detail));
+    }
+    return status;
 }
 
 static kv_status_t make_clients(void)
 {
-    const struct kvc_node_setup remote = {.address = kvs_node_address(run.node),
-                                          .mode = KV_CHANNEL_NETWORK};
+    struct kvc_node_setup remotes[N_NODES];
     const struct kvc_client_setup setup = {
-        .nodes = &remote,
-        .n_nodes = 1,
+        .nodes = remotes,
+        .n_nodes = N_NODES,
         .transport = run.transport,
         .open_control = kvc_control_message_open,
         .clock = &run.clock,
@@ -181,6 +193,10 @@ static kv_status_t make_clients(void)
         .retry_ms = 50,
     };
 
+    for (unsigned i = 0; i < N_NODES; i++)
+        remotes[i] = (struct kvc_node_setup){.name = node_names[i],
+                                             .address = kvs_node_address(run.nodes[i]),
+                                             .mode = KV_CHANNEL_NETWORK};
     for (unsigned i = 0; i < N_CLIENTS; i++) {
         kv_status_t status = KV_OK;
 
@@ -207,10 +223,15 @@ static void expect_reason(kv_status_t status)
 
 static kv_status_t open_session(void)
 {
+    const struct kv_session_options options = {.block_names = run.names,
+                                               .n_block_names = N_BLOCKS};
+    static uint32_t tokens[N_TOKENS];
     struct kv_op *op = NULL;
-    const kv_status_t status =
-        outcome(kv_open_begin(run.sides[0].client, &run.model, NULL, 0, &op), &op);
 
+    kv_prompt_names(run.sides[0].client, &run.model, tokens, N_BLOCKS * KV_BLOCK_TOKENS, NULL,
+                    0, run.names);
+    const kv_status_t status =
+        outcome(kv_open_begin(run.sides[0].client, &run.model, &options, 0, &op), &op);
     expect_reason(status);
     if (status != KV_OK)
         return status;
@@ -411,6 +432,83 @@ static kv_status_t read_resumed(void)
     return read_of(run.resumed, 1);
 }
 
+/* Until all is kept: a node without memory for it keeps less. */
+static kv_status_t publish_blocks(void)
+{
+    const struct kv_publish blocks = {.n_names = N_BLOCKS, .names = run.names};
+    struct kv_op *op = NULL;
+    const kv_status_t status = outcome(kv_publish_begin(run.session, &blocks, 0, &op), &op);
+
+    if (status != KV_OK)
+        return status;
+    const uint32_t kept = kv_op_tokens(op);
+    kv_op_free(op);
+    return kept == N_BLOCKS * KV_BLOCK_TOKENS ? KV_OK : KV_NO_MEMORY;
+}
+
+static kv_status_t match_blocks(void)
+{
+    struct kv_op *op = NULL;
+    const kv_status_t status =
+        outcome(kv_match_begin(run.sides[0].client, run.names, N_BLOCKS, 0, &op), &op);
+    uint32_t n;
+
+    if (status != KV_OK)
+        return status;
+    const uint32_t found = kv_op_tokens(op);
+    (void)kv_op_matches(op, &n);
+    kv_op_free(op);
+    if (found > N_BLOCKS * KV_BLOCK_TOKENS || n > N_NODES)
+        die("a match", "of more than there is");
+    return found == N_BLOCKS * KV_BLOCK_TOKENS ? KV_OK : KV_NO_MEMORY;
+}
+
+/* One of the nodes keeps less than the other. */
+static kv_status_t evict_blocks(void)
+{
+    const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = &run.names[N_COMMON]};
+    struct kv_op *op = NULL;
+
+    return finished(kv_prefix_begin(run.sides[0].client, 1, &prefix, 0, &op), &op);
+}
+
+/* A session begins with what both keep.  A publish that ended without an answer may have been done
+ * only after the eviction. */
+static kv_status_t attach_blocks(void)
+{
+    const struct kv_session_options options = {.block_names = run.names,
+                                               .n_block_names = N_BLOCKS};
+    struct kv_op *op = NULL;
+    const kv_status_t status =
+        outcome(kv_open_begin(run.sides[1].client, &run.model, &options, 0, &op), &op);
+
+    if (status != KV_OK)
+        return status;
+    const uint32_t tokens = kv_op_tokens(op);
+    run.attached = kv_op_session(op);
+    kv_op_free(op);
+    if (tokens == N_COMMON * KV_BLOCK_TOKENS)
+        return KV_OK;
+    kv_session_free(run.attached);
+    run.attached = NULL;
+    if (tokens > N_COMMON * KV_BLOCK_TOKENS)
+        (void)evict_blocks();
+    return KV_NO_MEMORY;
+}
+
+static kv_status_t read_attached(void)
+{
+    return read_of(run.attached, 1);
+}
+
+static kv_status_t list_objects(void)
+{
+    const struct kv_object_list_options options = {.prefix = "some/"};
+    struct kv_op *op = NULL;
+
+    return finished(kv_object_list_begin(run.sides[0].client, 0, &options, 0, &op), &op);
+}
+
 static kv_status_t objects(void)
 {
     static const char *const names[N_OBJECTS] = {"a", "some/longer name", "c"};
@@ -462,7 +560,7 @@ static void scenario(void)
 
     test_model(&run.model, "failing memory", 3, heads, 64, 64);
     kv_clock_virtual_init(&run.clock, 1000000);
-    must("node", make_node);
+    must("nodes", make_nodes);
     must("clients", make_clients);
     must("open", open_session);
     must("put", put_rows);
@@ -472,8 +570,16 @@ static void scenario(void)
     must("query for rows", query_rows);
     must("query for attention", query_attended);
     must("read", read_rows);
-    for (run.verb = KV_OBJECT_PUT; run.verb <= KV_OBJECT_DELETE; run.verb++)
+    for (run.verb = KV_OBJECT_PUT; run.verb <= KV_OBJECT_DELETE; run.verb++) {
         must("objects", objects);
+        must("list of objects", list_objects);
+    }
+    must("publish", publish_blocks);
+    must("match", match_blocks);
+    must("evict", evict_blocks);
+    must("open with a prefix", attach_blocks);
+    run.tokens = N_COMMON * KV_BLOCK_TOKENS;
+    must("read the prefix", read_attached);
     for (unsigned i = 0; i < TABLES; i++) {
         run.table = tables[i];
         must("table", table);
@@ -489,7 +595,7 @@ static void scenario(void)
     must("read again", read_resumed);
     FILE *metrics = open_memstream(&text, &bytes);
     if (metrics != NULL) {
-        kvs_node_metrics(run.node, metrics);
+        kvs_node_metrics(run.nodes[0], metrics);
         fclose(metrics);
         free(text);
     }
@@ -501,16 +607,19 @@ static void tear_down(void)
     kv_session_free(run.session);
     kv_session_free(run.fork);
     kv_session_free(run.resumed);
+    kv_session_free(run.attached);
     for (unsigned i = 0; i < N_CLIENTS; i++)
         kv_client_close(run.sides[i].client);
     memset(run.sides, 0, sizeof(run.sides));
     for (unsigned i = 0; i < 100; i++)
         turn();
-    if (run.node != NULL)
-        kvs_node_check_memory(run.node);
-    kvs_node_destroy(run.node);
-    if (run.disk != NULL)
-        run.disk->ops->close(run.disk);
+    for (unsigned i = 0; i < N_NODES; i++) {
+        if (run.nodes[i] != NULL)
+            kvs_node_check_memory(run.nodes[i]);
+        kvs_node_destroy(run.nodes[i]);
+        if (run.disks[i] != NULL)
+            run.disks[i]->ops->close(run.disks[i]);
+    }
     if (run.transport != NULL)
         run.transport->ops->close(run.transport);
 }
