@@ -384,11 +384,12 @@ static void looked(struct kvc_call *call,
 
         if (open_of(op)->roots[i] != request->placement->root)
             continue;
-        /* A node that does not answer, or not to this prompt, has nothing that the session could
-         * begin with; one without units of the session (UINT32_MAX) lacks nothing. */
+        /* A node that does not answer, or not in blocks of this prompt, has nothing that the
+         * session could begin with; one without units of the session (UINT32_MAX) lacks nothing. */
         if (status != KV_OK ||
-            (reply->tokens > open_of(op)->n_match * (uint64_t)KV_BLOCK_TOKENS &&
-             reply->tokens != UINT32_MAX))
+            (reply->tokens != UINT32_MAX &&
+             (reply->tokens > open_of(op)->n_match * (uint64_t)KV_BLOCK_TOKENS ||
+              reply->tokens % KV_BLOCK_TOKENS != 0)))
             *least = 0;
         else if (reply->tokens < *least)
             *least = reply->tokens;

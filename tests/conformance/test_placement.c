@@ -12,6 +12,8 @@
 #include "client/session.h"
 #include "client/state.h"
 #include "kvserver/base/hash.h"
+#include "kvserver/net/message.h"
+#include "proto/kvstore.pb-c.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -425,6 +427,90 @@ static void a_prefix_follows_its_sessions(void **state)
     assert_true(cluster_becomes(client, "status", "sessions", 0));
 }
 
+/* ---- nodes that lie ---------------------------------------------------------------------- */
+
+static const struct kv_port_events *lied_to;
+enum {
+    N_LIES = 5,
+};
+static const uint32_t lies[N_LIES] = {1, KV_BLOCK_TOKENS - 1, KV_BLOCK_TOKENS + 1,
+                                      5 * KV_BLOCK_TOKENS, UINT32_MAX - 1};
+static uint32_t lie;
+
+/* What arrives, but for what nodes say that they keep of a prompt. */
+static void hear_lies(
+    void *owner, const void *header, size_t header_bytes, const void *data, size_t data_bytes)
+{
+    struct kv_wire_header said;
+    Kvpb__MatchReply *reply;
+    uint8_t packed[256];
+    size_t bytes;
+
+    assert_int_equal(header_bytes, sizeof(said));
+    memcpy(&said, header, sizeof(said));
+    if (said.op != KV_OP_MATCH) {
+        lied_to->message(owner, header, header_bytes, data, data_bytes);
+        return;
+    }
+    reply = kvpb__match_reply__unpack(NULL, data_bytes, data);
+    assert_non_null(reply);
+    reply->tokens = lies[lie];
+    bytes = kvpb__match_reply__pack(reply, packed);
+    assert_true(bytes <= sizeof(packed));
+    kvpb__match_reply__free_unpacked(reply, NULL);
+    kv_message_seal(&said, packed, bytes);
+    lied_to->message(owner, &said, sizeof(said), packed, bytes);
+}
+
+static kv_status_t lying_port_open(struct kv_transport *transport,
+                                   const struct kv_port_events *events,
+                                   void *owner,
+                                   struct kv_port **ret_port)
+{
+    static struct kv_port_events lying;
+
+    lied_to = events;
+    lying = *events;
+    lying.message = hear_lies;
+    return kv_transport_loopback.port_open(transport, &lying, owner, ret_port);
+}
+
+/* A session goes where it is sent, and begins with what is there, whatever nodes say that they keep:
+ * nothing is copied that is no prefix. */
+static void what_is_kept_may_be_a_lie(void **state)
+{
+    const struct kv_transport_config config = {.transports = NULL};
+    const struct kv_transport_ops ops = *cluster.transport->ops;
+    struct kv_transport_ops lying_ops = ops;
+    struct kv_id128 names[4] = {{{97}}, {{7}}, {{8}}, {{9}}};
+    const struct kv_session_options options = {.block_names = names, .n_block_names = 4};
+    struct kv_session *sessions[BUSY_SESSIONS];
+    struct cluster_client by = {.transport = NULL};
+    struct kv_client *credulous;
+    char detail[128];
+    struct kv_op *op;
+
+    (void)state;
+    assert_int_equal(ops.open(&config, &by.transport, detail, sizeof(detail)), KV_OK);
+    lying_ops.port_open = lying_port_open;
+    by.transport->ops = &lying_ops;
+    credulous = cluster_connect(&cluster, &by);
+    for (uint32_t i = 0; i < BUSY_SESSIONS; i++) {
+        lie = i % N_LIES;
+        op = begin_open_by(credulous, &options);
+        assert_int_equal(kv_wait(op), KV_OK);
+        assert_int_equal(kv_op_tokens(op), 0);
+        sessions[i] = take_session(op);
+        assert_int_equal(credulous->copies.n, 0);
+    }
+    assert_true(sessions[BUSY_SESSIONS - 1]->ticket.root != sessions[0]->ticket.root);
+    for (uint32_t i = 0; i < BUSY_SESSIONS; i++)
+        close_session(sessions[i]);
+    kv_client_close(credulous);
+    by.transport->ops = cluster.transport->ops;
+    by.transport->ops->close(by.transport);
+}
+
 /* Where all nodes are in every row, a root has one. */
 static void few_nodes_have_one_row(void **state)
 {
@@ -590,6 +676,7 @@ int main(void)
         cmocka_unit_test(a_root_under_load),
         cmocka_unit_test(a_beginning_on_another_row),
         cmocka_unit_test(a_prefix_follows_its_sessions),
+        cmocka_unit_test(what_is_kept_may_be_a_lie),
         cmocka_unit_test(few_nodes_have_one_row),
         cmocka_unit_test(a_dead_node), /* the last: the node stays dead */
     };
