@@ -306,12 +306,13 @@ static kv_status_t send(struct kvc_call *call)
     return KV_OK;
 }
 
-kv_status_t kvc_call_begin(struct kvc_node *node,
-                           struct kvc_owner *owner,
-                           struct kv_session *session,
-                           enum kv_op_id id,
-                           const struct ProtobufCMessage *request,
-                           kvc_call_done_fn done)
+kv_status_t kvc_call_begin_until(struct kvc_node *node,
+                                 struct kvc_owner *owner,
+                                 struct kv_session *session,
+                                 enum kv_op_id id,
+                                 const struct ProtobufCMessage *request,
+                                 uint64_t deadline_us,
+                                 kvc_call_done_fn done)
 {
     struct kv_client *client = node->client;
     size_t bytes = protobuf_c_message_get_packed_size(request);
@@ -332,8 +333,7 @@ kv_status_t kvc_call_begin(struct kvc_node *node,
     kvc_list_init(&call->of_owner);
     kvc_list_init(&call->of_session);
     kvc_due_init(&call->resend);
-    call->deadline_us =
-        owner != NULL ? owner->deadline_us : client->loop.now_us + client->deadline_us;
+    call->deadline_us = deadline_us;
     call->retry_after_us = BACKOFF_MIN_US;
     call->packed_bytes = protobuf_c_message_pack(request, call->packed);
     status = send(call);
@@ -349,6 +349,20 @@ kv_status_t kvc_call_begin(struct kvc_node *node,
     if (session != NULL)
         kvc_list_append(&session->calls, &call->of_session);
     return KV_OK;
+}
+
+kv_status_t kvc_call_begin(struct kvc_node *node,
+                           struct kvc_owner *owner,
+                           struct kv_session *session,
+                           enum kv_op_id id,
+                           const struct ProtobufCMessage *request,
+                           kvc_call_done_fn done)
+{
+    const struct kv_client *client = node->client;
+
+    return kvc_call_begin_until(
+        node, owner, session, id, request,
+        owner != NULL ? owner->deadline_us : client->loop.now_us + client->deadline_us, done);
 }
 
 void kvc_calls_timers(struct kv_client *client)

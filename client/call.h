@@ -57,6 +57,14 @@ kv_status_t kvc_call_begin(struct kvc_node *node,
                            enum kv_op_id id,
                            const struct ProtobufCMessage *request,
                            kvc_call_done_fn done);
+/* The same with a deadline of its own, before its owner's: KV_DEADLINE is then not the owner's. */
+kv_status_t kvc_call_begin_until(struct kvc_node *node,
+                                 struct kvc_owner *owner,
+                                 struct kv_session *session,
+                                 enum kv_op_id id,
+                                 const struct ProtobufCMessage *request,
+                                 uint64_t deadline_us,
+                                 kvc_call_done_fn done);
 void kvc_calls_timers(struct kv_client *client);
 
 /* Ends the calls to a lost node that wait to be sent again. */

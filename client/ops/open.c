@@ -29,6 +29,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    LOOK_PART = 8, /* of the time left may pass while it looks for where the prompt is stored */
+};
+
 struct open_part {
     struct kv_model_info *model;
     bool has_prompt; /* its first block has a name */
@@ -404,9 +408,14 @@ static void looked(struct kvc_call *call,
     choose_row(op);
 }
 
-/* Asks the rows of all beginnings of the prompt.  Returns false if there is nobody to ask. */
+/* Asks the rows of all beginnings of the prompt.  Returns false if there is nobody to ask.  Most of
+ * these nodes are not the session's: one that does not answer must not keep it from being opened. */
 static bool look(struct kv_op *op)
 {
+    const struct kv_client *client = op->client;
+    const uint64_t until_us =
+        client->loop.now_us +
+        kvc_loop_left_us(&client->loop, op->owner.deadline_us) / LOOK_PART;
     struct open_part *part = open_of(op);
     Kvpb__MatchRequest request = KVPB__MATCH_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
@@ -415,21 +424,21 @@ static bool look(struct kv_op *op)
     request.block_names.data = (uint8_t *)part->names;
     request.block_names.len = part->n_match * sizeof(part->names[0]);
     request.placement = &placement;
-    placement.epoch = op->client->map->epoch;
+    placement.epoch = client->map->epoch;
     part->n_roots =
-        kvc_match_roots(op->client, part->names, part->n_names, part->roots, part->branches);
+        kvc_match_roots(client, part->names, part->n_names, part->roots, part->branches);
     for (uint32_t i = 0; i < part->n_roots; i++) {
         part->least[i] = UINT32_MAX;
-        kvc_client_row(op->client, part->roots[i], &row);
+        kvc_client_row(client, part->roots[i], &row);
         placement.root = part->roots[i];
         placement.n_nodes = row.n_nodes;
         for (uint32_t j = 0; j < row.n_nodes; j++) {
-            struct kvc_node *node = kvc_row_node(op->client, &row, j);
+            struct kvc_node *node = kvc_row_node(client, &row, j);
 
             placement.position = j;
             if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
-                kvc_call_begin(node, &op->owner, NULL, KV_OP_MATCH, &request.base, looked) !=
-                    KV_OK)
+                kvc_call_begin_until(node, &op->owner, NULL, KV_OP_MATCH, &request.base,
+                                     until_us, looked) != KV_OK)
                 part->least[i] = 0;
         }
     }
