@@ -152,11 +152,13 @@ static bool attach(struct kv_op *op, const struct kvc_node *node, const Kvpb__Op
         return false;
     }
     if (reply->n_writers == 0 ||
-        reply->writers[reply->n_writers - 1]->writer != open_of(op)->writer ||
-        !kvc_session_hear_writers(session, position, reply)) {
-        kvc_op_fail(op, node, NULL, reply->n_writers == 0 ? KV_CORRUPT : KV_NO_MEMORY,
-                    "%u tokens matched, with %zu runs of writers", reply->tokens,
-                    reply->n_writers);
+        reply->writers[reply->n_writers - 1]->writer != open_of(op)->writer) {
+        kvc_op_fail(op, node, NULL, KV_CORRUPT, "%u tokens matched, with %zu runs of writers",
+                    reply->tokens, reply->n_writers);
+        return false;
+    }
+    if (!kvc_session_hear_writers(session, position, reply)) {
+        kvc_op_fail(op, NULL, NULL, KV_NO_MEMORY, "out of memory");
         return false;
     }
     return true;

@@ -36,6 +36,7 @@ enum {
     N_HEADS = 4,
     ROW_BYTES = 256,
     N_TOKENS = 8192,
+    N_NAMES = 2, /* of an open's blocks */
     LEASE_MS = 60000,
     REQUESTS_MAX = 512,
     CREDITS = 8,
@@ -138,6 +139,10 @@ enum lie {
     LIE_WRITER_TWICE,
     LIE_WRITERS_BACK,
     LIE_WRITERS_END,
+    LIE_ATTACHED_MANY,
+    LIE_ATTACHED_ODD,
+    LIE_ATTACHED_OF_NONE,
+    LIE_ATTACHED_OWN, /* the session's own writer is another */
     LIE_CELL_NAN,
     LIE_CONTROLS, /* characters that would steer a terminal, in names */
     LIE_CELLS_FEW,
@@ -361,6 +366,19 @@ static void tell_writers(Kvpb__OpenReply *reply)
     reply->shared_tokens = f.node.lie == LIE_SHARED_TOKENS ? N_TOKENS + 1 : N_TOKENS;
 }
 
+/* What an open has attached of the prompt. */
+static void tell_attached(Kvpb__OpenReply *reply)
+{
+    if (f.node.lie < LIE_ATTACHED_MANY || f.node.lie > LIE_ATTACHED_OWN)
+        return;
+    tell_writers(reply);
+    reply->tokens = f.node.lie == LIE_ATTACHED_MANY  ? (N_NAMES + 1) * KV_BLOCK_TOKENS
+                    : f.node.lie == LIE_ATTACHED_ODD ? KV_BLOCK_TOKENS - 1
+                                                     : KV_BLOCK_TOKENS;
+    if (f.node.lie == LIE_ATTACHED_OF_NONE)
+        reply->n_writers = 0;
+}
+
 /* What it says of the rows of an open's root.  Returns the status. */
 static kv_status_t
 tell_rows(const struct kv_wire_header *request, const void *body, Kvpb__OpenReply *reply)
@@ -403,6 +421,8 @@ static void open_session(const struct kv_wire_header *request, const void *body)
     tell_grant(&reply);
     if (request->op == KV_OP_OPEN)
         outcome.status = tell_rows(request, body, &reply);
+    if (request->op == KV_OP_OPEN)
+        tell_attached(&reply);
     placement.n_nodes = 1;
     placement.epoch = f.client->map->epoch;
     if (f.session != NULL) {
@@ -3143,7 +3163,9 @@ static void test_other_lies(void **state)
 
 static struct kv_op *begin_control(enum kv_op_id id)
 {
-    const struct kv_session_options options = {.lease_ms = LEASE_MS};
+    static const struct kv_id128 names[N_NAMES];
+    const struct kv_session_options options = {
+        .lease_ms = LEASE_MS, .block_names = names, .n_block_names = N_NAMES};
     struct kv_model_info model = {.name = "model"};
     struct kv_ticket ticket;
     struct kv_op *op = NULL;
@@ -3182,6 +3204,10 @@ static void test_control_lies(void **state)
         {KV_OP_OPEN, {LIE_TOKENS, "tokens: does not match"}},
         {KV_OP_OPEN, {LIE_TOKENS_MAX_NONE, "tokens_max: does not match"}},
         {KV_OP_OPEN, {LIE_TOKENS_MAX_MANY, "tokens_max: does not match"}},
+        {KV_OP_OPEN, {LIE_ATTACHED_MANY, "384 tokens matched, of 256"}},
+        {KV_OP_OPEN, {LIE_ATTACHED_ODD, "127 tokens matched, of 256"}},
+        {KV_OP_OPEN, {LIE_ATTACHED_OF_NONE, "128 tokens matched, with 0 runs of writers"}},
+        {KV_OP_OPEN, {LIE_ATTACHED_OWN, "128 tokens matched, with 2 runs of writers"}},
         {KV_OP_RESUME, {NO_LIE, NULL}},
         {KV_OP_RESUME, {LIE_LEASE_NONE, "lease_ms: does not match"}},
         {KV_OP_RESUME, {LIE_TOKENS, "tokens: does not match"}},
