@@ -634,13 +634,13 @@ go_back(struct kvw_conversation *conversation, const uint32_t *tokens, uint32_t 
     return status;
 }
 
-/* Generates, however often the store fails. */
+/* Generates, also if the store fails on the way: at most TRIES times. */
 static kv_status_t generate(struct kvw_conversation *conversation,
                             const uint32_t *tokens,
                             uint32_t n,
                             struct kvw_generate_result *ret_result)
 {
-    kv_status_t status = go_back(conversation, tokens, n);
+    kv_status_t status = go_back(conversation, tokens, n), failure = KV_OK;
 
     conversation->n_generated = 0;
     conversation->is_waiting = false;
@@ -660,12 +660,13 @@ static kv_status_t generate(struct kvw_conversation *conversation,
         }
         if (!is_recoverable(status) || kvw_stop)
             break;
+        failure = status;
         is_up = recover(conversation, n + conversation->n_generated, status);
         if (!is_up)
             poll(NULL, 0, RETRY_MS);
         status = is_up ? KV_OK : KV_UNREACHABLE;
     }
-    return status;
+    return status != KV_OK ? status : failure;
 }
 
 /* Adds the answer to the messages, or to the last one, which it continues. */

@@ -2,9 +2,11 @@
  * stores the rows of a prompt and another answers it, conversations go on after a worker or a node
  * has died.  Whoever does what, and whatever dies, the tokens are those of one undisturbed
  * process. */
+#define _GNU_SOURCE /* memmem */
 #include "tests/support/worker_files.h"
 #include "tests/system/system.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +19,7 @@ enum {
     TRIES = 20,
     TIMEOUT_MS = 5 * PROCESS_PATIENCE_MS,
     IDS_BYTES = 4096,
+    ROW_BYTES = 2 * 64 * 2, /* of the made model, as fp16 */
 };
 
 static const char *kvworker;
@@ -421,6 +424,99 @@ static void two_workers_at_once(void **state)
     assert_true(number_of(result.output, "\"reused_tokens\"") > 0);
 }
 
+/* ---- rows that rot ----------------------------------------------------------------------- */
+
+/* Reads the first row of the session of a name's first record. */
+static void read_first_row(const char *store, const char *name, uint8_t ret_row[ROW_BYTES])
+{
+    const struct kv_rows box = {.n_layers = 1, .n_kv_heads = 1, .n_tokens = 1};
+    struct kv_client *client = system_open(store, NULL);
+    struct kv_buffer *buffer = system_buffer(client, 64 << 10);
+    const struct kv_rows_io io = {.buffer = buffer};
+    const uint8_t *record = kv_buffer_data(buffer);
+    struct kv_session *session;
+    struct kv_ticket ticket;
+    struct kv_op *op = NULL;
+    char object[80];
+    kv_status_t begun;
+
+    snprintf(object, sizeof(object), "kvworker/session/%s/1", name);
+    assert_int_equal(
+        system_object(client, KV_OBJECT_GET, object, buffer, 64 << 10, SYSTEM_DEADLINE_MS),
+        KV_OK);
+    /* As session_record.c has them. */
+    memcpy(ticket.session_id.bytes, record + 32, 16);
+    memcpy(ticket.token.bytes, record + 48, 16);
+    memcpy(&ticket.root, record + 64, 8);
+    begun = kv_resume_begin(client, &ticket, SYSTEM_DEADLINE_MS, &op);
+    assert_int_equal(begun, KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    begun = kv_read_begin(session, &box, &io, SYSTEM_DEADLINE_MS, &op);
+    system_finish(client, begun, &op, KV_OK);
+    memcpy(ret_row, record, ROW_BYTES);
+    kv_session_free(session);
+    kv_client_close(client);
+}
+
+/* Flips a bit of a row wherever a process has it. */
+static void rot(pid_t pid, const uint8_t row[ROW_BYTES])
+{
+    static uint8_t chunk[1 << 20];
+    unsigned long begin, end;
+    char path[64], line[512];
+    FILE *maps;
+    int memory;
+    unsigned n_flipped = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    maps = fopen(path, "r");
+    snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
+    memory = open(path, O_RDWR);
+    assert_true(maps != NULL && memory >= 0);
+    while (fgets(line, sizeof(line), maps) != NULL) {
+        if (sscanf(line, "%lx-%lx", &begin, &end) != 2 || strstr(line, " rw") == NULL)
+            continue;
+        for (unsigned long at = begin; at < end; at += sizeof(chunk) - ROW_BYTES) {
+            const ssize_t n = pread(
+                memory, chunk, end - at < sizeof(chunk) ? end - at : sizeof(chunk), (off_t)at);
+            uint8_t *found = chunk;
+
+            while (n > 0 && (found = memmem(found, (size_t)(chunk + n - found), row,
+                                            ROW_BYTES)) != NULL) {
+                *found ^= 1;
+                assert_int_equal(
+                    pwrite(memory, found, 1, (off_t)(at + (unsigned long)(found - chunk))), 1);
+                n_flipped++;
+            }
+        }
+    }
+    assert_true(n_flipped > 0);
+    fclose(maps);
+    close(memory);
+}
+
+/* What a node keeps of a prompt has rotten, and the node does not know it yet: whoever begins with it
+ * says so. */
+static void rows_rot(void **state)
+{
+    static const char *const options[] = {"--transport", "tcp", "--memory", "256M",
+                                          "--scrub",     "0",   NULL};
+    struct process_node node = {.process = {.pid = 0}};
+    uint8_t row[ROW_BYTES];
+
+    (void)state;
+    system_node_start(&node, options);
+    RUN("prefill", node.control, "--session", "rotten", PROMPT);
+    read_first_row(node.control, "rotten", row);
+    rot(node.process.pid, row);
+    run("generate", node.control, 1,
+        (const char *const[]){"--session", "noticed", "--raw", "--prompt-file", prompt, NULL});
+    expect_said(" fails its checksum");
+    system_node_stop(&node);
+}
+
 /* A turn at a time, by generate; and what it does not take. */
 static void turns_by_generate(void **state)
 {
@@ -633,6 +729,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(workers_die),
         cmocka_unit_test(turns_by_generate),
         cmocka_unit_test(two_workers_at_once),
+        cmocka_unit_test(rows_rot),
         cmocka_unit_test(chat_after_decode),
         cmocka_unit_test(random_choices_go_on),
         cmocka_unit_test(records_that_are_none),
