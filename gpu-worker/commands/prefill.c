@@ -136,7 +136,7 @@ static int join(struct prefill *prefill)
                 kvw_record_save(worker->client, prefill->name, record, detail, sizeof(detail));
             if (status == KV_EXISTS) {
                 /* Another worker was faster. */
-                worker->is_kept = false;
+                kvw_session_let_go(worker->attention->session);
                 kvw_close_attention(worker);
             }
         }

@@ -298,6 +298,11 @@ begin_publishing(struct kvw_session *store, const uint32_t *tokens, uint32_t n_t
     return status;
 }
 
+void kvw_session_let_go(struct kvw_session *store)
+{
+    store->is_kept = false;
+}
+
 bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt)
 {
     struct kv_id128 name;

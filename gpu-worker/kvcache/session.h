@@ -63,6 +63,9 @@ void kvw_session_publish(struct kvw_session *store,
                          uint32_t n_tokens,
                          bool waits);
 
+/* The session is not kept for others after all: it is closed at the end. */
+void kvw_session_let_go(struct kvw_session *store);
+
 /* Rows that the session began with are corrupt: the store is to keep the prompt's blocks no longer,
  * whatever follows them.  Returns whether it does. */
 bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt);

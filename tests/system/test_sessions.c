@@ -228,6 +228,38 @@ static void decode_during_prefill(void **state)
     kv_client_close(client);
 }
 
+/* A worker that has opened a session, and finds that another one has begun it meanwhile, takes that
+ * one's, and leaves none of its own behind. */
+static void a_faster_prefill(void **state)
+{
+    struct kv_client *client = system_open(one, NULL);
+    struct kv_buffer *buffer = system_buffer(client, 4096);
+    bool is_caught = false;
+
+    (void)state;
+    for (unsigned i = 0; i < TRIES && !is_caught; i++) {
+        const uint32_t before = system_n_rows(client, 0, "sessions");
+        char name[32], object[64];
+        const char *const more[] = {"--session", name, "--raw", "--prompt", "the ant", NULL};
+        struct process slow;
+
+        snprintf(name, sizeof(name), "slow-%u", i);
+        snprintf(object, sizeof(object), "kvworker/session/%s/1", name);
+        start(&slow, "prefill", one, more);
+        while (system_n_rows(client, 0, "sessions") == before)
+            ;
+        assert_true(process_freeze(&slow));
+        is_caught = system_object(client, KV_OBJECT_EXISTS, object, buffer, 0,
+                                  SYSTEM_DEADLINE_MS) == KV_NOT_FOUND;
+        RUN("prefill", one, "--session", name, "--raw", "--prompt", "the ant");
+        process_thaw(&slow);
+        assert_int_equal(process_wait(&slow, TIMEOUT_MS), 0);
+        assert_int_equal(system_n_rows(client, 0, "sessions"), before + 1);
+    }
+    assert_true(is_caught);
+    kv_client_close(client);
+}
+
 /* Two workers bring half of the heads each, at the same time. */
 static void halves_of_the_heads(void **state)
 {
@@ -722,6 +754,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(decode_after_prefill),
         cmocka_unit_test(decode_by_another_method),
         cmocka_unit_test(decode_during_prefill),
+        cmocka_unit_test(a_faster_prefill),
         cmocka_unit_test(halves_of_the_heads),
         cmocka_unit_test(half_of_the_heads),
         cmocka_unit_test(a_prefill_dies),
