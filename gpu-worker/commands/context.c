@@ -59,6 +59,16 @@ void kvw_step_error(const struct kvw_context *worker, kv_status_t status)
               next_step(status));
 }
 
+void kvw_drop_corrupt(const struct kvw_context *worker,
+                      kv_status_t status,
+                      const uint32_t *prompt)
+{
+    if (status == KV_CORRUPT && kvw_session_disown(worker->attention->session, prompt))
+        kvw_error(worker,
+                  "what the nodes kept of this prompt is dropped: the next run computes "
+                  "it anew");
+}
+
 /* ---- progress ---- */
 
 static bool progress_shown;

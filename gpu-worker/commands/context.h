@@ -103,6 +103,12 @@ void kvw_close(struct kvw_context *worker);
 /* "what: where: value" of a failed step of attention or forward pass. */
 void kvw_step_error(const struct kvw_context *worker, kv_status_t status);
 
+/* After a step has failed: if rows that the session began with are corrupt, the nodes are to drop
+ * what they keep of the prompt; says so if they do. */
+void kvw_drop_corrupt(const struct kvw_context *worker,
+                      kv_status_t status,
+                      const uint32_t *prompt);
+
 /* Shows progress in one line on stderr, which the next call overwrites; does nothing if stderr
  * is not a terminal. */
 void kvw_progress(const char *what, uint64_t done, uint64_t total);

@@ -579,6 +579,17 @@ static uint32_t stored_tokens(const struct kvw_context *worker)
     return tokens;
 }
 
+/* Rows that the session began with are corrupt: the next one is not to begin with them, too. */
+static void drop_corrupt(const struct kvw_conversation *conversation)
+{
+    struct kvw_context *worker = conversation->worker;
+    struct kvw_session *session = worker->attention->session;
+
+    if (!kvw_session_disown(session, conversation->record.tokens) &&
+        kvw_session_reused(session) > 0)
+        worker->reuses = false;
+}
+
 /* After a failure: prepares the next try for n tokens.  Returns false if the store cannot be used
  * now. */
 static bool recover(struct kvw_conversation *conversation, uint32_t n, kv_status_t status)
@@ -600,6 +611,8 @@ static bool recover(struct kvw_conversation *conversation, uint32_t n, kv_status
     }
     conversation->is_resumed = false;
     conversation->n_passed = passed < n ? passed : n - 1;
+    if (status == KV_CORRUPT && worker->attention != NULL)
+        drop_corrupt(conversation);
     kvw_close_attention(worker);
     if (status != KV_UNREACHABLE && status != KV_DEADLINE && worker->client != NULL)
         return true;

@@ -143,9 +143,7 @@ int kvw_generate_run(struct kvw_context *worker)
     kvw_progress_end();
     if (status != KV_OK) {
         kvw_step_error(worker, status);
-        if (status == KV_CORRUPT && kvw_session_disown(worker->attention->session, tokens))
-            kvw_error(worker, "what the nodes kept of this prompt is dropped: the next run "
-                              "computes it anew");
+        kvw_drop_corrupt(worker, status, tokens);
         goto end;
     }
     kvw_answer_end(&answer);

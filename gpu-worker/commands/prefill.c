@@ -208,6 +208,7 @@ static int compute(struct prefill *prefill)
     prefill->prefill_s = kvw_seconds_since(begin_us);
     if (status != KV_OK) {
         kvw_step_error(worker, status);
+        kvw_drop_corrupt(worker, status, prefill->record.tokens);
         return KVW_FAILED;
     }
     report(prefill);

@@ -310,6 +310,7 @@ bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt)
     struct kv_op *op;
     kv_status_t status;
 
+    kvw_session_let_go(store);
     if (store->info == NULL || store->n_reused == 0)
         return false;
     /* Which block is bad is not known here; all begin with the first. */

@@ -66,8 +66,8 @@ void kvw_session_publish(struct kvw_session *store,
 /* The session is not kept for others after all: it is closed at the end. */
 void kvw_session_let_go(struct kvw_session *store);
 
-/* Rows that the session began with are corrupt: the store is to keep the prompt's blocks no longer,
- * whatever follows them.  Returns whether it does. */
+/* Rows that the session began with are corrupt: it is not kept for others, and the store is to keep
+ * the prompt's blocks no longer, whatever follows them.  Returns whether it did, and no longer does. */
 bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt);
 
 /* Rows from this token on are made from attention to some of the rows: under their names others would

@@ -530,7 +530,7 @@ static void rot(pid_t pid, const uint8_t row[ROW_BYTES])
 }
 
 /* What a node keeps of a prompt has rotten, and the node does not know it yet: whoever begins with it
- * says so. */
+ * notices, and it is computed again, once. */
 static void rows_rot(void **state)
 {
     static const char *const options[] = {"--transport", "tcp", "--memory", "256M",
@@ -543,9 +543,32 @@ static void rows_rot(void **state)
     RUN("prefill", node.control, "--session", "rotten", PROMPT);
     read_first_row(node.control, "rotten", row);
     rot(node.process.pid, row);
-    run("generate", node.control, 1,
-        (const char *const[]){"--session", "noticed", "--raw", "--prompt-file", prompt, NULL});
-    expect_said(" fails its checksum");
+    RUN("generate", node.control, "--session", "noticed", "--raw", "--prompt-file", prompt,
+        ANSWER);
+    expect_ids(result.output, whole_answer);
+    expect_said(" tokens are computed again\n");
+    RUN("generate", node.control, "--session", "unnoticed", "--raw", "--prompt-file", prompt,
+        ANSWER);
+    expect_ids(result.output, whole_answer);
+    assert_true(number_of(result.output, "\"reused_tokens\"") > 1000);
+    assert_string_equal(result.errors, "");
+
+    /* The session that has it, too: the record's, for whoever goes on with that. */
+    RUN("decode", node.control, "--session", "rotten", ANSWER);
+    expect_ids(result.output, whole_answer);
+    expect_said(" tokens are computed again\n");
+
+    /* A prefill does not go on with it, nor leaves it to others. */
+    RUN("prefill", node.control, "--session", "another", "--raw", "--prompt-file", prompt);
+    read_first_row(node.control, "another", row);
+    rot(node.process.pid, row);
+    run("prefill", node.control, 1,
+        (const char *const[]){"--session", "third", "--raw", "--prompt-file", prompt, NULL});
+    expect_said("what the nodes kept of this prompt is dropped");
+    RUN("prefill", node.control, "--session", "third", "--raw", "--prompt-file", prompt);
+    RUN("decode", node.control, "--session", "third", ANSWER);
+    expect_ids(result.output, whole_answer);
+    assert_string_equal(result.errors, "");
     system_node_stop(&node);
 }
 
