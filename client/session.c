@@ -233,6 +233,11 @@ uint32_t kv_session_generation(const struct kv_session *session)
     return session->generation;
 }
 
+void kv_session_fingerprint(const struct kv_session *session, struct kv_id128 *ret_fingerprint)
+{
+    *ret_fingerprint = session->fingerprint;
+}
+
 uint32_t kv_session_lease_ms(const struct kv_session *session)
 {
     return session->lease_ms;

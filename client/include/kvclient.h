@@ -430,6 +430,9 @@ KV_API void kv_session_ticket(const struct kv_session *session, struct kv_ticket
 KV_API const kv_schema_t *kv_session_schema(const struct kv_session *session);
 KV_API uint32_t kv_session_generation(const struct kv_session *session);
 KV_API uint32_t kv_session_lease_ms(const struct kv_session *session);
+/* The fingerprint of the model that the session was opened for. */
+KV_API void kv_session_fingerprint(const struct kv_session *session,
+                                   struct kv_id128 *ret_fingerprint);
 
 /* Cancels the session's outstanding operations and frees the handle.  The session stays in the
  * nodes until its lease expires.  `session` may be NULL. */

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct kvw_session {
     struct kv_client *client;
@@ -93,6 +94,15 @@ static kv_status_t begin_open(const struct kvw_session_setup *setup,
     return status;
 }
 
+/* Whether the session has rows of this model: its ticket is from a record, which may be wrong. */
+static bool is_of_model(const struct kvw_session *store)
+{
+    struct kv_id128 fingerprint;
+
+    kv_session_fingerprint(store->session, &fingerprint);
+    return memcmp(&fingerprint, &store->info->fingerprint, sizeof(fingerprint)) == 0;
+}
+
 static kv_status_t open_session(struct kvw_session *store,
                                 const struct kvw_session_setup *setup)
 {
@@ -114,6 +124,9 @@ static kv_status_t open_session(struct kvw_session *store,
             store->n_reused = kv_op_tokens(op);
         kv_op_free(op);
     }
+    if (status == KV_OK && !is_of_model(store))
+        status =
+            kvw_session_refuse(store, KV_CONFLICT, "store: the session is of another model");
     if (!setup->publishes) {
         free(store->info);
         store->info = NULL;
@@ -152,9 +165,13 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
                                                   : params->n_layers),
                                          setup->trace, &store->writer);
     if (status != KV_OK) {
-        snprintf(detail, detail_bytes, "store: %s",
-                 kv_client_detail(setup->client)[0] != '\0' ? kv_client_detail(setup->client)
-                                                            : kv_status_name(status));
+        if (store->detail[0] != '\0')
+            snprintf(detail, detail_bytes, "%s", store->detail);
+        else
+            snprintf(detail, detail_bytes, "store: %s",
+                     kv_client_detail(setup->client)[0] != '\0'
+                         ? kv_client_detail(setup->client)
+                         : kv_status_name(status));
         kvw_session_destroy(store);
         return status;
     }

@@ -70,6 +70,40 @@ static void the_first_block_places(void **state)
     free(info);
 }
 
+/* A record may name any session of the tenant: one of another model is not gone on with. */
+static void another_models_session(void **state)
+{
+    struct kv_model_info *other = calloc(1, sizeof(*other));
+    struct kvw_session_share share = {.is_arriving = false};
+    const struct kvw_session_setup setup = {
+        .model = s.model,
+        .client = s.client,
+        .dtype = KV_FP16,
+        .capacity = TOKENS,
+        .chunk_tokens = KVW_FORWARD_CHUNK,
+        .share = &share,
+        .is_kept = true,
+    };
+    struct kvw_session *session;
+    struct kv_session *opened;
+    struct kv_op *op;
+    char detail[256] = "";
+
+    (void)state;
+    assert_non_null(other);
+    assert_int_equal(kvw_model_info(s.model, KV_FP16, other), KV_OK);
+    other->fingerprint.bytes[3] ^= 1;
+    assert_int_equal(kv_open_begin(s.client, other, NULL, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    opened = kv_op_session(op);
+    kv_op_free(op);
+    kv_session_ticket(opened, &share.ticket);
+    assert_int_equal(kvw_session_create(&setup, &session, detail, sizeof(detail)), KV_CONFLICT);
+    assert_string_equal(detail, "store: the session is of another model");
+    kv_session_free(opened);
+    free(other);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -86,7 +120,10 @@ static int tear_down(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_first_block_places)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_first_block_places),
+        cmocka_unit_test(another_models_session),
+    };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
