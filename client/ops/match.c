@@ -19,18 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A row that may have a prefix of the prompt. */
-struct place {
-    uint64_t root;
-    struct kv_placement_row row;
-    uint32_t least; /* tokens that all its nodes have */
-};
-
 struct match_part {
     struct kv_id128 *names; /* (n_names) */
     uint32_t n_names;
     uint32_t n_places;
-    struct place places[KVC_MATCH_PLACES];
+    struct kvc_match_place places[KVC_MATCH_PLACES];
     struct kv_match *found; /* (n_found) */
     uint32_t n_found;
 };
@@ -41,11 +34,12 @@ static struct match_part *match_of(const struct kv_op *op)
     return kvc_op_state(op);
 }
 
-uint32_t kvc_match_roots(const struct kv_client *client,
-                         const struct kv_id128 *names,
-                         uint32_t n_names,
-                         uint64_t ret_roots[KVC_MATCH_PLACES],
-                         uint32_t ret_branches[KVC_MATCH_PLACES])
+/* ---- places ------------------------------------------------------------------------------ */
+
+uint32_t kvc_match_places(const struct kv_client *client,
+                          const struct kv_id128 *names,
+                          uint32_t n_names,
+                          struct kvc_match_place ret_places[KVC_MATCH_PLACES])
 {
     const uint64_t prompt_root = kv_placement_prompt_root(&names[0]);
     const uint32_t n_rows =
@@ -63,32 +57,102 @@ uint32_t kvc_match_roots(const struct kv_client *client,
         bool is_new = true;
 
         for (uint32_t i = 0; i < n; i++)
-            is_new = is_new && ret_roots[i] != root;
-        if (!is_new)
-            continue;
-        ret_roots[n] = root;
-        ret_branches[n++] = branch;
+            is_new = is_new && ret_places[i].root != root;
+        if (is_new)
+            ret_places[n++] =
+                (struct kvc_match_place){.root = root, .branch = branch, .tokens = UINT32_MAX};
     }
     return n;
 }
 
-/* ---- the operation ----------------------------------------------------------------------- */
+static void ask_row(struct kv_op *op,
+                    struct kvc_match_place *place,
+                    const struct kv_id128 *names,
+                    uint32_t n_names,
+                    uint64_t until_us,
+                    kvc_call_done_fn done)
+{
+    Kvpb__MatchRequest request = KVPB__MATCH_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    struct kv_placement_row row;
+
+    kvc_client_row(op->client, place->root, &row);
+    request.block_names.data = (uint8_t *)names;
+    request.block_names.len = n_names * sizeof(names[0]);
+    request.placement = &placement;
+    placement.epoch = op->client->map->epoch;
+    placement.root = place->root;
+    placement.n_nodes = row.n_nodes;
+    for (uint32_t i = 0; i < row.n_nodes; i++) {
+        struct kvc_node *node = kvc_row_node(op->client, &row, i);
+
+        placement.position = i;
+        if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
+            kvc_call_begin_until(node, &op->owner, NULL, KV_OP_MATCH, &request.base, until_us,
+                                 done) != KV_OK)
+            place->tokens = 0;
+    }
+}
+
+void kvc_match_ask(struct kv_op *op,
+                   struct kvc_match_place *places,
+                   uint32_t n_places,
+                   const struct kv_id128 *names,
+                   uint32_t n_names,
+                   uint64_t until_us,
+                   kvc_call_done_fn done)
+{
+    for (uint32_t i = 0; i < n_places; i++)
+        ask_row(op, &places[i], names, n_names, until_us, done);
+}
+
+/* Whether the reply can be about a prompt of so many blocks. */
+static bool is_sound(const Kvpb__MatchReply *reply, uint32_t n_names)
+{
+    /* 2^32 - 1: the node has no units of such sessions, and so lacks nothing. */
+    return reply->tokens == UINT32_MAX ||
+           (reply->tokens <= n_names * (uint64_t)KV_BLOCK_TOKENS &&
+            reply->tokens % KV_BLOCK_TOKENS == 0);
+}
 
 /* Which of the places a call asked about is in its request. */
-static struct place *place_of(const struct kv_op *op, const struct kvc_call *call)
+static struct kvc_match_place *
+place_of(const struct kvc_call *call, struct kvc_match_place *places, uint32_t n_places)
 {
     Kvpb__MatchRequest *request =
         kvpb__match_request__unpack(NULL, call->packed_bytes, call->packed);
-    struct place *place = NULL;
+    struct kvc_match_place *place = NULL;
 
     if (request == NULL)
         return NULL;
-    for (uint32_t i = 0; i < match_of(op)->n_places; i++)
-        if (match_of(op)->places[i].root == request->placement->root)
-            place = &match_of(op)->places[i];
+    for (uint32_t i = 0; i < n_places; i++)
+        if (places[i].root == request->placement->root)
+            place = &places[i];
     kvpb__match_request__free_unpacked(request, NULL);
     return place;
 }
+
+bool kvc_match_hear(const struct kvc_call *call,
+                    kv_status_t status,
+                    const Kvpb__MatchReply *reply,
+                    uint32_t n_names,
+                    struct kvc_match_place *places,
+                    uint32_t n_places)
+{
+    struct kvc_match_place *place = place_of(call, places, n_places);
+
+    if (place == NULL)
+        return false;
+    if (status != KV_OK || !is_sound(reply, n_names)) {
+        place->tokens = 0;
+        return false;
+    }
+    if (reply->tokens < place->tokens)
+        place->tokens = reply->tokens;
+    return true;
+}
+
+/* ---- the operation ----------------------------------------------------------------------- */
 
 static void note(struct kv_op *op, uint32_t node, const Kvpb__MatchReply *reply)
 {
@@ -110,59 +174,41 @@ static void match_done(struct kvc_call *call,
 {
     const Kvpb__MatchReply *reply = (const Kvpb__MatchReply *)message;
     struct kv_op *op = kvc_call_op(call);
-    struct place *place = op != NULL ? place_of(op, call) : NULL;
+    struct match_part *part;
 
+    (void)detail; /* a node that cannot be asked keeps nothing: that is no failure */
     if (op == NULL)
         return;
-    /* A node that cannot be asked keeps nothing that a session could have. */
-    if (status == KV_OK && place != NULL && reply->tokens != UINT32_MAX &&
-        (reply->tokens > match_of(op)->n_names * (uint64_t)KV_BLOCK_TOKENS ||
-         reply->tokens % KV_BLOCK_TOKENS != 0)) {
+    part = match_of(op);
+    if (status == KV_OK && !is_sound(reply, part->n_names))
         kvc_op_fail(op, call->node, NULL, KV_CORRUPT, "%u tokens matched, of %u blocks",
-                    reply->tokens, match_of(op)->n_names);
-        return;
-    }
-    (void)detail;
-    if (place == NULL)
-        return;
-    if (status != KV_OK) {
-        place->least = 0;
-        return;
-    }
-    if (reply->tokens < place->least)
-        place->least = reply->tokens;
-    note(op, call->node->index, reply);
+                    reply->tokens, part->n_names);
+    else if (kvc_match_hear(call, status, reply, part->n_names, part->places, part->n_places))
+        note(op, call->node->index, reply);
 }
 
-static void ask(struct kv_op *op, struct place *place)
+/* Connects the nodes of a row that are not, for the next match. */
+static void connect_row(struct kv_client *client, uint64_t root)
 {
-    const struct match_part *part = match_of(op);
-    Kvpb__MatchRequest request = KVPB__MATCH_REQUEST__INIT;
-    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    struct kv_placement_row row;
 
-    request.block_names.data = (uint8_t *)part->names;
-    request.block_names.len = part->n_names * sizeof(part->names[0]);
-    request.placement = &placement;
-    placement.epoch = op->client->map->epoch;
-    placement.root = place->root;
-    placement.n_nodes = place->row.n_nodes;
-    for (uint32_t i = 0; i < place->row.n_nodes; i++) {
-        struct kvc_node *node = kvc_row_node(op->client, &place->row, i);
+    kvc_client_row(client, root, &row);
+    for (uint32_t i = 0; i < row.n_nodes; i++) {
+        struct kvc_node *node = kvc_row_node(client, &row, i);
 
-        placement.position = i;
         if (node->state != KVC_NODE_CONNECTED)
-            kvc_node_connect(node); /* for the next one */
-        if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
-            kvc_call_begin(node, &op->owner, NULL, KV_OP_MATCH, &request.base, match_done) !=
-                KV_OK)
-            place->least = 0;
+            kvc_node_connect(node);
     }
 }
 
 static void start_match(struct kv_op *op)
 {
-    for (uint32_t i = 0; i < match_of(op)->n_places; i++)
-        ask(op, &match_of(op)->places[i]);
+    struct match_part *part = match_of(op);
+
+    for (uint32_t i = 0; i < part->n_places; i++)
+        connect_row(op->client, part->places[i].root);
+    kvc_match_ask(op, part->places, part->n_places, part->names, part->n_names,
+                  op->owner.deadline_us, match_done);
 }
 
 static int compare(const void *a, const void *b)
@@ -184,8 +230,8 @@ static void ended_match(struct kv_op *op)
         return;
     qsort(part->found, part->n_found, sizeof(part->found[0]), compare);
     for (uint32_t i = 0; i < part->n_places; i++)
-        if (part->places[i].least != UINT32_MAX && part->places[i].least > op->tokens)
-            op->tokens = part->places[i].least;
+        if (part->places[i].tokens != UINT32_MAX && part->places[i].tokens > op->tokens)
+            op->tokens = part->places[i].tokens;
 }
 
 static void fini_match(struct kv_op *op)
@@ -208,8 +254,6 @@ kv_status_t kv_match_begin(struct kv_client *client,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
-    uint64_t roots[KVC_MATCH_PLACES];
-    uint32_t branches[KVC_MATCH_PLACES];
     struct match_part *part;
     struct kv_op *op;
     kv_status_t status;
@@ -221,11 +265,7 @@ kv_status_t kv_match_begin(struct kv_client *client,
     if (status != KV_OK)
         return status;
     part = match_of(op);
-    part->n_places = kvc_match_roots(client, names, n_names, roots, branches);
-    for (uint32_t i = 0; i < part->n_places; i++) {
-        part->places[i] = (struct place){.root = roots[i], .least = UINT32_MAX};
-        kvc_client_row(client, roots[i], &part->places[i].row);
-    }
+    part->n_places = kvc_match_places(client, names, n_names, part->places);
     part->n_names = n_names;
     part->names = malloc(n_names * sizeof(names[0]));
     part->found = calloc(part->n_places * KV_ROW_NODES, sizeof(part->found[0]));

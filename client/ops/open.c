@@ -42,14 +42,11 @@ struct open_part {
     uint32_t n_names;
     uint32_t n_match; /* of them, may be attached */
     uint64_t writer;
-    uint32_t most; /* tokens that a node has attached */
-    uint32_t
-        own_branch;  /* `branch` may be that of a beginning of the prompt, where it is stored */
-    bool has_looked; /* for where it is stored */
-    uint32_t n_roots;
-    uint64_t roots[KVC_MATCH_PLACES]; /* (n_roots) where it may be */
-    uint32_t branches[KVC_MATCH_PLACES],
-        least[KVC_MATCH_PLACES]; /* tokens that all nodes have */
+    uint32_t most;       /* tokens that a node has attached */
+    uint32_t own_branch; /* the whole prompt's; `branch` may be that of a beginning of it */
+    bool has_looked;     /* for where it is stored */
+    uint32_t n_places;
+    struct kvc_match_place places[KVC_MATCH_PLACES]; /* (n_places) where it may be */
 };
 static_assert(sizeof(struct open_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
@@ -348,13 +345,13 @@ static void open_models(struct kv_op *op)
 /* ---- where the prompt is stored ---------------------------------------------------------- */
 
 /* Returns where most of the prompt is: of equals, the whole prompt's own. */
-static uint32_t best_root(const struct open_part *part)
+static const struct kvc_match_place *best_place(const struct open_part *part)
 {
-    uint32_t best = 0;
+    const struct kvc_match_place *best = &part->places[0];
 
-    for (uint32_t i = 1; i < part->n_roots; i++)
-        if (part->least[i] > part->least[best])
-            best = i;
+    for (uint32_t i = 1; i < part->n_places; i++)
+        if (part->places[i].tokens > best->tokens)
+            best = &part->places[i];
     return best;
 }
 
@@ -365,7 +362,7 @@ static void choose_row(struct kv_op *op)
     struct kv_ticket ticket;
 
     part->has_looked = true;
-    part->branch = part->branches[best_root(part)];
+    part->branch = best_place(part)->branch;
     draw_ticket(op, &ticket);
     kvc_session_place(op->result, &ticket);
     reset(op);
@@ -377,36 +374,20 @@ static void looked(struct kvc_call *call,
                    const ProtobufCMessage *message,
                    const char *detail)
 {
-    const Kvpb__MatchReply *reply = (const Kvpb__MatchReply *)message;
     struct kv_op *op = kvc_call_op(call);
-    Kvpb__MatchRequest *request;
+    struct open_part *part;
 
     (void)detail;
     if (op == NULL)
         return;
-    request = kvpb__match_request__unpack(NULL, call->packed_bytes, call->packed);
-    for (uint32_t i = 0; request != NULL && i < open_of(op)->n_roots; i++) {
-        uint32_t *least = &open_of(op)->least[i];
-
-        if (open_of(op)->roots[i] != request->placement->root)
-            continue;
-        /* A node that does not answer, or not in blocks of this prompt, has nothing that the
-         * session could begin with; one without units of the session (UINT32_MAX) lacks nothing. */
-        if (status != KV_OK ||
-            (reply->tokens != UINT32_MAX &&
-             (reply->tokens > open_of(op)->n_match * (uint64_t)KV_BLOCK_TOKENS ||
-              reply->tokens % KV_BLOCK_TOKENS != 0)))
-            *least = 0;
-        else if (reply->tokens < *least)
-            *least = reply->tokens;
-    }
-    if (request != NULL)
-        kvpb__match_request__free_unpacked(request, NULL);
+    part = open_of(op);
+    (void)kvc_match_hear(call, status, (const Kvpb__MatchReply *)message, part->n_match,
+                         part->places, part->n_places);
     if (op->owner.n_calls > 0)
         return;
-    for (uint32_t i = 0; i < open_of(op)->n_roots; i++)
-        if (open_of(op)->least[i] == UINT32_MAX)
-            open_of(op)->least[i] = 0; /* nobody has units of it */
+    for (uint32_t i = 0; i < part->n_places; i++)
+        if (part->places[i].tokens == UINT32_MAX)
+            part->places[i].tokens = 0; /* nobody has units of it */
     choose_row(op);
 }
 
@@ -419,31 +400,10 @@ static bool look(struct kv_op *op)
         client->loop.now_us +
         kvc_loop_left_us(&client->loop, op->owner.deadline_us) / LOOK_PART;
     struct open_part *part = open_of(op);
-    Kvpb__MatchRequest request = KVPB__MATCH_REQUEST__INIT;
-    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
-    struct kv_placement_row row;
 
-    request.block_names.data = (uint8_t *)part->names;
-    request.block_names.len = part->n_match * sizeof(part->names[0]);
-    request.placement = &placement;
-    placement.epoch = client->map->epoch;
-    part->n_roots =
-        kvc_match_roots(client, part->names, part->n_names, part->roots, part->branches);
-    for (uint32_t i = 0; i < part->n_roots; i++) {
-        part->least[i] = UINT32_MAX;
-        kvc_client_row(client, part->roots[i], &row);
-        placement.root = part->roots[i];
-        placement.n_nodes = row.n_nodes;
-        for (uint32_t j = 0; j < row.n_nodes; j++) {
-            struct kvc_node *node = kvc_row_node(client, &row, j);
-
-            placement.position = j;
-            if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
-                kvc_call_begin_until(node, &op->owner, NULL, KV_OP_MATCH, &request.base,
-                                     until_us, looked) != KV_OK)
-                part->least[i] = 0;
-        }
-    }
+    part->n_places = kvc_match_places(client, part->names, part->n_names, part->places);
+    kvc_match_ask(op, part->places, part->n_places, part->names, part->n_match, until_us,
+                  looked);
     return op->owner.n_calls > 0;
 }
 
@@ -462,14 +422,11 @@ static void want_copy(const struct kv_op *op)
 {
     const struct open_part *part = open_of(op);
     const uint64_t root = ((const struct kv_session *)op->result)->ticket.root;
-    uint32_t best;
+    const struct kvc_match_place *best = best_place(part);
 
-    if (!part->has_looked)
-        return;
-    best = best_root(part);
-    if (part->roots[best] != root && part->least[best] > op->tokens)
-        kvc_copy_want(op->client, part->model, part->roots[best], root, part->names,
-                      part->least[best] / KV_BLOCK_TOKENS);
+    if (part->has_looked && best->root != root && best->tokens > op->tokens)
+        kvc_copy_want(op->client, part->model, best->root, root, part->names,
+                      best->tokens / KV_BLOCK_TOKENS);
 }
 
 static void ended_open(struct kv_op *op)
