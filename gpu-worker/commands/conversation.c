@@ -564,21 +564,6 @@ static kv_status_t try_answer(struct kvw_conversation *conversation,
     return status;
 }
 
-/* How many tokens of the session every unit has; 0: it cannot be told. */
-static uint32_t stored_tokens(const struct kvw_context *worker)
-{
-    struct kv_op *op;
-    uint32_t tokens = 0;
-
-    if (worker->attention == NULL ||
-        kv_length_begin(kvw_session_handle(worker->attention->session), 0, &op) != KV_OK)
-        return 0;
-    if (kv_wait(op) == KV_OK)
-        tokens = kv_op_tokens(op);
-    kv_op_free(op);
-    return tokens;
-}
-
 /* Rows that the session began with are corrupt: the next one is not to begin with them, too. */
 static void drop_corrupt(const struct kvw_conversation *conversation)
 {
@@ -604,7 +589,7 @@ static bool recover(struct kvw_conversation *conversation, uint32_t n, kv_status
         snprintf(conversation->lost, sizeof(conversation->lost), "%s", conversation->detail);
     if (status == KV_NOT_READY && was_arriving) {
         /* Whoever brings the rows has stopped.  If it still goes on, it brings the same. */
-        passed = stored_tokens(worker);
+        passed = worker->attention != NULL ? kvw_session_stored(worker->attention->session) : 0;
         conversation->share.is_arriving = false;
     } else {
         conversation->has_share = false;

@@ -83,20 +83,6 @@ static kv_status_t open_session(struct prefill *prefill,
     return status;
 }
 
-/* Returns how many tokens every unit of the session has. */
-static uint32_t stored_tokens(const struct kvw_context *worker)
-{
-    struct kv_op *op;
-    uint32_t tokens = 0;
-
-    if (kv_length_begin(kvw_session_handle(worker->attention->session), 0, &op) != KV_OK)
-        return 0;
-    if (kv_wait(op) == KV_OK)
-        tokens = kv_op_tokens(op);
-    kv_op_free(op);
-    return tokens;
-}
-
 /* Joins the session of the same prompt that another worker has begun, or begins it. */
 static int join(struct prefill *prefill)
 {
@@ -117,7 +103,7 @@ static int join(struct prefill *prefill)
             status = open_session(prefill, &other.ticket, detail, sizeof(detail));
             if (status == KV_OK) {
                 kvw_record_fini(&other);
-                prefill->n_reused = stored_tokens(worker);
+                prefill->n_reused = kvw_session_stored(worker->attention->session);
                 return KVW_DONE;
             }
             kvw_error(worker, "session %s: %s: begun again", prefill->name, detail);

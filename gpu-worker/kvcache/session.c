@@ -290,6 +290,19 @@ uint32_t kvw_session_reused(const struct kvw_session *store)
     return store->n_reused;
 }
 
+uint32_t kvw_session_stored(const struct kvw_session *store)
+{
+    struct kv_op *op;
+    uint32_t tokens = 0;
+
+    if (kv_length_begin(kvw_session_handle(store), 0, &op) != KV_OK)
+        return 0;
+    if (kv_wait(op) == KV_OK)
+        tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return tokens;
+}
+
 /* What a publish that has ended says. */
 static void end_publishing(struct kvw_session *store)
 {

@@ -53,6 +53,8 @@ kv_status_t kvw_session_poll(struct kvw_session *store);
 
 /* Returns how many tokens of the prompt the session began with, which need not be computed. */
 uint32_t kvw_session_reused(const struct kvw_session *store);
+/* Asks the store how many tokens all units of the session have; 0 if it cannot tell. */
+uint32_t kvw_session_stored(const struct kvw_session *store);
 /* Has the store keep the full blocks of these tokens, the session's first, for others (setup.publishes;
  * else does nothing).  Blocks whose rows are still on their way are kept by a later call.  `waits`:
  * all are, when the call returns.  A failure is not the session's: nobody then reuses them.  Nor does
