@@ -147,10 +147,7 @@ static struct kvs_prefix *prefix_of_session(struct kvs_control_call *call,
     if (session == NULL || session->tenant != call->tenant)
         return NULL;
     if (kvs_pb_get_id(&request->name, &name)) {
-        const struct kvs_prefix_place place = {.tenant = session->tenant,
-                                               .root = session->root,
-                                               .n_nodes = session->n_nodes,
-                                               .position = session->position};
+        const struct kvs_prefix_place place = kvs_session_prefix_place(session);
 
         return kvs_prefixes_get(control->prefixes, &place, &name);
     }

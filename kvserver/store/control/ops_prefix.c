@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct kvs_prefix_place place_of(const struct kvs_session *session)
+struct kvs_prefix_place kvs_session_prefix_place(const struct kvs_session *session)
 {
     return (struct kvs_prefix_place){.tenant = session->tenant,
                                      .root = session->root,
@@ -74,7 +74,7 @@ void kvs_session_cut_names(struct kvs_control *control,
                            struct kvs_session *session,
                            uint32_t tokens)
 {
-    const struct kvs_prefix_place place = place_of(session);
+    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
 
     if (session->n_names <= tokens / KV_BLOCK_TOKENS)
         return;
@@ -88,7 +88,7 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
                                     struct kvs_session *child,
                                     uint32_t tokens)
 {
-    const struct kvs_prefix_place place = place_of(parent);
+    const struct kvs_prefix_place place = kvs_session_prefix_place(parent);
     const uint32_t n =
         tokens / KV_BLOCK_TOKENS < parent->n_names ? tokens / KV_BLOCK_TOKENS : parent->n_names;
 
@@ -141,7 +141,7 @@ kv_status_t kvs_session_match(struct kvs_control *control,
                               uint32_t match_blocks,
                               uint64_t writer)
 {
-    const struct kvs_prefix_place place = place_of(session);
+    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
     uint32_t n = count_names(names);
     struct kvs_prefix *prefix = NULL;
     kv_status_t status = KV_OK;
@@ -172,7 +172,7 @@ void kvs_session_found_bad(struct kvs_control *control,
                            const struct kvs_session *session,
                            uint32_t tokens)
 {
-    const struct kvs_prefix_place place = place_of(session);
+    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
     const uint32_t block = tokens / KV_BLOCK_TOKENS;
     struct kvs_prefix *prefix, *last;
 
@@ -258,7 +258,7 @@ static struct kvs_prefix *index_list(struct kvs_control_call *call, uint32_t n_c
 {
     struct kvs_control *control = call->control;
     const struct kvs_session *session = call->session;
-    const struct kvs_prefix_home home = {.place = place_of(session),
+    const struct kvs_prefix_home home = {.place = kvs_session_prefix_place(session),
                                          .block_bytes = block_bytes(session)};
     struct kvs_prefix *parent = call->prefix, *next, *added;
     /* It may have been found bad meanwhile. */
@@ -389,7 +389,7 @@ static void publish(struct kvs_control_call *call, const Kvpb__PublishRequest *r
 
     if (session == NULL || !check_publish(call, session, request))
         return;
-    const struct kvs_prefix_place place = place_of(session);
+    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
     const uint32_t end = request->first_block + n;
 
     if (n > 0 &&

@@ -47,4 +47,9 @@ bool kvs_is_placement(const Kvpb__Placement *placement);
 /* Ends the call with a description of its session. */
 void kvs_session_reply(struct kvs_control_call *call, bool with_schema);
 
+/* ---- ops_prefix.c ---- */
+
+/* Returns where the session's blocks are kept under their names. */
+struct kvs_prefix_place kvs_session_prefix_place(const struct kvs_session *session);
+
 #endif
