@@ -87,6 +87,13 @@ void kvs_control_evict(struct kvs_control *control,
     kvs_prefix_give_back(control, prefix);
 }
 
+static void tell_stats(struct kvs_control *control)
+{
+    kvs_stat_set(&control->stats.prefixes, kvs_prefixes_count(control->prefixes));
+    kvs_stat_set(&control->stats.prefix_bytes, kvs_prefixes_bytes(control->prefixes));
+    kvs_stat_set(&control->stats.prefixes_pinned, kvs_prefixes_pinned(control->prefixes));
+}
+
 void kvs_prefixes_make_room(struct kvs_control *control)
 {
     uint64_t lacking;
@@ -107,9 +114,7 @@ void kvs_prefixes_make_room(struct kvs_control *control)
         }
     }
     kvs_prefixes_release_step(control);
-    kvs_stat_set(&control->stats.prefixes, kvs_prefixes_count(control->prefixes));
-    kvs_stat_set(&control->stats.prefix_bytes, kvs_prefixes_bytes(control->prefixes));
-    kvs_stat_set(&control->stats.prefixes_pinned, kvs_prefixes_pinned(control->prefixes));
+    tell_stats(control);
 }
 
 bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t bytes)
