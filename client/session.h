@@ -59,7 +59,8 @@ struct kv_session {
     /* (row.n_nodes) at that generation, by position in the row: each node may have kept another
      * session's copy of a block that several have published. */
     struct kv_writers *writers[KV_ROW_NODES];
-    uint32_t shared_tokens; /* most tokens of its own writer that a fork has inherited */
+    uint32_t
+        shared_tokens; /* most tokens of its own writer that a fork has, or that are published */
     bool is_closed;
 
     struct kvc_list calls;  /* that have it for their handlers */

@@ -3,7 +3,7 @@
  *   main.c            options, the table of commands, exit codes
  *   kvctl.c           what commands share: opening clients, reporting failures, a clock
  *   keep.c            pin, unpin, evict, hint
- *   table.c           status, sessions, clients, ops, stats, models, scrub, threads; drain, close
+ *   table.c           status, sessions and all others that print a table; drain, close
  *   object.c          put, get, exists, delete
  *   object_list.c     objects, delete --prefix
  *   ping.c            ping

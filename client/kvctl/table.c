@@ -1,4 +1,5 @@
-/* kvctl status, sessions, clients, models, ops, stats, scrub and threads: prints the nodes' tables.
+/* The commands of kvctl that print a table of each node, of their own name: status, sessions and
+ * so on; and drain and close, which act on what the tables show.
  *
  * The node defines what a table contains; this file only prints it.  As JSON, a table of names
  * and values is one object, any other table is one object per line.

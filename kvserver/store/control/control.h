@@ -433,8 +433,7 @@ void kvs_roots_fini(struct kvs_control *control);
 
 /* Gives a session that is being opened the names of its prompt's blocks and its writers, and the
  * longest prefix of the first `match_blocks` of them that is here, which its data threads are then
- * to be told.  Fails
- * with KV_INVALID if the field is malformed, and with KV_NO_MEMORY. */
+ * to be told.  Fails with KV_INVALID if the field is malformed, and with KV_NO_MEMORY. */
 kv_status_t kvs_session_match(struct kvs_control *control,
                               struct kvs_session *session,
                               const ProtobufCBinaryData *names,
@@ -484,8 +483,6 @@ void kvs_prefix_give_back(struct kvs_control *control, struct kvs_prefix *prefix
 void kvs_prefixes_release_step(struct kvs_control *control);
 /* Ends the holds of a list. */
 void kvs_prefixes_drop(struct kvs_control *control, struct kvs_prefix *list);
-/* Warns once when memory gets scarce, and once when there is none; again after there was plenty. */
-void kvs_memory_watch(struct kvs_control *control, uint64_t now_us);
 /* Evicts while the node is short of pages, some prefixes in each call. */
 void kvs_prefixes_make_room(struct kvs_control *control);
 /* Makes room for a prefix in its tenant's quota.  Returns false if nothing more of the tenant's may
@@ -495,6 +492,11 @@ bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t b
 kv_status_t kvs_control_full(struct kvs_control *control);
 /* Frees all prefixes; no session has any. */
 void kvs_prefixes_stop(struct kvs_control *control);
+
+/* ---- memory_watch.c ---- */
+
+/* Warns once when memory gets scarce, and once when there is none; again after there was plenty. */
+void kvs_memory_watch(struct kvs_control *control, uint64_t now_us);
 
 /* ---- ops_keep.c ---- */
 

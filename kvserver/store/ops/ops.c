@@ -129,11 +129,9 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_OBJECTS] = {.name = "objects",
                        .summary = "lists objects, or deletes those whose names begin alike",
                        .control = kvs_control_objects},
-    [KV_OP_TABLE] =
-        {.name = "table",
-         .summary = "returns a table: status, sessions, clients, models, ops, stats, scrub, "
-                    "threads, prefixes, tenants",
-         .control = kvs_control_table},
+    [KV_OP_TABLE] = {.name = "table",
+                     .summary = "returns one of the node's tables, such as status or sessions",
+                     .control = kvs_control_table},
     [KV_OP_DRAIN] = {.name = "drain",
                      .summary = "rejects new work, finishes, stops",
                      .control = kvs_control_drain_begin},
