@@ -91,10 +91,10 @@ struct kv_client_options {
     uint32_t peer_timeout_ms;
     uint32_t tenant;  /* whose objects and sessions the client uses; it cannot access others */
     uint32_t ops_max; /* operations that may exist at once; 0: 1024 */
-    /* (salt_bytes) A secret that the names of blocks depend on, kv_prompt_names(), and that never
-     * leaves the client: who does not have it can neither name what others stored nor learn from
-     * the time of an answer that they did.  NULL: none; tenants are then kept apart against
-     * mistakes only, since a node believes what a client says of its tenant. */
+    /* (salt_bytes) A secret that the names of blocks depend on, kv_prompt_names(), and that
+     * never leaves the client: who does not have it can neither name what others stored nor
+     * learn from the time of an answer that they did.  NULL: none; tenants are then kept apart
+     * against mistakes only, since a node believes what a client says of its tenant. */
     const void *salt;
     size_t salt_bytes;
 };
@@ -113,8 +113,8 @@ struct kv_client_options {
  * by another name than the list, with KV_VERSION if a node speaks no version of the protocol
  * that the client speaks, with KV_UNSUPPORTED if this build has no network, and with
  * KV_UNREACHABLE if no node responds.  If all nodes fail in the same way (for example with
- * KV_DRAINING), that is the result.  `detail` (detail_bytes, 0-terminated) then says what failed
- * and names the nodes; on success it is "". */
+ * KV_DRAINING), that is the result.  `detail` (detail_bytes, 0-terminated) then says what
+ * failed and names the nodes; on success it is "". */
 KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
                                   struct kv_client **ret_client,
                                   char *detail,
@@ -242,28 +242,30 @@ struct kv_ticket {
 struct kv_session_options {
     uint32_t lease_ms;   /* milliseconds; 0, or more than the nodes' maximum: the maximum */
     uint32_t tokens_max; /* 0: KV_TOKENS_MAX */
-    /* (n_block_names) of the prompt's full blocks, from the first one on, as
-     * kv_prompt_names() makes them; NULL: unknown.  The session begins with the rows of the longest
-     * prefix of them that all its nodes keep (kv_publish_begin()), with their codes and summaries,
-     * and kv_op_tokens() says how many.
+    /* (n_block_names) of the prompt's full blocks, from the first one on, as kv_prompt_names()
+     * makes them; NULL: unknown.  The session starts with the rows of the longest prefix of
+     * these blocks that all of its nodes keep (kv_publish_begin()), and with their codes and
+     * summaries.
      *
-     * Sessions with the same first block are on the same nodes, others anywhere.  Where there
-     * are many of them, the nodes spread those that come later: of these, those are together, as
-     * long as they spread no further, whose prompts have block 16 in common, or, of shorter prompts,
-     * the last one of blocks 8, 4, 2, 1 that they have.  For this, only the first 16 names count.
+     * Sessions with the same first block are placed on the same nodes.  If these have too many
+     * of them, the nodes spread later sessions over more rows of nodes.  As long as a root has
+     * the same number of rows, sessions still share nodes if their prompts have block 16 in
+     * common, or, of shorter prompts, the last of blocks 8, 4, 2 and 1.  Only the first 16
+     * names count here.
      *
-     * A session that is sent away from the nodes that keep its prefix, because they have too many,
-     * begins without it; the client copies the prefix after it, while it is polled, for those that
-     * come next. */
+     * A session that is sent to other nodes than those that keep its prefix starts without it.
+     * The client then copies the prefix there in the background, while it is polled, for later
+     * sessions. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
-    uint32_t match_blocks_max; /* of them, at most so many are attached; 0: all */
-    bool is_fresh;             /* the session begins without rows, whatever is kept */
+    uint32_t match_blocks_max; /* maximum number of blocks to attach; 0: all */
+    bool is_fresh;             /* attach nothing: the session starts without rows */
 };
 
-/* Creates an empty session for a model, on at most eight of the nodes, and registers the model
- * there.  Which ones follows from the list of nodes and the ticket's root.  `options` may be
- * NULL.  kv_op_session() returns the session.
+/* Creates a session for a model, on at most eight of the nodes, and registers the model there.
+ * Which ones follows from the list of nodes and the ticket's root.  The session is empty,
+ * unless `options` names blocks that the nodes keep; kv_op_tokens() returns how many tokens it
+ * starts with.  `options` may be NULL.  kv_op_session() returns the session.
  *
  * Fails with KV_INVALID if the model's schema is invalid (kv_schema_finish()), and if one of
  * these nodes is down, naming it. */
@@ -273,26 +275,29 @@ KV_API kv_status_t kv_open_begin(struct kv_client *client,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op);
 
-/* Blocks of a session that are complete. */
+/* Complete blocks of a session. */
 struct kv_publish {
-    uint32_t first_block; /* that names[0] is of */
+    uint32_t first_block; /* the block that names[0] belongs to */
     uint32_t n_names;
     const struct kv_id128 *names; /* (n_names), as kv_prompt_names() makes them */
-    /* (n_names, KV_BLOCK_TOKENS) for readers of the nodes' events, who learn them; nodes with such
-     * events keep them, 4 bytes a token.  NULL: the events are without. */
+    /* (n_names, KV_BLOCK_TOKENS) The blocks' tokens, for readers of the nodes' events; a node
+     * that has an event feed keeps them, 4 bytes a token.  NULL: events have no tokens. */
     const uint32_t *tokens;
 };
 
-/* Has the nodes keep a session's blocks under their names, also after its end, so that sessions that
- * are opened with the same names begin with these rows.  Names before `first_block` are known from
- * the open or an earlier publish.  Blocks whose rows are not committed in all units yet are not
- * kept, nor are those after them: publish again.  What is kept already stays: the first complete
- * copy.  Nodes drop what was not used for longest when they need memory.  kv_op_tokens() returns how
- * many tokens of the session, from the first on, are kept by all of its nodes.
+/* Makes the nodes keep blocks of the session under their names, also after the session has
+ * ended: later sessions that are opened with the same names start with these rows.  The names
+ * of blocks before `first_block` must be known from the open or from an earlier publish.
+ * Blocks are kept up to the first one whose rows are not yet committed in all units; publish
+ * the others later.  If a node already keeps a block of that name, its copy stays.  A node that
+ * needs memory drops blocks that no session uses, in the order that its operator has chosen
+ * (kvserver --eviction).  Does not change the generation.  kv_op_tokens() returns how many of
+ * the session's first tokens all of its nodes keep.
  *
- * A session is found only if it was opened with the name of its first block: else this fails with
- * KV_UNSUPPORTED.  Fails with KV_CONFLICT if a block has got another name before, and with
- * KV_INVALID if names before `first_block` are missing, or with more than 32,768 names, 1,024 with tokens.  Does not change the generation. */
+ * Fails with KV_UNSUPPORTED if the session was opened without the name of its first block,
+ * since no later session would be placed on its nodes; with KV_CONFLICT if a block has been
+ * given another name before; and with KV_INVALID if names before `first_block` are missing, or
+ * if there are more than 32,768 names, or 1,024 with tokens. */
 KV_API kv_status_t kv_publish_begin(struct kv_session *session,
                                     const struct kv_publish *publish,
                                     uint32_t deadline_ms,
@@ -301,13 +306,14 @@ KV_API kv_status_t kv_publish_begin(struct kv_session *session,
 /* How much of a prompt a node keeps. */
 struct kv_match {
     uint32_t node;             /* its position in the client's list */
-    uint32_t tokens;           /* of the longest prefix that it has all its part of */
-    uint32_t tokens_in_memory; /* of these, from the first on */
+    uint32_t tokens;           /* of the longest prefix of which it keeps its whole part */
+    uint32_t tokens_in_memory; /* of these, the first ones that are in memory */
 };
 
-/* Asks the nodes on which sessions of a prompt would be, and those of its beginnings, how much of it
- * they keep: one message a node, which nothing is opened or kept for.  Nodes that are not connected
- * keep nothing.  kv_op_tokens() returns how many tokens an open would attach.
+/* Asks how much of a prompt is kept by the nodes on which its sessions, and those of its
+ * beginnings, are placed: one message a node, without opening a session.  A node that is not
+ * connected counts as keeping nothing.  kv_op_tokens() returns how many tokens an open would
+ * attach.
  *   names  (n_names) of the prompt's full blocks */
 KV_API kv_status_t kv_match_begin(struct kv_client *client,
                                   const struct kv_id128 *names,
@@ -315,36 +321,39 @@ KV_API kv_status_t kv_match_begin(struct kv_client *client,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Returns what a match found on each node that was asked, the best first; their number in
- * *ret_n.  Valid until the operation is freed.  NULL unless it succeeded. */
+/* Returns what each node that was asked keeps, the most first, and their number in *ret_n.
+ * Valid until the operation is freed.  NULL unless it succeeded. */
 KV_API const struct kv_match *kv_op_matches(const struct kv_op *op, uint32_t *ret_n);
 
 #define KV_NODES_ALL UINT32_MAX
 
-/* A prefix that nodes keep (kv_publish_begin()), by the name of its last block. */
+/* What to do with a prefix that nodes keep (kv_publish_begin()).  A prefix is a block and all
+ * blocks before it in its prompt; it has the name of its last block. */
 struct kv_prefix {
     enum kv_prefix_verb verb;
-    const struct kv_id128 *name; /* NULL: the deepest prefix that the session has */
-    /* An open session of the client's tenant, in which the block has this name; NULL: the nodes look
-     * through all that they keep, which takes seconds where there are millions. */
+    const struct kv_id128 *name; /* NULL: the deepest prefix of the session */
+    /* An open session of the client's tenant that has the block.  NULL: each node searches all
+     * that it keeps, which takes seconds if it keeps millions of blocks. */
     const struct kv_id128 *session_id;
-    /* KV_PREFIX_PIN: how long, 0: until it is unpinned; KV_PREFIX_HINT: when, at most
-     * KV_PREFIX_HINT_MAX_MS. */
+    /* KV_PREFIX_PIN: milliseconds, 0: until it is unpinned; KV_PREFIX_HINT: milliseconds until
+     * it is used, at most KV_PREFIX_HINT_MAX_MS. */
     uint32_t for_ms;
 };
 
-/* Says something of a prefix to node number `node`, or to all (KV_NODES_ALL), of which each has to be
- * connected: a prompt's blocks are on several.  kv_op_blocks() returns how many blocks were found, or
- * evicted; 0: no node keeps that name.
+/* Pins, unpins or evicts a prefix, or announces its use, on node number `node`, or on all nodes
+ * (KV_NODES_ALL), since the blocks of a prompt are on several.  Each node that is asked must be
+ * connected.  kv_op_blocks() returns how many blocks were found, or evicted; 0: no node keeps
+ * that name.
  *
- * KV_PREFIX_PIN     it stays, with those before it, also when memory is short; a later pin replaces an
- *                   earlier one
- * KV_PREFIX_UNPIN   that ends
- * KV_PREFIX_EVICT   it goes, with those behind it, pinned or not; sessions that have them keep their
- *                   rows.  Where rows that a session began with turn out to be corrupt
- *                   (KV_CORRUPT), evict the block that they are in by its name, on all nodes:
- *                   sessions that are opened from then on compute it again
- * KV_PREFIX_HINT    it will be used after that time, so until then it counts as used last
+ * KV_PREFIX_PIN     Keeps the prefix even if memory is short.  A later pin replaces an
+ *                   earlier one.
+ * KV_PREFIX_UNPIN   Removes the pin.
+ * KV_PREFIX_EVICT   Drops the block and all blocks that follow it, pinned or not.  Sessions
+ *                   that have them keep their rows.  If rows that a session started with are
+ *                   corrupt (KV_CORRUPT), evict their block by its name on all nodes: later
+ *                   sessions then compute it again.
+ * KV_PREFIX_HINT    Announces that the prefix will be used after that time.  Until then it
+ *                   counts as the most recently used.
  *
  * Fails with KV_UNSUPPORTED at nodes whose version keeps no prefixes. */
 KV_API kv_status_t kv_prefix_begin(struct kv_client *client,
@@ -353,7 +362,8 @@ KV_API kv_status_t kv_prefix_begin(struct kv_client *client,
                                    uint32_t deadline_ms,
                                    struct kv_op **ret_op);
 
-/* Returns how many blocks the node found that found the most. */
+/* Returns the number of blocks that a prefix operation found or evicted: of several nodes, the
+ * largest. */
 KV_API uint64_t kv_op_blocks(const struct kv_op *op);
 
 /* Opens an existing session by its ticket, whichever client created it.  Brings nodes up to
@@ -370,9 +380,9 @@ KV_API kv_status_t kv_resume_begin(struct kv_client *client,
                                    struct kv_op **ret_op);
 
 /* Creates a session that shares the first `tokens` tokens; no rows are copied.  Waits for the
- * session's outstanding operations first.  The session and its other clients go on as before, but
- * where a node is older than version 9 of the protocol: the generation is then incremented, as by a
- * truncate.  kv_op_session() returns the new session.
+ * session's outstanding operations first.  Does not affect the session and its other clients,
+ * unless one of its nodes speaks a version of the protocol below 9: then the generation is
+ * incremented, as by a truncate.  kv_op_session() returns the new session.
  *
  * Fails with KV_INVALID if fewer than `tokens` tokens are committed, and with KV_TOO_LARGE if
  * the rows would have more writers than a session may have (forks of forks). */
@@ -419,9 +429,9 @@ KV_API struct kv_session *kv_op_session(struct kv_op *op);
 KV_API uint32_t kv_op_tokens(const struct kv_op *op);
 
 /* Returns the committed length of one layer, in tokens, that a length operation reports: the
- * minimum over its kv heads, so rows before it can be read without waiting.  Of nodes that speak
- * no version 9 of the protocol, only the minimum over all layers is known, and counts for each.
- * 0 unless the operation succeeded. */
+ * minimum over its kv heads, so rows before it can be read without waiting.  Of nodes that
+ * speak no version 9 of the protocol, only the minimum over all layers is known, and counts for
+ * each.  0 unless the operation succeeded. */
 KV_API uint32_t kv_op_layer_tokens(const struct kv_op *op, uint32_t layer);
 
 /* Properties of a session.  The schema is valid until the session is freed; the generation and
@@ -552,8 +562,8 @@ struct kv_index_options {
     uint32_t m;    /* subspaces of a key, 1..KV_SUBSPACES_MAX; d_k is a multiple of m */
     uint32_t bits; /* of a code, 1..KV_CODE_BITS_MAX */
     /* Codes are of rotated keys: the principal components of a unit's first keys, dealt to the
-     * subspaces so that their variances are even.  No bytes a row, a matrix for a unit, and fewer
-     * rows that the codes miss (OPQ: Ge et al., 2013).  d_k is at most 256. */
+     * subspaces so that their variances are even.  No bytes a row, a matrix for a unit, and
+     * fewer rows that the codes miss (OPQ: Ge et al., 2013).  d_k is at most 256. */
     bool rotates;
     uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
@@ -743,18 +753,18 @@ struct kv_object {
     size_t bytes;       /* put: size; get: in: capacity, out: size; exists: out: size */
     kv_status_t status; /* out: of this object */
     uint32_t ttl_ms;    /* put: milliseconds after which the node removes it, at most
-                           KV_OBJECT_TTL_MAX_MS; 0: the node's default (--object-ttl: none, unless
-                           its operator says otherwise); KV_OBJECT_TTL_NONE: never */
-    bool evictable;     /* put: it is a copy of what can be had again, and goes when memory is
-                           short, the least recently used first.  Others never do: when memory is
-                           full of them, puts fail with KV_NO_MEMORY */
+                           KV_OBJECT_TTL_MAX_MS; 0: the node's default (kvserver --object-ttl);
+                           KV_OBJECT_TTL_NONE: never */
+    bool evictable;     /* put: the node may remove it when memory is short, the least recently
+                           used first: for copies of what can be had again.  Other objects are
+                           never removed; when they fill the memory, puts fail with KV_NO_MEMORY */
 };
 
 enum kv_object_verb {
     KV_OBJECT_PUT,    /* KV_EXISTS: the name has different bytes; KV_NO_MEMORY: store full;
-                         KV_UNSUPPORTED: ttl_ms, and the node speaks a version below 9.  Of the
-                         same bytes: renews the time.  An object stays as long as any put of it
-                         says, and is evictable only if every one says so */
+                         KV_UNSUPPORTED: ttl_ms, and the node speaks a version below 9.  A put
+                         of the same bytes renews the time: an object stays as long as any of
+                         its puts asked for, and is evictable only if all of them said so */
     KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` is the size, nothing was written;
                          KV_CONFLICT: replaced while it was read, try again */
     KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` is the size */
@@ -774,24 +784,24 @@ KV_API kv_status_t kv_objects_begin(struct kv_client *client,
                                     uint32_t deadline_ms,
                                     struct kv_op **ret_op);
 
-/* Where a list of objects goes on; {0}: at its beginning. */
+/* Where a list of objects continues; {0}: at the beginning. */
 struct kv_object_cursor {
     uint32_t thread;
     uint64_t after, until;
 };
 
 struct kv_object_list_options {
-    const char *prefix; /* with which the names begin; NULL: all */
-    uint32_t limit;     /* objects in one list, at most 1000; 0: 1000 */
-    bool deletes;       /* they are deleted, and counted, not listed */
+    const char *prefix; /* the beginning of the names; NULL: all names */
+    uint32_t limit;     /* maximum number of objects in one list, at most 1000; 0: 1000 */
+    bool deletes;       /* delete and count the objects instead of listing them */
     struct kv_object_cursor from;
 };
 
 struct kv_object_info {
-    const char *name; /* as its put had it: it may steer a terminal */
+    const char *name; /* as it was put; may contain control characters */
     uint64_t bytes;
-    uint64_t age_ms;      /* since it was put first */
-    uint64_t ttl_left_ms; /* UINT64_MAX: it is not removed */
+    uint64_t age_ms;      /* since its first put */
+    uint64_t ttl_left_ms; /* UINT64_MAX: it does not expire */
     uint32_t bad_pieces;  /* damaged in memory: rejected until it is put again */
     bool evictable;
     bool pinned; /* a transfer uses it */
@@ -805,18 +815,19 @@ struct kv_object_list {
     struct kv_object_cursor next;
 };
 
-/* Lists the objects of the client's tenant on one node, some at a time, those put first before
- * others of a data thread; or deletes them.  Objects that are put after the first list may be in
- * none.  A deletion whose reply was lost is sent again and deletes what is left, so n_deleted may be
- * less than what it deleted in all, never more.  Fails with KV_UNSUPPORTED on a node of a version
- * below 9. */
+/* Lists objects of the client's tenant on one node, or deletes them, up to `limit` at a time;
+ * the objects of one data thread in the order in which they were first put.  An object that is
+ * put after the first list was made may be in no list.  If the reply to a deletion is lost, the
+ * request is sent again and deletes what is left: n_deleted may then be too low, but never too
+ * high.  Fails with KV_UNSUPPORTED on a node of a version below 9. */
 KV_API kv_status_t kv_object_list_begin(struct kv_client *client,
                                         uint32_t node,
                                         const struct kv_object_list_options *options,
                                         uint32_t deadline_ms,
                                         struct kv_op **ret_op);
 
-/* Returns the list; NULL unless the operation succeeded.  Valid until the operation is freed. */
+/* Returns the list; NULL unless the operation succeeded.  Valid until the operation is
+ * freed. */
 KV_API const struct kv_object_list *kv_op_object_list(const struct kv_op *op);
 
 /* ---- nodes ------------------------------------------------------------------------------- */
@@ -843,7 +854,8 @@ struct kv_table {
 };
 
 /* Requests a table about one node: "status", "sessions", "clients", "models", "ops", "stats",
- * "scrub", "threads", "prefixes", "tenants" or "reuse".  Its texts have no control characters. */
+ * "scrub", "threads", "prefixes", "tenants" or "reuse".  Its texts have no control
+ * characters. */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,
                                   const char *name,
@@ -861,17 +873,18 @@ KV_API kv_status_t kv_drain_begin(struct kv_client *client,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Closes a session of the client's tenant on one node by its id, as the table "sessions" has it: an
- * operator's command, which needs no ticket.  Who uses the session is told so.  Fails with
- * KV_NOT_FOUND if the node has no such session, and with KV_UNSUPPORTED if its version is below 9. */
+/* Closes a session of the client's tenant on one node by its id, as in the table "sessions".
+ * This is an operator's command and needs no ticket; later operations of the session fail, and
+ * say that an operator closed it.  Fails with KV_NOT_FOUND if the node has no such session, and
+ * with KV_UNSUPPORTED on a node of a version below 9. */
 KV_API kv_status_t kv_close_id_begin(struct kv_client *client,
                                      uint32_t node,
                                      const struct kv_id128 *session_id,
                                      uint32_t deadline_ms,
                                      struct kv_op **ret_op);
 
-/* What the keys and values of a prompt depend on beside the model and the tokens: the name of an
- * adapter (of all tokens), the hash of an image (of the tokens that stand for it). */
+/* What the keys and values of a prompt depend on beside the model and the tokens: the name of
+ * an adapter (of all tokens), the hash of an image (of the tokens that stand for it). */
 struct kv_extra_key {
     uint32_t first_token,
         n_tokens;      /* of the prompt; up to UINT32_MAX, which is all that follow */
@@ -879,10 +892,11 @@ struct kv_extra_key {
     size_t n_bytes;
 };
 
-/* Names the full blocks of a prompt, KV_BLOCK_TOKENS tokens each; equal names mean equal keys and
- * values.  A name is the first 128 bits of SHA-256 over the parent's name (zeros for the first
- * block), the model's fingerprint, the client's salt, the extra keys whose tokens the block has,
- * in their order and with their places, and the block's tokens (kvserver/base/hash.h).
+/* Names the full blocks of a prompt, KV_BLOCK_TOKENS tokens each; equal names mean equal keys
+ * and values.  A name is the first 128 bits of SHA-256 over the parent's name (zeros for the
+ * first block), the model's fingerprint, the client's salt, the extra keys whose tokens the
+ * block has, in their order and with their places, and the block's tokens
+ * (kvserver/base/hash.h).
  *   tokens     (n_tokens)
  *   keys       (n_keys)
  *   ret_names  (n_tokens / KV_BLOCK_TOKENS) */
