@@ -24,7 +24,7 @@ static const struct {
      {.name = "session",
       .default_text = "",
       .help =
-          "name of a session in the store that another kvworker goes on with, or has begun; "
+          "name of a session in the store, which another kvworker can continue or has begun; "
           "empty: none",
       .offset = FIELD(session),
       .type = KV_CONFIG_STRING,
@@ -32,9 +32,8 @@ static const struct {
     {KVW_COMMAND_PREFILL,
      {.name = "kv-heads",
       .default_text = "",
-      .help =
-          "store the rows of the kv heads from A on, before B, only: another kvworker prefill "
-          "stores the others; empty: all",
+      .help = "store only the rows of KV heads A to B - 1; another kvworker prefill stores the "
+              "others; empty: all",
       .offset = FIELD(kv_heads),
       .type = KV_CONFIG_STRING,
       .value = "A-B"}},
@@ -189,7 +188,7 @@ static const struct {
       .type = KV_CONFIG_FLAG}},
     {KVW_COMMAND_SESSIONS,
      {.name = "fresh",
-      .help = "compute the whole prompt, whatever the store keeps of it",
+      .help = "compute the whole prompt, even if the store has rows of it",
       .offset = FIELD(fresh),
       .type = KV_CONFIG_FLAG}},
     {KVW_COMMAND_ANSWERS,
