@@ -5,32 +5,33 @@
  *                               ^-------- p2'                 another prompt, with two in common
  *
  * A prefix is a block that was published under its name, and with it all blocks before it: the
- * name says what they are.  Prefixes form trees, by their parents.  A session that is opened with
- * the names of its prompt gets the blocks of the deepest prefix that is here; a session publishes
- * its own blocks once their rows are complete.  The first copy of a block that is published stays;
- * a later one remains its session's alone.
+ * name depends on all of them.  Prefixes form trees, by their parents.  A session that is
+ * opened with the names of its prompt's blocks gets those of the deepest prefix in the index;
+ * a session publishes its own blocks once their rows are complete.  The first published copy of
+ * a block is the one in the index; a later copy remains its session's alone.
  *
- * What is kept is a ref of the block on each data thread that has units of it.  Sessions have refs
- * of their own, so a prefix may go at any time without them.
+ * The index keeps a ref of the block on each data thread that has units of it.  Sessions have
+ * refs of their own, so a prefix may leave the index while sessions use its blocks.
  *
- * A name is looked for where it was placed: by the same tenant, root, and place of the node in the
- * row (cluster/placement.h), since only then the same units are on the same data threads.
+ * A prefix is looked up by its name and its place: the tenant, the root, and the position of the
+ * node in the row (cluster/placement.h).  Only with the same place are the same units on the
+ * same data threads.
  *
- * What goes first when memory or a tenant's quota is short is one row of a table of policies; it is
- * always a prefix without children that no session has and that is not pinned.  So every prefix
- * that is here has its parent here, and the longest match is found by halving.
+ * When memory or a tenant's quota is short, a policy (eviction.h) chooses among the prefixes
+ * that have no children, that no session has, and that are not pinned.  So the parent of every
+ * prefix in the index is in the index, and the longest match is found by binary search.
  *
  * Invariants, which kvs_prefixes_check() asserts:
  *   (1) The prefixes in the map are those in the trees, each under its key and one deeper than its
  *       parent, in the same home; every link back is the reverse of a link forward.
  *   (2) A tenant counts its prefixes and their bytes, and a home its prefixes; all add up.
- *   (3) Exactly the prefixes that may go are in their tenant's heap, each at its place, none worth
- *       less than the one above it.
- *   (4) The pinned ones are listed.
+ *   (3) A tenant's heap has exactly its prefixes that may be evicted, and none is worth less
+ *       than the one above it.
+ *   (4) The list of pinned prefixes has all of them.
  *
- * Threads: the control thread.  Data threads read `parent`, `depth` and their own one of `blocks`, in
- * commands (shard/command.h), and write that one before the prefix is in the index.
- * Memory: the heap's; a prefix lives while it is in the index or somebody holds it.
+ * Threads: the control thread.  Data threads read `parent`, `depth` and their own one of
+ * `blocks` in commands (shard/command.h), and write that one before it is in the index.
+ * Memory: the heap; a prefix exists while it is in the index or is held.
  */
 #ifndef KV_KVSERVER_STORE_PREFIX_PREFIX_H
 #define KV_KVSERVER_STORE_PREFIX_PREFIX_H
@@ -53,12 +54,12 @@ struct kvs_prefix_place {
     uint32_t n_nodes, position;
 };
 
-/* What is kept for one tenant. */
+/* The prefixes of one tenant. */
 struct kvs_prefix_tenant {
     uint32_t tenant;
     uint64_t bytes; /* of rows and their CRCs, in prefixes */
     uint64_t n_prefixes;
-    struct kvs_prefix **heap; /* (n_heap) those that may go, the least valuable first */
+    struct kvs_prefix **heap; /* (n_heap) that may be evicted, the least valuable first */
     uint32_t n_heap, heap_room;
 };
 
@@ -75,7 +76,7 @@ struct kvs_prefix {
     struct kvs_prefix *parent; /* NULL: depth is 0 */
     struct kvs_prefix *child;  /* the first */
     struct kvs_prefix *next,
-        *prev; /* siblings; next: also in the lists of those not in the index */
+        *prev; /* siblings; next: also in lists of those not in the index */
     struct kvs_prefix *pinned_next, **pinned_link; /* NULL: not pinned */
     struct kvs_prefix_home *home;                  /* NULL: it is not in the index */
     struct kv_writers *mixed; /* of the block's tokens, if they have several; NULL: `writer` */
@@ -83,32 +84,32 @@ struct kvs_prefix {
     uint32_t *tokens; /* (KV_BLOCK_TOKENS) for readers of events; NULL: not told */
     uint64_t used_us;
     uint64_t pinned_us; /* until when; UINT64_MAX: until it is unpinned */
-    double floor;       /* the value of what went last, when it was last used */
-    double value;       /* while it is in the heap */
+    double floor;       /* the value of what had been evicted last when it was last used */
+    double value;       /* by the policy; while it is in the heap */
     uint32_t depth;     /* the block's number in its prompt */
-    uint32_t n_holders; /* sessions, and who is about to free it */
+    uint32_t n_holders; /* kvs_prefix_hold(): sessions and calls */
     uint32_t n_uses;
-    uint32_t heap_at;                /* UINT32_MAX: it may not go */
+    uint32_t heap_at;                /* UINT32_MAX: it may not be evicted */
     uint8_t first_thread, n_threads; /* the data threads that have units of it */
     struct kvs_block *blocks[];      /* (n_threads) NULL: not taken */
 };
 
-/* Returns NULL if out of memory.  `policy` is a row of eviction.h.  `pages`
- * know how much of them may go at once (kvs_pages_add_spare()), NULL: nobody does. */
+/* Creates an empty index.  `policy` is a row of the table in eviction.h.  Tells `pages` how many
+ * bytes may be evicted (kvs_pages_add_spare()), unless NULL.  Returns NULL if out of memory. */
 struct kvs_prefixes *kvs_prefixes_create(uint64_t secret,
                                          const struct kvs_eviction_policy *policy,
                                          struct kvs_pages *pages);
-/* Frees everything, without the refs of blocks. */
+/* Frees the index and its prefixes; the refs of their blocks are not given back. */
 void kvs_prefixes_destroy(struct kvs_prefixes *prefixes);
 
-/* Creates a prefix that is not in the index, with its caller for a holder.  Returns NULL if out of
+/* Creates a prefix that is not in the index, and that the caller holds.  Returns NULL if out of
  * memory. */
 struct kvs_prefix *kvs_prefix_create(const struct kv_id128 *name,
                                      uint32_t depth,
                                      uint32_t first_thread,
                                      uint32_t n_threads);
 
-/* Returns the block that the data thread has of it; where to put it. */
+/* Returns where the data thread's ref of the block is, or NULL if it has no units of it. */
 static inline struct kvs_block **
 kvs_prefix_block(struct kvs_prefix *prefix, uint32_t thread, uint32_t n_threads)
 {
@@ -117,15 +118,15 @@ kvs_prefix_block(struct kvs_prefix *prefix, uint32_t thread, uint32_t n_threads)
     return at < prefix->n_threads ? &prefix->blocks[at] : NULL;
 }
 
-/* Returns the deepest prefix of a prompt that is here, or NULL.  It does not count as used.
+/* Returns the deepest prefix of a prompt that is in the index, or NULL.  Does not count as a use.
  *   names  (n) of the prompt's blocks */
 struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
                                      const struct kvs_prefix_place *place,
                                      const struct kv_id128 *names,
                                      uint32_t n);
 
-/* Returns whether a block of that name was here and left lately: of the last some 10,000 that left,
- * most are known. */
+/* Returns whether a block of that name has left the index lately: most of the last 10,000 or so
+ * that left are remembered. */
 bool kvs_prefixes_had(const struct kvs_prefixes *prefixes,
                       const struct kvs_prefix_place *place,
                       const struct kv_id128 *name);
@@ -135,44 +136,45 @@ struct kvs_prefix *kvs_prefixes_get(const struct kvs_prefixes *prefixes,
                                     const struct kvs_prefix_place *place,
                                     const struct kv_id128 *name);
 
-/* Puts a prefix into the index, which has none of its name, below `parent`, which is the one at its
- * depth - 1.  A prefix of depth 0 begins a tree: `home` says what of, and is copied.  Returns false if
- * out of memory. */
+/* Adds a prefix to the index, which must have none of its name, as a child of `parent`, whose
+ * depth is one less.  A prefix of depth 0 begins a tree, for which `home` is copied.  Returns
+ * false if out of memory. */
 bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
                       struct kvs_prefix *parent,
                       const struct kvs_prefix_home *home,
                       struct kvs_prefix *prefix,
                       uint64_t now_us);
 
-/* It, and those before it, were used now; or will be, at a later time: until then it counts as the
- * latest. */
+/* Counts a use of the prefix and of those before it; now, or at a later time that is expected:
+ * until then it counts as the most recently used. */
 void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t now_us);
 
-/* Somebody holds it, or holds it no more: until then it does not go by itself, and it is not freed. */
+/* A prefix that is held is neither chosen by kvs_prefixes_victim() nor freed.  Each hold needs
+ * a release. */
 void kvs_prefix_hold(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 
-/* Keeps it, and with it those before it, until that time; UINT64_MAX: until it is unpinned.  A
- * later pin replaces an earlier one. */
+/* Keeps the prefix, and so those before it, from being evicted until that time; UINT64_MAX:
+ * until it is unpinned.  A later pin replaces an earlier one. */
 void kvs_prefix_pin(struct kvs_prefixes *prefixes,
                     struct kvs_prefix *prefix,
                     uint64_t until_us);
 void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
-/* Ends the pins whose time is over. */
+/* Removes the pins that have expired. */
 void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us);
 
-/* Returns what goes first, of one tenant, or of all (NULL); NULL: nothing may go.  Of all it is taken
- * from the tenants that have more than their share, which is the same for each that has anything; only if
- * nothing of theirs may go, from the others. */
+/* Returns the prefix to evict next, of one tenant, or of all (NULL); NULL if none may be evicted.
+ * Of all: from the tenants that have more than an equal share of the bytes of all prefixes; only
+ * if none of theirs may be evicted, from the others. */
 struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
                                        const struct kvs_prefix_tenant *tenant);
-/* Takes a prefix without children out of the index.  Its refs of blocks, and one hold of it, are the
- * caller's from now on. */
+/* Removes a prefix without children from the index.  Transfers its refs of blocks, and a hold of
+ * it, to the caller. */
 void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
-/* Returns a prefix without children that is the given one or one behind it. */
+/* Returns a descendant of the prefix that has no children, or the prefix itself. */
 struct kvs_prefix *kvs_prefix_last(struct kvs_prefix *prefix);
 
-/* Returns the tenant, or NULL if nothing is kept for it. */
+/* Returns the tenant, or NULL if it has no prefixes. */
 struct kvs_prefix_tenant *kvs_prefixes_tenant(const struct kvs_prefixes *prefixes,
                                               uint32_t tenant);
 
@@ -182,8 +184,8 @@ uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes);
 /* Iterates over all tenants, as kvs_prefixes_next(). */
 const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefixes *prefixes,
                                                          size_t *cursor);
-/* Iterates over all; *cursor is 0 at first, NULL is the end.  Some may be met twice or not at all if the
- * index changes on the way. */
+/* Iterates over all prefixes; *cursor is 0 at first, NULL is the end.  If the index changes
+ * between two calls, some may be returned twice or not at all. */
 struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t *cursor);
 
 /* Returns the writers of a session that has the first rows from this prefix and writes those that
