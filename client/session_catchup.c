@@ -128,8 +128,8 @@ static bool has_moved(const struct kvc_call *call, const Kvpb__SessionReply *rep
 
     if (reply->generation == session_node->generation)
         return false;
-    /* It has done what it was asked for, and which writer it chose did not arrive.  Out of memory: it
-     * is asked for the operation again, and replies as it did. */
+    /* It has done what it was asked for, and which writer it chose did not arrive.  Out of
+     * memory: it is asked for the operation again, and replies as it did. */
     if (entry != NULL && entry->type == KV_OP_TRUNCATE &&
         !kvc_session_hear_own(call->session, kvc_row_position(&call->session->row, call->node),
                               entry->tokens, reply->own_writer))

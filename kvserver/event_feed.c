@@ -84,8 +84,8 @@ struct kvs_event_feed {
     struct kv_thread *thread;
     atomic_bool stopping;
 
-    /* Set where an event is dropped.  Until the feed's thread has said so to its readers, and unset it,
-     * all further ones are dropped too. */
+    /* Set where an event is dropped.  Until the feed's thread has said so to its readers, and
+     * unset it, all further ones are dropped too. */
     atomic_bool lost;
     _Atomic uint64_t queued_bytes;
 
@@ -462,8 +462,8 @@ static uint32_t take_items(struct kvs_event_feed *feed)
     return n;
 }
 
-/* Publishes what there is.  Where events are lost, nothing comes after them until `lost` is unset, so
- * what was told before is all in the ring when it has been seen. */
+/* Publishes what there is.  Where events are lost, nothing comes after them until `lost` is
+ * unset, so what was told before is all in the ring when it has been seen. */
 static void publish_all(struct kvs_event_feed *feed)
 {
     const bool lost = atomic_load(&feed->lost);
@@ -561,7 +561,8 @@ static bool take_request(struct kvs_event_feed *feed)
     return true;
 }
 
-/* Sends what is due next of a replay.  Returns false if the reader takes nothing now, or is gone. */
+/* Sends what is due next of a replay.  Returns false if the reader takes nothing now, or is
+ * gone. */
 static bool send_replay(struct kvs_event_feed *feed, struct replay *replay)
 {
     zmq_msg_t empty;

@@ -1,5 +1,5 @@
-/* event_feed.h - publishes a node's events over ZeroMQ, as vLLM does (vllm/distributed/kv_events.py):
- * routers that know which node has which blocks read it.
+/* event_feed.h - publishes a node's events over ZeroMQ, as vLLM does
+ * (vllm/distributed/kv_events.py): routers that know which node has which blocks read it.
  *
  *     control thread                    the feed's thread                        readers
  *     sink: copies the event  --(ring)-> joins events, packs batches  --PUB-->    SUB, any number
@@ -7,24 +7,25 @@
  *
  *   PUB     frames: topic, sequence number (8 bytes, big-endian), batch
  *   batch   msgpack: [time in seconds, [event, ...]]
- *   event   msgpack: a map; `type` is BlockStored, BlockRemoved or AllBlocksCleared, the other names are
- *           those of vLLM's fields
+ *   event   msgpack: a map; `type` is BlockStored, BlockRemoved or AllBlocksCleared, the other
+ *           names are those of vLLM's fields
  *   replay  request: (empty), first sequence number wanted (8 bytes)
  *           reply: a message per batch that is kept: (empty), topic, sequence number, batch;
  *           then (empty), empty, -1 (8 bytes), empty
  *
- * A reader that stands still, or that asks and does not take what it asked for, loses messages; the
- * node loses nothing, and keeps for it at most a number of messages.  It notices by the sequence
- * numbers, which have no gaps, and asks for what it has missed.  If the first batch of a replay is
- * not the one that it asked for, the rest is gone, and it must forget all it knew of the node.
+ * A reader that stands still, or that asks and does not take what it asked for, loses messages;
+ * the node loses nothing, and keeps for it at most a number of messages.  It notices by the
+ * sequence numbers, which have no gaps, and asks for what it has missed.  If the first batch of
+ * a replay is not the one that it asked for, the rest is gone, and it must forget all it knew
+ * of the node.
  *
- * The first batch, number 0, and the last one say AllBlocksCleared: there is nothing in a node that
- * has started, or ended.  The same if events had to be dropped, because they came faster than they
- * were packed: a number is left out, and the batch after it says AllBlocksCleared.  So a reader that
- * follows never takes a block for there that it was not told of since.
+ * The first batch, number 0, and the last one say AllBlocksCleared: there is nothing in a node
+ * that has started, or ended.  The same if events had to be dropped, because they came faster
+ * than they were packed: a number is left out, and the batch after it says AllBlocksCleared.
+ * So a reader that follows never takes a block for there that it was not told of since.
  *
- * Block names go out as they are, but for those of a tenant other than 0: their last 32 bits are
- * xored with its number, so that names that two tenants have in common are two.
+ * Block names go out as they are, but for those of a tenant other than 0: their last 32 bits
+ * are xored with its number, so that names that two tenants have in common are two.
  *
  * Threads: create, destroy and the sink: the control thread; kvs_event_feed_metrics(): any.
  * Memory: create/destroy.

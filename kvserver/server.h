@@ -4,9 +4,9 @@
  *     values of options -> data directory -> control port -> feed of events -> metrics -> disk
  *         -> transport -> node -> data threads -> control calls
  *
- * A value that is wrong is so whatever else is in use, so it is reported first.  The ports are bound
- * early, so that a port in use is reported before memory is reserved; until the node serves, /ready
- * returns 503.  Control calls are accepted last.
+ * A value that is wrong is so whatever else is in use, so it is reported first.  The ports are
+ * bound early, so that a port in use is reported before memory is reserved; until the node
+ * serves, /ready returns 503.  Control calls are accepted last.
  *
  *                kvs_server_create           kvs_server_drain
  *     (nothing) ------------------> serving ---------------> draining
@@ -68,9 +68,9 @@ struct kvs_server_info {
 };
 
 /* Starts everything.  After it returns, the node serves whenever the caller calls
- * kvs_server_step().  On failure nothing but the data directory may remain.  Fails with KV_INVALID or
- * KV_UNSUPPORTED if an option cannot be used, and with other codes if a resource is in use or
- * lacking.  `detail` has the form `what: where: value`. */
+ * kvs_server_step().  On failure nothing but the data directory may remain.  Fails with
+ * KV_INVALID or KV_UNSUPPORTED if an option cannot be used, and with other codes if a resource
+ * is in use or lacking.  `detail` has the form `what: where: value`. */
 kv_status_t kvs_server_create(const struct kvs_server_options *options,
                               struct kvs_server **ret_server,
                               char *detail,

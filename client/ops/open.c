@@ -467,8 +467,8 @@ keep_names(struct kv_op *op, const struct kv_id128 *names, uint32_t n_names, uin
     return KV_OK;
 }
 
-/* Reads where the prompt's blocks place the session, and what is to be attached.  Where all nodes are
- * in a row, other rows are no relief. */
+/* Reads where the prompt's blocks place the session, and what is to be attached.  Where all
+ * nodes are in a row, other rows are no relief. */
 static kv_status_t read_prompt(struct kv_op *op, const struct kv_session_options *options)
 {
     const struct kv_client *client = op->client;

@@ -1,8 +1,8 @@
 /* Resume: creates a session's handle from its ticket.
  *
- * Every node of its row is asked for its state of the session, and the states must agree.  The node with
- * the latest generation has the log by which lagging nodes catch up.  Then all nodes are asked
- * for their lengths again; the minimum is the session's length.
+ * Every node of its row is asked for its state of the session, and the states must agree.  The
+ * node with the latest generation has the log by which lagging nodes catch up.  Then all nodes
+ * are asked for their lengths again; the minimum is the session's length.
  */
 #include "client/call.h"
 #include "client/dispatch.h"

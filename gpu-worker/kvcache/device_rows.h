@@ -20,7 +20,8 @@
 
 struct kvw_device_rows;
 
-/* Creates full rows; those that the session has come with the first pass.  Fails with KV_NO_MEMORY. */
+/* Creates full rows; those that the session has come with the first pass.  Fails with
+ * KV_NO_MEMORY. */
 kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
                                    struct kvw_session *store,
                                    struct kvw_device_rows **ret_rows);

@@ -53,8 +53,8 @@ void kvw_session_destroy(struct kvw_session *store)
     free(store);
 }
 
-/* Names the full blocks of some tokens.  Returns the names, to be freed, and their number; NULL: out
- * of memory. */
+/* Names the full blocks of some tokens.  Returns the names, to be freed, and their number;
+ * NULL: out of memory. */
 static struct kv_id128 *name_blocks(struct kv_client *client,
                                     const struct kv_model_info *info,
                                     const uint32_t *tokens,
@@ -70,7 +70,8 @@ static struct kv_id128 *name_blocks(struct kv_client *client,
     return names;
 }
 
-/* Begins to open a new session, where others with the prompt's beginning are, or with their rows. */
+/* Begins to open a new session, where others with the prompt's beginning are, or with their
+ * rows. */
 static kv_status_t begin_open(const struct kvw_session_setup *setup,
                               const struct kv_model_info *info,
                               struct kv_op **ret_op)

@@ -55,10 +55,11 @@ kv_status_t kvw_session_poll(struct kvw_session *store);
 uint32_t kvw_session_reused(const struct kvw_session *store);
 /* Asks the store how many tokens all units of the session have; 0 if it cannot tell. */
 uint32_t kvw_session_stored(const struct kvw_session *store);
-/* Has the store keep the full blocks of these tokens, the session's first, for others (setup.publishes;
- * else does nothing).  Blocks whose rows are still on their way are kept by a later call.  `waits`:
- * all are, when the call returns.  A failure is not the session's: nobody then reuses them.  Nor does
- * anybody what was made in a session that another worker began: how is not known here.
+/* Has the store keep the full blocks of these tokens, the session's first, for others
+ * (setup.publishes; else does nothing).  Blocks whose rows are still on their way are kept by a
+ * later call.  `waits`: all are, when the call returns.  A failure is not the session's: nobody
+ * then reuses them.  Nor does anybody what was made in a session that another worker began: how
+ * is not known here.
  *   tokens  (n_tokens) */
 void kvw_session_publish(struct kvw_session *store,
                          const uint32_t *tokens,
@@ -72,8 +73,8 @@ void kvw_session_let_go(struct kvw_session *store);
  * the prompt's blocks no longer, whatever follows them.  Returns whether it did, and no longer does. */
 bool kvw_session_disown(struct kvw_session *store, const uint32_t *prompt);
 
-/* Rows from this token on are made from attention to some of the rows: under their names others would
- * take them for what full attention makes.  They are not published. */
+/* Rows from this token on are made from attention to some of the rows: under their names others
+ * would take them for what full attention makes.  They are not published. */
 void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin);
 
 /* Forgets the tokens from `tokens` on. */

@@ -1,5 +1,6 @@
-/* load_prefixes.c - prompts of 64 blocks put, asked for and read back, one prompt at a time over tcp:
- * what an engine does with a store of KV blocks, beside Mooncake, to which a block is an object.
+/* load_prefixes.c - prompts of 64 blocks put, asked for and read back, one prompt at a time
+ * over tcp: what an engine does with a store of KV blocks, beside Mooncake, to which a block is
+ * an object.
  *
  *   prefix.put    open, put, publish, close; there: batch_put_from() of the prompt's blocks
  *   prefix.match  kv_match_begin(); there: batch_is_exist()

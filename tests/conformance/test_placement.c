@@ -323,8 +323,8 @@ static void a_root_under_load(void **state)
     assert_true(cluster_becomes(client, "status", "sessions", 0));
 }
 
-/* A prompt's beginning is stored where its own sessions are; longer prompts that begin with it have other
- * rows, but find it. */
+/* A prompt's beginning is stored where its own sessions are; longer prompts that begin with it
+ * have other rows, but find it. */
 static void a_beginning_on_another_row(void **state)
 {
     struct kv_id128 names[4] = {{{99}}, {{7}}, {{8}}, {{9}}};

@@ -1,17 +1,18 @@
-/* test_sharing.c - sessions that share rows in every way there is, against a plain model of what each
- * row must be; with bits flipped and segments swapped in the nodes' memory on the way.
+/* test_sharing.c - sessions that share rows in every way there is, against a plain model of
+ * what each row must be; with bits flipped and segments swapped in the nodes' memory on the
+ * way.
  *
  *   test_conformance_sharing [--seed N] [--rounds N]     as a program: any number of rounds
  *                            [--nodes HOST:PORT,...]     on nodes that run already, without damage
  *
- * A round is a store of its own: two nodes of two data threads, three clients of two tenants, and 220
- * operations, one after the other, in one thread on a virtual clock; all follows from the round's seed,
- * which is printed when something is wrong.
+ * A round is a store of its own: two nodes of two data threads, three clients of two tenants,
+ * and 220 operations, one after the other, in one thread on a virtual clock; all follows from
+ * the round's seed, which is printed when something is wrong.
  *
- * The model knows for each session whose row each token has in each unit: the number of the one who
- * wrote it.  Rows that an open attaches are those of somebody who published a block of that name, whole
- * in each unit; who it was, the first read tells.  Where a bit was flipped, KV_CORRUPT is right, too; a
- * row that is not what it must be, never.
+ * The model knows for each session whose row each token has in each unit: the number of the one
+ * who wrote it.  Rows that an open attaches are those of somebody who published a block of that
+ * name, whole in each unit; who it was, the first read tells.  Where a bit was flipped,
+ * KV_CORRUPT is right, too; a row that is not what it must be, never.
  */
 #include "client/client.h"
 #include "client/control_message.h"

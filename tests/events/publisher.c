@@ -2,9 +2,9 @@
  *
  *     publisher NODE TENANT FIRST N TOKENS
  *
- * Puts and publishes prompts FIRST to FIRST + N - 1, of four blocks each, with tokens if TOKENS is 1;
- * prints the names of each prompt's blocks on a line.  Prompt i's tokens are 512 i, 512 i + 1, and so
- * on. */
+ * Puts and publishes prompts FIRST to FIRST + N - 1, of four blocks each, with tokens if TOKENS
+ * is 1; prints the names of each prompt's blocks on a line.  Prompt i's tokens are 512 i,
+ * 512 i + 1, and so on. */
 #include "client/include/kvclient.h"
 #include "tests/support/rows.h"
 

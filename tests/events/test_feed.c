@@ -1,6 +1,7 @@
-/* The feed of events, byte by byte: what is published is compared with messages written out here, as
- * msgpack's specification and vLLM's field names have them.  Then what readers may rely on: replays
- * are complete, however slowly they are taken; what was lost is told; memory is bounded. */
+/* The feed of events, byte by byte: what is published is compared with messages written out
+ * here, as msgpack's specification and vLLM's field names have them.  Then what readers may
+ * rely on: replays are complete, however slowly they are taken; what was lost is told; memory
+ * is bounded. */
 #include "kvserver/base/clock.h"
 #include "kvserver/event_feed.h"
 

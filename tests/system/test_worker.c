@@ -228,8 +228,8 @@ static void generate_again(bool is_full, const char *store, bool is_fresh)
     run_kvworker(is_full ? full : pqcache);
 }
 
-/* A prompt that was seen before is not computed again, but for the tokens behind its last full block;
- * whoever asks, wherever the list of nodes begins, and with the same answer. */
+/* A prompt that was seen before is not computed again, but for the tokens behind its last full
+ * block; whoever asks, wherever the list of nodes begins, and with the same answer. */
 static void a_prompt_seen_before(void **state)
 {
     static char ids[sizeof(result.output)];

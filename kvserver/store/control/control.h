@@ -470,8 +470,8 @@ void kvs_events_removed(const struct kvs_control *control, const struct kvs_pref
 
 /* ---- eviction.c ---- */
 
-/* Takes a prefix without children out of the index, to be given back.  Its blocks are freed where no
- * session has them. */
+/* Takes a prefix without children out of the index, to be given back.  Its blocks are freed
+ * where no session has them. */
 void kvs_control_evict(struct kvs_control *control,
                        struct kvs_prefix *prefix,
                        enum kvs_evict_why why);

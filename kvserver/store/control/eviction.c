@@ -1,12 +1,12 @@
-/* eviction.c - prefixes leave the index: because memory or a tenant's quota is short, because their
- * rows are bad, or because a client says so; and how data threads give the refs of their blocks
- * back.
+/* eviction.c - prefixes leave the index: because memory or a tenant's quota is short, because
+ * their rows are bad, or because a client says so; and how data threads give the refs of their
+ * blocks back.
  *
  *   kvs_control_evict() -> released -> a command to all data threads -> pages are free
  *
- * What has left waits until the data threads have carried out the last such command, so one is on its
- * way at a time, with all that has gathered.  Until it is done, memory that comes back counts as
- * spare: a request that finds none is told to try again. */
+ * What has left waits until the data threads have carried out the last such command, so one is
+ * on its way at a time, with all that has gathered.  Until it is done, memory that comes back
+ * counts as spare: a request that finds none is told to try again. */
 #include "kvserver/store/control/metrics.h"
 #include "kvserver/store/control/ops_private.h"
 

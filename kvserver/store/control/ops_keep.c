@@ -133,7 +133,8 @@ static bool check(struct kvs_control_call *call, const Kvpb__PrefixRequest *requ
     return false;
 }
 
-/* Returns what the session has of that name, or, without one, the deepest that it has; NULL: nothing. */
+/* Returns what the session has of that name, or, without one, the deepest that it has; NULL:
+ * nothing. */
 static struct kvs_prefix *prefix_of_session(struct kvs_control_call *call,
                                             const Kvpb__PrefixRequest *request)
 {

@@ -1,5 +1,5 @@
-/* ops_objects.c - a tenant's objects: lists them, or deletes those whose names begin alike, some at a
- * time.
+/* ops_objects.c - a tenant's objects: lists them, or deletes those whose names begin alike,
+ * some at a time.
  *
  * A reply says where the next page goes on: a data thread, and after which of its objects.  One
  * thread after the other is asked, until the page is full. */

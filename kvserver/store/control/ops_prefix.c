@@ -221,8 +221,8 @@ static bool name_writers(struct kvs_prefix *prefix, const struct kv_writers *wri
     return true;
 }
 
-/* Puts a prefix into the index.  Returns the one that has its name from now on, held; NULL: there is
- * no room, and it stays the caller's. */
+/* Puts a prefix into the index.  Returns the one that has its name from now on, held; NULL:
+ * there is no room, and it stays the caller's. */
 static struct kvs_prefix *index_one(struct kvs_control_call *call,
                                     struct kvs_prefix *parent,
                                     const struct kvs_prefix_home *home,

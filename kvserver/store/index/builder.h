@@ -1,6 +1,6 @@
 /* builder.h - index jobs: build codebooks, codes, cells and summaries in the background, one
- * job per chapter of a unit.  Sessions that have jobs take turns (job_queue.h).  What is learnt of
- * keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
+ * job per chapter of a unit.  Sessions that have jobs take turns (job_queue.h).  What is learnt
+ * of keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
  *   kvs_index_schedule() -> QUEUED -> [ROTATE -> TURN ->] TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
  *                                -> freed; one slice per kvs_indexer_step()
@@ -14,14 +14,15 @@
  * truncates and closes go on while it runs, and every unit that refers to the segments gets the
  * codes.  A job is dropped once no unit refers to enough of its first segments for a codebook.
  *
- * Rows are verified in each piece of work that reads them (verify.h).  A job that finds a bad row
- * fails, so nothing is made from bad rows.
+ * Rows are verified in each piece of work that reads them (verify.h).  A job that finds a bad
+ * row fails, so nothing is made from bad rows.
  *
  * Invariants, which kvs_indexer_check() asserts between two steps:
  *   (1) The jobs in the queue (job_queue.h) are those in use in the pool.
  *   (2) Only the job whose turn it is is at work: the others hold nothing but their segments.
- *   (3) A job has all of its segments pinned, and the one before them if keys are rotated, says in the first that it begins there, and in
- *       each that it gives it codes, if it does.
+ *   (3) A job has all of its segments pinned, and the one before them if keys are rotated;
+ *       it says in the first that it begins there, and in each that it gives it codes, if it
+ *       does.
  *   (4) A job has a share of its codebook as soon as there is one; a late job, from the start.
  *   (5) It has room for lists of rows by item while it makes them, and only then.
  *

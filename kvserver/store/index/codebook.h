@@ -10,9 +10,9 @@
  * forks inherit it with the segments.  Its centroids never change.  Its cells may be made again
  * by a later job if they went bad; its summaries also by a job that needs a different size.
  *
- * Codes may be of rotated keys (kernels/rotation.h).  The chapters of a unit share the rotation that
- * was made for the first of them, because a query reads a chapter's codebook and its rotation:
- * of one for each chapter, twice as many bytes.
+ * Codes may be of rotated keys (kernels/rotation.h).  The chapters of a unit share the rotation
+ * that was made for the first of them, because a query reads a chapter's codebook and its
+ * rotation: of one for each chapter, twice as many bytes.
  *
  * Cells and summaries with a wrong checksum are counted and lost: they are not used any more,
  * until new ones have been made (kvs_index_repair()).
@@ -137,7 +137,8 @@ void kvs_codebook_share_rotation(struct kvs_codebook *book, struct kvs_rotation 
 struct kvs_rotation *kvs_codebook_make_rotation(struct kvs_codebooks *books,
                                                 struct kvs_codebook *book);
 
-/* Verifies what was learnt, and the rotation.  Returns false if it is not sound: the codebook is broken now. */
+/* Verifies what was learnt, and the rotation.  Returns false if it is not sound: the codebook
+ * is broken now. */
 bool kvs_codebook_verify_learnt(struct kvs_codebooks *books, uint32_t codebook);
 
 /* Verifies its cells, if it has any that are not lost.  Returns false if they are lost now.

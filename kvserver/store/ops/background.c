@@ -1,6 +1,7 @@
-/* The background jobs of a data thread, most urgent first.  Room that the node needs is given back,
- * and objects whose time is over are freed, before anything that may take long.  The scrubber limits itself to its rate and gets every other
- * turn; then come index jobs, and samples of recall. */
+/* The background jobs of a data thread, most urgent first.  Room that the node needs is given
+ * back, and objects whose time is over are freed, before anything that may take long.  The
+ * scrubber limits itself to its rate and gets every other turn; then come index jobs, and
+ * samples of recall. */
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"

@@ -6,8 +6,8 @@
  *               ask to wait
  *   wake ...... a job has ended: looks again
  *
- * A job needs its rows in memory from the beginning: where some are absent, the request asks for all
- * rows of its units, and waits.  Where all have their codes already, it needs none.
+ * A job needs its rows in memory from the beginning: where some are absent, the request asks
+ * for all rows of its units, and waits.  Where all have their codes already, it needs none.
  */
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"

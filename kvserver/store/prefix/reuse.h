@@ -42,7 +42,8 @@ struct kvs_reuse {
 /* "asked", "matched", "missed_new", "missed_evicted", "missed_elsewhere" */
 const char *kvs_reuse_name(enum kvs_reuse_kind kind);
 
-/* Counts an open that asked for so many tokens, and got so many of them; `why` it missed the others. */
+/* Counts an open that asked for so many tokens, and got so many of them; `why` it missed the
+ * others. */
 void kvs_reuse_count(struct kvs_reuse *reuse,
                      uint32_t tenant,
                      uint64_t asked,

@@ -87,8 +87,8 @@ static bool open_init(struct kvs_shard *shard, struct kvs_command *command)
     return command->status == KV_OK;
 }
 
-/* Notes some of the prefix's blocks where the session is to have them, the last ones first: a prefix
- * knows its parent.  Returns true when all are noted. */
+/* Notes some of the prefix's blocks where the session is to have them, the last ones first: a
+ * prefix knows its parent.  Returns true when all are noted. */
 static bool note_blocks(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_block **list = shard->sessions[command->index].blocks.list;
@@ -101,8 +101,8 @@ static bool note_blocks(struct kvs_shard *shard, struct kvs_command *command)
     return command->prefix == NULL;
 }
 
-/* Shares some of the blocks that are noted, up to the first one with bad rows.  Returns true after the
- * last. */
+/* Shares some of the blocks that are noted, up to the first one with bad rows.  Returns true
+ * after the last. */
 static bool share_blocks(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kvs_shard_session *session = &shard->sessions[command->index];

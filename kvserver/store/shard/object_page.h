@@ -1,12 +1,12 @@
 /* object_page.h - some of a tenant's objects at a time, to list or to delete them.
  *
- * A data thread's objects have numbers in the order in which they were published; a page goes on
- * after a number, and its reply says after which one the next page does.  Objects that are published
- * after the first page have numbers above `until` and belong to none, so pages come to an end
- * whatever clients put meanwhile.
+ * A data thread's objects have numbers in the order in which they were published; a page goes
+ * on after a number, and its reply says after which one the next page does.  Objects that are
+ * published after the first page have numbers above `until` and belong to none, so pages come
+ * to an end whatever clients put meanwhile.
  *
- * Threads: the control thread fills in what is asked and gives the page to the data thread, which
- * gives it back with the answer.  Memory: the control thread's.
+ * Threads: the control thread fills in what is asked and gives the page to the data thread,
+ * which gives it back with the answer.  Memory: the control thread's.
  */
 #ifndef KV_KVSERVER_STORE_SHARD_OBJECT_PAGE_H
 #define KV_KVSERVER_STORE_SHARD_OBJECT_PAGE_H

@@ -6,8 +6,8 @@
  *                                         +--> QUEUED (slices) --------->+
  *
  * Each request is one kvs_request, from its arrival until its reply has been sent.  It uses
- * only memory from pools allocated at startup.  Queued requests run in slices (base/slice.h), so no
- * request blocks the thread; queue.h says in which order.
+ * only memory from pools allocated at startup.  Queued requests run in slices (base/slice.h),
+ * so no request blocks the thread; queue.h says in which order.
  *
  * Every client has a kvs_request for each credit that it was granted, whatever other clients
  * do.  A request beyond its credits, or beyond the available buffers, is rejected with KV_BUSY
@@ -39,9 +39,9 @@
  *       sound; one that is not in use has none, unless a command is changing it.
  *  (10) Rows are reserved only for outstanding transfers; a unit counts exactly the transfers
  *       and the coming puts of requests.
- *  (11) A block has one ref per session that has it, per block over it and per prefix that keeps it, and one pin per
- *       request and job that pins it; the store counts exactly the blocks and segments that
- *       somebody has.
+ *  (11) A block has one ref per session that has it, per block over it and per prefix that
+ *       keeps it, and one pin per request and job that pins it; the store counts exactly the
+ *       blocks and segments that somebody has.
  *  (12) The store counts the bad rows of all segments, the blocks that are absent or leave, and
  *       the requests at work.
  *  (13) A codebook has one ref per segment with its codes, and per job that has it; it counts
