@@ -394,7 +394,7 @@ static void table_tenants(struct kvs_control *control, struct builder *table)
     const struct kvs_prefix_tenant *tenant;
     size_t cursor = 0;
 
-    columns(table, "tenant prefixes bytes quota_bytes ends_that_may_go");
+    columns(table, "tenant prefixes bytes quota_bytes evictable_leaves");
     while (table->n_rows < TENANTS_MAX && !table->failed &&
            (tenant = kvs_prefixes_next_tenant(control->prefixes, &cursor)) != NULL) {
         Kvpb__Row *to = row(table);

@@ -77,7 +77,7 @@
     X(prefixes_evicted, "blocks evicted because memory was short")                    \
     X(prefixes_over_quota, "blocks evicted for others of a tenant with a full quota") \
     X(prefixes_deleted, "blocks no longer kept because a client said so")             \
-    X(prefixes_refused, "blocks not kept because of their tenant's quota")            \
+    X(prefixes_refused, "publishes cut short by the quota of their tenant")           \
     X(prefixes_bad, "blocks no longer kept because rows in or before them were bad")  \
     X(sessions_expired, "sessions closed because their lease ended")                  \
     X(clients_registered, "clients registered")                                       \
