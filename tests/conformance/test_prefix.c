@@ -461,7 +461,7 @@ static void reuse_is_counted(void **state)
     assert_true(after[2] - before[2] == (2 * BLOCKS - 2) * blocks);
 }
 
-/* Another tenant, another model, another salt: nothing. */
+/* Another tenant finds nothing; other models and salts have other names (unit.names). */
 static void others_find_nothing(void **state)
 {
     const struct cluster_client setup = {.tenant = 3};

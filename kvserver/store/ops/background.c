@@ -1,5 +1,5 @@
 /* The background jobs of a data thread, most urgent first.  Room that the node needs is given
- * back, and objects whose time is over are freed, before anything that may take long.  The
+ * back, and expired objects are freed, before anything that may take long.  The
  * scrubber limits itself to its rate and gets every other turn; then come index jobs, and
  * samples of recall. */
 #include "kvserver/base/slice.h"
@@ -58,7 +58,7 @@ static bool room_step(struct kvs_shard *shard, void *state)
     return kvs_query_queue_drop_room(kvs_query_queue_of(shard));
 }
 
-/* Frees objects whose time is over, and cached ones while the node is short of pages. */
+/* Frees objects that have expired, and evictable ones while the node is short of pages. */
 static bool objects_step(struct kvs_shard *shard, void *state)
 {
     struct kv_slice slice = kv_slice_begin(shard->clock, 1);

@@ -5,10 +5,11 @@
  *
  * After its removal an object stays in memory until no transfer has it pinned.
  *
- * Whoever puts an object says how long it must stay: until a time (kvs_object_terms.expires_us),
- * and whether it may go before, when memory is short (is_evictable).  What one put was promised no
- * other put of the same bytes takes back: the later time counts, and an object is evictable only
- * while all who put it say so.  The least recently used of the evictable ones goes first.
+ * A put says until when its object stays (kvs_object_terms.expires_us), and whether the object
+ * may be evicted before that, when memory is short (is_evictable).  Several puts of the same
+ * bytes share an object, which keeps to the terms of all: the latest time counts, and it is
+ * evictable only if all puts said so.  The least recently used evictable object is evicted
+ * first.
  *
  * Invariants, which kvs_objects_check() asserts:
  *   (1) The published objects are those in the map, each under its key, and those in the list.
@@ -146,31 +147,31 @@ void kvs_object_unpin(struct kvs_objects *objects, struct kvs_stored_object *obj
 kv_status_t kvs_objects_publish(struct kvs_objects *objects, struct kvs_stored_object *object);
 struct kvs_stored_object *kvs_objects_find(const struct kvs_objects *objects,
                                            const struct kv_id128 *key);
-/* The same of an object whose time is not over; one whose time is over is removed. */
+/* The same, but removes an object that has expired and returns NULL for it. */
 struct kvs_stored_object *
 kvs_objects_find_live(struct kvs_objects *objects, const struct kv_id128 *key, uint64_t now_us);
 bool kvs_objects_remove(struct kvs_objects *objects, const struct kv_id128 *key);
 
-/* It has been put again: it stays at least as long as these terms say. */
+/* Makes the object keep to the terms of another put as well. */
 void kvs_object_renew(struct kvs_objects *objects,
                       struct kvs_stored_object *object,
                       const struct kvs_object_terms *terms);
-/* It has been used: others are evicted before it. */
+/* Makes the object the most recently used one. */
 void kvs_object_touch(struct kvs_objects *objects, struct kvs_stored_object *object);
 
-/* Removes the object that expires first, if its time is over.  Returns false if it is not. */
+/* Removes the object that expires first, if it has expired.  Returns false if it has not. */
 bool kvs_objects_expire(struct kvs_objects *objects, uint64_t now_us);
 /* Removes the least recently used evictable object that is not pinned.  Returns false if there is
  * none. */
 bool kvs_objects_evict(struct kvs_objects *objects);
 
-/* A walk over the published objects in their order, one at a time, that may stop and go on later:
- * objects->walk is the next one, NULL past the last, also if it is removed meanwhile.  Begins at
- * or before the first object with a number above `after`; where it begins is known, without a
- * search, if a walk ended there not long ago. */
+/* Begins a walk over the published objects in the order of their numbers.  objects->walk is the
+ * next object, NULL past the last; it stays valid while objects are removed, so a walk may be
+ * interrupted.  Begins at or before the first object with a number above `after`, without a
+ * search if one of the last walks ended there. */
 void kvs_objects_walk_begin(struct kvs_objects *objects, uint64_t after);
 void kvs_objects_walk_on(struct kvs_objects *objects);
-/* Remembers the place for a walk that will begin after the same number. */
+/* Ends the walk, and remembers its place for one that begins after the same number. */
 void kvs_objects_walk_end(struct kvs_objects *objects, uint64_t after);
 
 /* Returns its name, which is not 0-terminated. */

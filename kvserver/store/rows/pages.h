@@ -50,7 +50,7 @@ struct kvs_pages {
     int32_t free_first; /* under the lock */
     _Atomic uint32_t n_free, n_arenas;
     _Atomic uint32_t wanted;      /* pages that are to be free; 0: nobody lacks any */
-    _Atomic uint64_t spare_bytes; /* of elements that their owners free when pages are wanted */
+    _Atomic uint64_t spare_bytes; /* evictable: of elements that their owners can free */
     _Atomic uint64_t
         loose_bytes;          /* free elements of used pages, as the control thread last saw */
     _Atomic uint64_t touched; /* bytes from the base on that the system has provided */
@@ -90,7 +90,7 @@ static inline bool kvs_pages_are_short(const struct kvs_pages *pages)
     return n_free < KVS_PAGES_SPARE || n_free < pages->n_pages / 8;
 }
 
-/* What an owner could do without: cached data.  While pages are wanted, it frees some of it. */
+/* Count bytes of evictable data: its owner frees some of it while pages are wanted. */
 static inline void kvs_pages_add_spare(struct kvs_pages *pages, uint64_t bytes)
 {
     atomic_fetch_add_explicit(&pages->spare_bytes, bytes, memory_order_relaxed);
@@ -101,12 +101,12 @@ static inline void kvs_pages_sub_spare(struct kvs_pages *pages, uint64_t bytes)
     atomic_fetch_sub_explicit(&pages->spare_bytes, bytes, memory_order_relaxed);
 }
 
-/* Somebody did not find pages for `bytes`: as many more than now are to be free.  Returns whether
- * there is something to free for it; if so, it is worth another try. */
+/* Wants pages for `bytes` to become free, because a caller has not found them.  Returns false if
+ * no data is evictable; otherwise the caller may try again. */
 bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes);
-/* Returns how many pages owners are to free of what they can do without.  Some are always to be
- * left; half of the free elements of used pages count as such, since what is freed at random leaves
- * few pages whole.  Those that were wanted are whole pages. */
+/* Returns how many more pages the owners of evictable data should free: until a few are free, and
+ * as many as were wanted.  Toward the few, half of the free elements of used pages count as well,
+ * since eviction at random leaves few pages whole; what was wanted are whole pages. */
 uint32_t kvs_pages_lacking(struct kvs_pages *pages);
 
 static inline bool kvs_pages_are_wanted(struct kvs_pages *pages)

@@ -520,7 +520,7 @@ void kvs_request_fail_full(struct kvs_request *request, uint64_t bytes)
 {
     if (kvs_pages_want(request->shard->pages, bytes)) {
         request->shard->replies_due = true; /* the control thread has something to do */
-        kvs_request_fail(request, KV_BUSY, "%s: store full: what is cached makes room",
+        kvs_request_fail(request, KV_BUSY, "%s: store full: evictable data makes room",
                          request->type->name);
     } else {
         kvs_request_fail(request, KV_NO_MEMORY, "%s: store full", request->type->name);

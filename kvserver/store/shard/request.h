@@ -161,7 +161,7 @@ void kvs_request_release_staging(struct kvs_request *request);
 void kvs_request_fail(struct kvs_request *request, kv_status_t status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Fails a request that found no memory for `bytes`: with KV_BUSY if cached data makes room for
+/* Fails a request that found no memory for `bytes`: with KV_BUSY if evictable data makes room for
  * them, so that the client sends it again, and with KV_NO_MEMORY if there is none. */
 void kvs_request_fail_full(struct kvs_request *request, uint64_t bytes);
 
