@@ -127,20 +127,21 @@ static void learn(struct kv_op *op, const struct kvc_node *node, uint32_t n_rows
 /* What the node has attached.  Returns false if the operation has failed. */
 static bool attach(struct kv_op *op, const struct kvc_node *node, const Kvpb__OpenReply *reply)
 {
+    struct open_part *part = open_of(op);
     struct kv_session *session = op->result;
     const uint32_t position = kvc_row_position(&session->row, node);
-    const uint64_t limit = open_of(op)->n_match * (uint64_t)KV_BLOCK_TOKENS;
+    const uint64_t limit = part->n_match * (uint64_t)KV_BLOCK_TOKENS;
 
     if (position >= session->schema.n_units) /* it has no units of the session */
         return true;
-    if (open_of(op)->n_match == 0 || node->version < KV_WIRE_VERSION_PREFIXES) {
+    if (part->n_match == 0 || node->version < KV_WIRE_VERSION_PREFIXES) {
         op->tokens = 0;
         return true;
     }
     if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
-    if (reply->tokens > open_of(op)->most)
-        open_of(op)->most = reply->tokens;
+    if (reply->tokens > part->most)
+        part->most = reply->tokens;
     if (reply->tokens == 0)
         return true;
     if (reply->tokens > limit || reply->tokens % KV_BLOCK_TOKENS != 0) {
@@ -148,8 +149,7 @@ static bool attach(struct kv_op *op, const struct kvc_node *node, const Kvpb__Op
                     (unsigned long long)limit);
         return false;
     }
-    if (reply->n_writers == 0 ||
-        reply->writers[reply->n_writers - 1]->writer != open_of(op)->writer) {
+    if (reply->n_writers == 0 || reply->writers[reply->n_writers - 1]->writer != part->writer) {
         kvc_op_fail(op, node, NULL, KV_CORRUPT, "%u tokens matched, with %zu runs of writers",
                     reply->tokens, reply->n_writers);
         return false;
@@ -281,29 +281,31 @@ static void model_done(struct kvc_call *call,
     struct kvc_node *node = call->node;
     struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
     const struct kv_session *session;
+    const struct open_part *part;
 
     (void)message;
     if (op == NULL)
         return;
     session = op->result;
+    part = open_of(op);
     request.session_id = kvc_binary(&session->ticket.session_id);
     request.token = kvc_binary(&session->ticket.token);
     request.fingerprint = kvc_binary(&session->fingerprint);
     request.lease_ms = op->owner.lease_wanted_ms;
     request.tokens_max = op->owner.tokens_max_wanted;
-    request.writer = open_of(op)->writer;
+    request.writer = part->writer;
     placement.epoch = node->client->map->epoch;
     placement.n_nodes = session->row.n_nodes;
     placement.position = kvc_row_position(&session->row, node);
     placement.root = session->ticket.root;
     request.placement = &placement;
-    request.block_names.data = (uint8_t *)open_of(op)->names;
-    request.block_names.len = open_of(op)->n_names * sizeof(open_of(op)->names[0]);
-    request.match_blocks = open_of(op)->n_match;
-    if (open_of(op)->n_rows > 0) {
-        request.prompt_root = open_of(op)->prompt_root;
-        request.branch = open_of(op)->branch;
-        request.n_rows = open_of(op)->n_rows;
+    request.block_names.data = (uint8_t *)part->names;
+    request.block_names.len = part->n_names * sizeof(part->names[0]);
+    request.match_blocks = part->n_match;
+    if (part->n_rows > 0) {
+        request.prompt_root = part->prompt_root;
+        request.branch = part->branch;
+        request.n_rows = part->n_rows;
     }
     status = kvc_call_begin(node, &op->owner, NULL, KV_OP_OPEN, &request.base, open_done);
     if (status != KV_OK)
