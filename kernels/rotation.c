@@ -18,7 +18,7 @@ static const double TOLERANCE = 1e-7;
 struct work {
     uint64_t n;
     uint32_t sweep, p, q; /* the next plane; 0, 0: none yet */
-    bool is_centred, has_turned;
+    bool is_centered, has_rotated;
 };
 
 static double *sums_of(void *work)
@@ -74,7 +74,7 @@ void kv_rotation_add(uint32_t d, void *work, const float *keys, size_t n)
 }
 
 /* Sums of products become the covariance, both halves of it, and the axes those of the keys. */
-static void centre(uint32_t d, struct work *work)
+static void center(uint32_t d, struct work *work)
 {
     const double *sums = sums_of(work);
     double *products = covariance_of(d, work), *axes = axes_of(d, work);
@@ -86,11 +86,12 @@ static void centre(uint32_t d, struct work *work)
         }
         axes[(size_t)i * d + i] = 1;
     }
-    work->is_centred = true;
+    work->is_centered = true;
     work->q = 1;
 }
 
-static void turn_rows(double *one, double *other, size_t stride, uint32_t d, double c, double s)
+static void
+rotate_rows(double *one, double *other, size_t stride, uint32_t d, double c, double s)
 {
     for (uint32_t i = 0; i < d; i++, one += stride, other += stride) {
         const double x = *one, y = *other;
@@ -100,8 +101,8 @@ static void turn_rows(double *one, double *other, size_t stride, uint32_t d, dou
     }
 }
 
-/* Makes axes p and q vary independently.  Returns whether they were turned. */
-static bool turn_plane(uint32_t d, struct work *work, uint32_t p, uint32_t q)
+/* Makes axes p and q vary independently.  Returns whether it rotated them. */
+static bool rotate_plane(uint32_t d, struct work *work, uint32_t p, uint32_t q)
 {
     double *a = covariance_of(d, work), *axes = axes_of(d, work);
     const double pp = a[(size_t)p * d + p], qq = a[(size_t)q * d + q];
@@ -114,28 +115,28 @@ static bool turn_plane(uint32_t d, struct work *work, uint32_t p, uint32_t q)
     const double t = (theta >= 0 ? 1 : -1) / (fabs(theta) + sqrt(theta * theta + 1));
     const double c = 1 / sqrt(t * t + 1), s = t * c;
 
-    turn_rows(a + p, a + q, d, d, c, s);
-    turn_rows(a + (size_t)p * d, a + (size_t)q * d, 1, d, c, s);
-    turn_rows(axes + (size_t)p * d, axes + (size_t)q * d, 1, d, c, s);
+    rotate_rows(a + p, a + q, d, d, c, s);
+    rotate_rows(a + (size_t)p * d, a + (size_t)q * d, 1, d, c, s);
+    rotate_rows(axes + (size_t)p * d, axes + (size_t)q * d, 1, d, c, s);
     return true;
 }
 
-bool kv_rotation_turn(uint32_t d, void *bytes, uint32_t most)
+bool kv_rotation_diagonalize(uint32_t d, void *bytes, uint32_t most)
 {
     struct work *work = bytes;
 
-    if (!work->is_centred)
-        centre(d, work);
+    if (!work->is_centered)
+        center(d, work);
     for (; most > 0 && work->sweep < SWEEPS_MAX && d > 1; most--) {
-        work->has_turned = turn_plane(d, work, work->p, work->q) || work->has_turned;
+        work->has_rotated = rotate_plane(d, work, work->p, work->q) || work->has_rotated;
         if (++work->q < d)
             continue;
         work->p++;
         work->q = work->p + 1;
         if (work->q < d)
             continue;
-        work->sweep = work->has_turned ? work->sweep + 1 : (uint32_t)SWEEPS_MAX;
-        work->has_turned = false;
+        work->sweep = work->has_rotated ? work->sweep + 1 : (uint32_t)SWEEPS_MAX;
+        work->has_rotated = false;
         work->p = 0;
         work->q = 1;
     }
@@ -183,9 +184,9 @@ void kv_rotation_deal(uint32_t d, uint32_t m, const void *bytes, float *ret_matr
     }
     order_axes(d, covariance, order);
     for (uint32_t n = 0; n < d; n++) {
-        const uint32_t turn = n / m, at = n % m;
-        const uint32_t subspace = turn % 2 == 0 ? at : m - 1 - at;
-        const uint32_t r = subspace * (d / m) + turn;
+        const uint32_t round = n / m, at = n % m;
+        const uint32_t subspace = round % 2 == 0 ? at : m - 1 - at;
+        const uint32_t r = subspace * (d / m) + round;
 
         for (uint32_t i = 0; i < d; i++)
             ret_matrix[(size_t)i * width + r] = (float)axes[(size_t)order[n] * d + i];

@@ -3,8 +3,8 @@
  * Keys of a transformer have most of their variance in a few directions.  Subspaces of the keys as
  * they are get uneven shares of it, and elements of one subspace vary together.  A rotation of
  * keys and queries changes no inner product: this one takes the principal components of the keys
- * and deals them to the subspaces in turn, forwards and backwards, so that all subspaces have
- * about the same variance (eigenvalue allocation, in turns: Ge et al., Optimized Product
+ * and deals them to the subspaces in rounds, forwards and backwards, so that all subspaces
+ * have about the same variance (eigenvalue allocation, in rounds: Ge et al., Optimized Product
  * Quantization, 2013, section 4).
  *
  *   matrix   float (d, width): element [i][r] is element i of the r-th new axis; the form of one
@@ -36,8 +36,9 @@ size_t kv_rotation_work_bytes(uint32_t d);
 /* Adds keys (n, d) to the sums.  `work` begins as zeros, aligned for doubles. */
 void kv_rotation_add(uint32_t d, void *work, const float *keys, size_t n);
 
-/* After all keys: turns the axes, in up to `most` planes.  Returns whether they are final. */
-bool kv_rotation_turn(uint32_t d, void *work, uint32_t most);
+/* After all keys: rotates the axes in up to `most` planes, toward a diagonal covariance.  Returns
+ * whether they are final. */
+bool kv_rotation_diagonalize(uint32_t d, void *work, uint32_t most);
 
 /* Deals the axes to m subspaces; m divides d.  If keys were not finite, these are the axes that
  * keys have. */

@@ -30,7 +30,7 @@ stand_for(const struct kvs_codebook *book, const uint8_t *tile, uint32_t row, do
 {
     const uint32_t width = book->shape.d / book->shape.m;
     const float *rotation = kvs_codebook_rotation(book);
-    double turned[KV_ROTATION_DIM_MAX];
+    double rotated[KV_ROTATION_DIM_MAX];
 
     for (uint32_t j = 0; j < book->shape.m; j++) {
         const uint32_t code = code_at(&book->shape, tile, row, j);
@@ -43,11 +43,11 @@ stand_for(const struct kvs_codebook *book, const uint8_t *tile, uint32_t row, do
         return;
     /* Back from its axes to those of keys. */
     const size_t stride = kv_rotation_size(book->shape.d) / book->shape.d;
-    memcpy(turned, ret_key, book->shape.d * sizeof(*turned));
+    memcpy(rotated, ret_key, book->shape.d * sizeof(*rotated));
     for (uint32_t i = 0; i < book->shape.d; i++) {
         ret_key[i] = 0;
         for (uint32_t r = 0; r < book->shape.d; r++)
-            ret_key[i] += (double)rotation[i * stride + r] * turned[r];
+            ret_key[i] += (double)rotation[i * stride + r] * rotated[r];
     }
 }
 

@@ -21,8 +21,8 @@ enum {
 
 enum job_state {
     JOB_QUEUED,
-    JOB_ROTATE, /* if the plan rotates, and no chapter before this one has a rotation */
-    JOB_TURN,
+    JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
+    JOB_DIAGONALIZE,
     JOB_TRAIN,
     JOB_ENCODE,
     JOB_LISTS,           /* if the chapter is long enough for lists by item */
@@ -393,12 +393,12 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
     if (!job->plan.rotates || rotation != NULL)
         return begin_means(indexer, job);
     memset(job->training, 0, bytes);
-    job->state = JOB_ROTATE;
+    job->state = JOB_COVARIANCE;
     return KV_OK;
 }
 
 /* Adds some keys of the sample, every stride-th row, to what the rotation is made of. */
-static kv_status_t rotate_piece(struct kvs_indexer *indexer, struct job *job)
+static kv_status_t covariance_piece(struct kvs_indexer *indexer, struct job *job)
 {
     const uint32_t d = job->plan.shape.d;
     const uint32_t stride = (job->n_rows + ROTATION_ROWS - 1) / ROTATION_ROWS;
@@ -418,17 +418,17 @@ static kv_status_t rotate_piece(struct kvs_indexer *indexer, struct job *job)
     kv_rotation_add(d, job->training, keys, n);
     job->cursor += n;
     if (n == n_left)
-        job->state = JOB_TURN;
+        job->state = JOB_DIAGONALIZE;
     return KV_OK;
 }
 
-/* Turns the axes in some planes, and in the end makes the rotation. */
-static kv_status_t turn_piece(struct kvs_indexer *indexer, struct job *job)
+/* Rotates the axes in some planes, and in the end makes the rotation. */
+static kv_status_t diagonalize_piece(struct kvs_indexer *indexer, struct job *job)
 {
     const uint32_t d = job->plan.shape.d;
     struct kvs_rotation *rotation;
 
-    if (!kv_rotation_turn(d, job->training, 1 + ROTATION_PRODUCTS / 16 / d))
+    if (!kv_rotation_diagonalize(d, job->training, 1 + ROTATION_PRODUCTS / 16 / d))
         return KV_OK;
     rotation = kvs_codebook_make_rotation(indexer->books, book_of(indexer, job));
     if (rotation == NULL)
@@ -678,11 +678,11 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
         else
             status = begin_training(indexer, job);
         break;
-    case JOB_ROTATE:
-        status = rotate_piece(indexer, job);
+    case JOB_COVARIANCE:
+        status = covariance_piece(indexer, job);
         break;
-    case JOB_TURN:
-        status = turn_piece(indexer, job);
+    case JOB_DIAGONALIZE:
+        status = diagonalize_piece(indexer, job);
         break;
     case JOB_TRAIN:
         status = train_piece(indexer, job, begin_us);

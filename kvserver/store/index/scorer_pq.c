@@ -22,9 +22,9 @@ static void encode(const struct kvs_codebook *book,
 {
     const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     uint8_t unpacked[KV_TILE_BYTES_MAX];
-    float turned[KVS_CODEBOOK_KEYS];
+    float rotated[KVS_CODEBOOK_KEYS];
 
-    kv_kmeans_encode(&book->shape, &kmeans, kvs_pq_rotate(book, keys, n, turned), n, unpacked,
+    kv_kmeans_encode(&book->shape, &kmeans, kvs_pq_rotate(book, keys, n, rotated), n, unpacked,
                      KV_PQ_TILE);
     kv_tile_put(&book->shape, codes, begin, n, unpacked, KV_PQ_TILE);
 }
@@ -37,13 +37,13 @@ static void make_tables(const struct kvs_codebook *book,
                         float *ret_tables)
 {
     const size_t table = kv_pq_table_size(&book->shape);
-    float turned[QUERIES_AT_ONCE * KVS_CODEBOOK_DIM_MAX];
+    float rotated[QUERIES_AT_ONCE * KVS_CODEBOOK_DIM_MAX];
     uint32_t n;
 
     for (uint32_t q = 0; q < n_queries; q += n) {
         n = n_queries - q < QUERIES_AT_ONCE ? n_queries - q : QUERIES_AT_ONCE;
         kv_pq_tables(&book->shape, kvs_codebook_centroids(book),
-                     kvs_pq_rotate(book, queries + (size_t)q * book->shape.d, n, turned), n,
+                     kvs_pq_rotate(book, queries + (size_t)q * book->shape.d, n, rotated), n,
                      ret_tables + q * table);
     }
 }
@@ -175,10 +175,10 @@ static uint32_t key_item(const struct kvs_codebook *book, const float *key)
     const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     const struct kv_cells cells = kvs_codebook_cells(book);
     uint8_t codes[KV_PQ_SUBSPACES_MAX];
-    float turned[KVS_CODEBOOK_DIM_MAX];
+    float rotated[KVS_CODEBOOK_DIM_MAX];
     uint32_t cell = 0;
 
-    kv_kmeans_encode(&book->shape, &kmeans, kvs_pq_rotate(book, key, 1, turned), 1, codes, 1);
+    kv_kmeans_encode(&book->shape, &kmeans, kvs_pq_rotate(book, key, 1, rotated), 1, codes, 1);
     for (uint32_t j = 0; j < book->shape.m; j++)
         cell = cell << book->shape.bits | codes[j];
     return kv_cells_item(&cells, cell);

@@ -68,7 +68,7 @@ kv_status_t kvs_pq_train_begin(const struct kvs_codebook *book,
     const struct kv_kmeans_codebook kmeans = kvs_pq_kmeans(book);
     const uint32_t n_centroids = (uint32_t)kv_pq_n_centroids(&book->shape);
     const uint32_t n_sample = n_sample_of(keys);
-    float key[KVS_CODEBOOK_DIM_MAX], turned[KVS_CODEBOOK_DIM_MAX];
+    float key[KVS_CODEBOOK_DIM_MAX], rotated[KVS_CODEBOOK_DIM_MAX];
     struct kv_random random;
 
     assert(n_sample >= n_centroids && book->shape.d <= KVS_CODEBOOK_DIM_MAX);
@@ -79,7 +79,8 @@ kv_status_t kvs_pq_train_begin(const struct kvs_codebook *book,
         const kv_status_t status = keys->load(keys->arg, i * stride_of(keys), 1, 1, key);
         if (status != KV_OK)
             return status;
-        kv_kmeans_set_centroid(&book->shape, &kmeans, n++, kvs_pq_rotate(book, key, 1, turned));
+        kv_kmeans_set_centroid(&book->shape, &kmeans, n++,
+                               kvs_pq_rotate(book, key, 1, rotated));
     }
     kv_kmeans_half_sq_norms(&book->shape, &kmeans);
     return KV_OK;
@@ -117,13 +118,13 @@ kv_status_t kvs_pq_train_piece(const struct kvs_codebook *book,
     const uint32_t at_once = kvs_pq_rows_at_once(&book->shape);
     const uint32_t n = n_left < at_once ? n_left : at_once;
     uint8_t codes[KV_PQ_SUBSPACES_MAX * PIECE_ROWS_MAX];
-    float some[KVS_CODEBOOK_KEYS], turned[KVS_CODEBOOK_KEYS];
+    float some[KVS_CODEBOOK_KEYS], rotated[KVS_CODEBOOK_KEYS];
     kv_status_t status;
 
     status = keys->load(keys->arg, *cursor * stride, stride, n, some);
     if (status != KV_OK)
         return status;
-    kv_kmeans_step(&book->shape, &kmeans, kvs_pq_rotate(book, some, n, turned), n, codes, n,
+    kv_kmeans_step(&book->shape, &kmeans, kvs_pq_rotate(book, some, n, rotated), n, codes, n,
                    &sums);
     *cursor += n;
     if (n < n_left)

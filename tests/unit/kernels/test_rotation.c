@@ -1,5 +1,5 @@
 /* rotation.h: the axes are orthogonal, so that no inner product changes; along them, keys vary
- * independently; subspaces get them in turn.  Judged by plain sums in double, and by hand. */
+ * independently; subspaces get them in rounds.  Judged by plain sums in double, and by hand. */
 #include "kernels/rotation.h"
 #include "tests/support/floats.h"
 
@@ -35,7 +35,7 @@ static float *make(uint32_t d, uint32_t m, const float *keys, size_t n)
         some = 1 + kv_random_below(&dice, n - at);
         kv_rotation_add(d, work, keys + at * d, some);
     }
-    while (!kv_rotation_turn(d, work, 1 + (uint32_t)kv_random_below(&dice, d * d)))
+    while (!kv_rotation_diagonalize(d, work, 1 + (uint32_t)kv_random_below(&dice, d * d)))
         ;
     kv_rotation_deal(d, m, work, matrix);
     free(work);
@@ -86,7 +86,7 @@ static double covariance(const float *keys, uint32_t d, uint32_t i, uint32_t j)
     return products / KEYS - one / KEYS * (other / KEYS);
 }
 
-static void test_turns(void **state)
+static void test_rotates(void **state)
 {
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
@@ -94,32 +94,32 @@ static void test_turns(void **state)
         const uint32_t m = shapes[round % (sizeof(shapes) / sizeof(shapes[0]))].m;
         float *keys = some_keys(d);
         float *matrix = make(d, m, keys, KEYS), *again = make(d, m, keys, KEYS);
-        float *turned = malloc((size_t)KEYS * d * sizeof(*turned));
+        float *rotated = malloc((size_t)KEYS * d * sizeof(*rotated));
         double total = 0, off = 0;
 
         /* Pieces of other sizes give the same bits. */
         assert_memory_equal(matrix, again, kv_rotation_size(d) * sizeof(*matrix));
-        kv_rotate(d, matrix, keys, KEYS, turned);
+        kv_rotate(d, matrix, keys, KEYS, rotated);
         for (int i = 0; i < 200; i++) {
             const float *x = keys + kv_random_below(&dice, KEYS) * d;
             const float *y = keys + kv_random_below(&dice, KEYS) * d;
-            const float *x_turned = turned + (x - keys), *y_turned = turned + (y - keys);
+            const float *x_rotated = rotated + (x - keys), *y_rotated = rotated + (y - keys);
             const double size = sqrt(dot(x, x, d) * dot(y, y, d));
 
-            assert_true(fabs(dot(x, y, d) - dot(x_turned, y_turned, d)) <= 4e-6 * size);
+            assert_true(fabs(dot(x, y, d) - dot(x_rotated, y_rotated, d)) <= 4e-6 * size);
         }
         for (uint32_t i = 0; i < d; i++)
-            total += covariance(turned, d, i, i);
+            total += covariance(rotated, d, i, i);
         for (int i = 0; i < 200 && d > 1; i++) {
             const uint32_t p = (uint32_t)kv_random_below(&dice, d);
             const uint32_t q = (p + 1 + (uint32_t)kv_random_below(&dice, d - 1)) % d;
 
-            off = fmax(off, fabs(covariance(turned, d, p, q)));
+            off = fmax(off, fabs(covariance(rotated, d, p, q)));
         }
         if (off > 1e-5 * total)
             fail_msg("KV_TEST_SEED=%llu round %d: d %u: covariance %g of %g",
                      (unsigned long long)seed, round, d, off, total);
-        free(turned);
+        free(rotated);
         free(again);
         free(matrix);
         free(keys);
@@ -131,23 +131,23 @@ static void test_by_hand(void **state)
 {
     static const float keys[] = {-2, -2, -1, -1, 1, 1, 2, 2, 5, 5};
     static const float vectors[] = {3, 3, 1, -1};
-    float *matrix = make(2, 2, keys, 5), turned[4];
+    float *matrix = make(2, 2, keys, 5), rotated[4];
 
     (void)state;
-    kv_rotate(2, matrix, vectors, 2, turned);
-    assert_true(fabs(fabs((double)turned[0]) - sqrt(18)) < 1e-5 &&
-                fabs((double)turned[1]) < 1e-5);
-    assert_true(fabs((double)turned[2]) < 1e-6 &&
-                fabs(fabs((double)turned[3]) - sqrt(2)) < 1e-6);
+    kv_rotate(2, matrix, vectors, 2, rotated);
+    assert_true(fabs(fabs((double)rotated[0]) - sqrt(18)) < 1e-5 &&
+                fabs((double)rotated[1]) < 1e-5);
+    assert_true(fabs((double)rotated[2]) < 1e-6 &&
+                fabs(fabs((double)rotated[3]) - sqrt(2)) < 1e-6);
     free(matrix);
 }
 
 /* Axes in the order of their variance go to subspaces 0, 1, 2, 2, 1, 0. */
-static void test_deals_in_turns(void **state)
+static void test_deals_in_rounds(void **state)
 {
     static const float sizes[] = {1, 6, 3, 5, 2, 4};
-    static const uint32_t places[] = {1, 0, 5, 2, 3, 4}; /* of elements, after the turn */
-    float keys[12 * 6] = {0}, *matrix, turned[6];
+    static const uint32_t places[] = {1, 0, 5, 2, 3, 4}; /* of elements, after the rotation */
+    float keys[12 * 6] = {0}, *matrix, rotated[6];
 
     (void)state;
     for (uint32_t i = 0; i < 6; i++) {
@@ -156,10 +156,10 @@ static void test_deals_in_turns(void **state)
     }
     matrix = make(6, 3, keys, 12);
     for (uint32_t i = 0; i < 6; i++) {
-        kv_rotate(6, matrix, keys + (size_t)(2 * i) * 6, 1, turned);
+        kv_rotate(6, matrix, keys + (size_t)(2 * i) * 6, 1, rotated);
         for (uint32_t at = 0; at < 6; at++)
-            assert_true(turned[at] == (at == places[i] ? sizes[i] : 0) ||
-                        (at == places[i] && turned[at] == -sizes[i]));
+            assert_true(rotated[at] == (at == places[i] ? sizes[i] : 0) ||
+                        (at == places[i] && rotated[at] == -sizes[i]));
     }
     free(matrix);
 }
@@ -188,9 +188,9 @@ static void test_nothing_to_find(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_rotates),
         cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_deals_in_turns),
+        cmocka_unit_test(test_deals_in_rounds),
         cmocka_unit_test(test_nothing_to_find),
     };
 
