@@ -311,9 +311,9 @@ struct kv_match {
 };
 
 /* Asks how much of a prompt is kept by the nodes on which its sessions, and those of its
- * beginnings, are placed: one message a node, without opening a session.  A node that is not
- * connected counts as keeping nothing.  kv_op_tokens() returns how many tokens an open would
- * attach.
+ * beginnings, are placed, without opening a session: one message to each node of a row, and up
+ * to five rows if the nodes have spread the root's sessions.  A node that is not connected
+ * counts as keeping nothing.  kv_op_tokens() returns how many tokens an open would attach.
  *   names  (n_names) of the prompt's full blocks */
 KV_API kv_status_t kv_match_begin(struct kv_client *client,
                                   const struct kv_id128 *names,
@@ -321,8 +321,9 @@ KV_API kv_status_t kv_match_begin(struct kv_client *client,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Returns what each node that was asked keeps, the most first, and their number in *ret_n.
- * Valid until the operation is freed.  NULL unless it succeeded. */
+/* Returns what each node keeps, the most first, and their number in *ret_n; a node that is in
+ * several rows is listed for each of them.  Valid until the operation is freed.  NULL unless it
+ * succeeded. */
 KV_API const struct kv_match *kv_op_matches(const struct kv_op *op, uint32_t *ret_n);
 
 #define KV_NODES_ALL UINT32_MAX
