@@ -2,11 +2,11 @@
  *
  *   main.c            options, the table of commands, exit codes
  *   kvctl.c           what commands share: opening clients, reporting failures, a clock
- *   keep.c            pin, unpin, evict, hint
  *   table.c           status, sessions and all others that print a table; drain, close
  *   object.c          put, get, exists, delete
  *   object_list.c     objects, delete --prefix
  *   ping.c            ping
+ *   prefix.c          pin, unpin, evict, hint
  *   doctor.c          doctor: checks of this machine, then of each node
  *   doctor_node.c     doctor's checks of a node
  *   doctor_report.c   doctor's output
@@ -116,7 +116,7 @@ kvctl_print_table(const struct kvctl *ctl, const char *node, const struct kv_tab
 
 /* The commands; each returns the exit status. */
 int kvctl_tables_run(const struct kvctl *ctl);
-int kvctl_keep_run(const struct kvctl *ctl);
+int kvctl_prefix_run(const struct kvctl *ctl);
 int kvctl_drain_run(const struct kvctl *ctl);
 int kvctl_close_run(const struct kvctl *ctl);
 int kvctl_ping_run(const struct kvctl *ctl);

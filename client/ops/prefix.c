@@ -12,35 +12,35 @@
 
 #include <assert.h>
 
-struct keep_part {
+struct prefix_part {
     enum kv_prefix_verb verb;
     uint32_t for_ms;
     bool has_name, has_session;
     struct kv_id128 name, session_id;
     uint64_t n_blocks; /* the most that a node has found */
 };
-static_assert(sizeof(struct keep_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
+static_assert(sizeof(struct prefix_part) <= KVC_OP_STATE_BYTES, "an operation has room for it");
 
-static struct keep_part *keep_of(const struct kv_op *op)
+static struct prefix_part *prefix_of(const struct kv_op *op)
 {
     return kvc_op_state(op);
 }
 
-static void keep_done(struct kvc_call *call,
-                      kv_status_t status,
-                      const ProtobufCMessage *message,
-                      const char *detail)
+static void prefix_done(struct kvc_call *call,
+                        kv_status_t status,
+                        const ProtobufCMessage *message,
+                        const char *detail)
 {
     const Kvpb__PrefixReply *reply = (const Kvpb__PrefixReply *)message;
     struct kv_op *op = kvc_call_op_if_ok(call, status, detail);
 
-    if (op != NULL && reply->blocks > keep_of(op)->n_blocks)
-        keep_of(op)->n_blocks = reply->blocks;
+    if (op != NULL && reply->blocks > prefix_of(op)->n_blocks)
+        prefix_of(op)->n_blocks = reply->blocks;
 }
 
-static void start_keep(struct kv_op *op)
+static void start_prefix(struct kv_op *op)
 {
-    const struct keep_part *part = keep_of(op);
+    const struct prefix_part *part = prefix_of(op);
     Kvpb__PrefixRequest request = KVPB__PREFIX_REQUEST__INIT;
 
     request.verb = part->verb;
@@ -56,8 +56,8 @@ static void start_keep(struct kv_op *op)
         kv_status_t status = KV_UNSUPPORTED;
 
         if (node->version >= KV_WIRE_VERSION_PREFIXES)
-            status =
-                kvc_call_begin(node, &op->owner, NULL, KV_OP_PREFIX, &request.base, keep_done);
+            status = kvc_call_begin(node, &op->owner, NULL, KV_OP_PREFIX, &request.base,
+                                    prefix_done);
         if (status != KV_OK)
             kvc_op_fail(op, node, NULL, status,
                         status == KV_UNSUPPORTED ? "the node's version keeps no prefixes"
@@ -65,10 +65,10 @@ static void start_keep(struct kv_op *op)
     }
 }
 
-static const struct kvc_op_type keep_type = {
+static const struct kvc_op_type prefix_type = {
     .name = "prefix",
     .id = KV_OP_PREFIX,
-    .start = start_keep,
+    .start = start_prefix,
 };
 
 kv_status_t kv_prefix_begin(struct kv_client *client,
@@ -86,19 +86,19 @@ kv_status_t kv_prefix_begin(struct kv_client *client,
         return kvc_set_error(&client->loop, KV_INVALID,
                              "prefix: verb %u, node %u, %u ms; a name or a session is needed",
                              (unsigned)prefix->verb, node, prefix->for_ms);
-    status = kvc_op_begin(client, &keep_type, NULL, NULL, deadline_ms, &op);
+    status = kvc_op_begin(client, &prefix_type, NULL, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;
-    *keep_of(op) = (struct keep_part){
+    *prefix_of(op) = (struct prefix_part){
         .verb = prefix->verb,
         .for_ms = prefix->for_ms,
         .has_name = prefix->name != NULL,
         .has_session = prefix->session_id != NULL,
     };
     if (prefix->name != NULL)
-        keep_of(op)->name = *prefix->name;
+        prefix_of(op)->name = *prefix->name;
     if (prefix->session_id != NULL)
-        keep_of(op)->session_id = *prefix->session_id;
+        prefix_of(op)->session_id = *prefix->session_id;
     for (uint32_t i = 0; i < client->n_nodes; i++)
         if (node == KV_NODES_ALL || node == i)
             kvc_op_require_node(op, i);
@@ -107,5 +107,5 @@ kv_status_t kv_prefix_begin(struct kv_client *client,
 
 uint64_t kv_op_blocks(const struct kv_op *op)
 {
-    return op->type == &keep_type && op->status == KV_OK ? keep_of(op)->n_blocks : 0;
+    return op->type == &prefix_type && op->status == KV_OK ? prefix_of(op)->n_blocks : 0;
 }

@@ -60,7 +60,7 @@ static void print_blocks(const struct kvctl *ctl, const char *node, uint64_t blo
 
 static uint64_t n_found;
 
-static bool keep_on_node(const struct kvctl *ctl, unsigned index)
+static bool say_to_node(const struct kvctl *ctl, unsigned index)
 {
     const char *node = ctl->nodes[index];
     struct kv_client *client = kvctl_open_node(ctl, node);
@@ -90,7 +90,7 @@ static bool keep_on_node(const struct kvctl *ctl, unsigned index)
     return status == KV_OK;
 }
 
-int kvctl_keep_run(const struct kvctl *ctl)
+int kvctl_prefix_run(const struct kvctl *ctl)
 {
     struct kv_id128 name;
     int result;
@@ -103,7 +103,7 @@ int kvctl_keep_run(const struct kvctl *ctl)
         kvctl_error(ctl, "option: --for-ms: at most %u for a hint", KV_PREFIX_HINT_MAX_MS);
         return KVCTL_USAGE;
     }
-    result = kvctl_each_node(ctl, keep_on_node);
+    result = kvctl_each_node(ctl, say_to_node);
     if (result == KVCTL_DONE && n_found == 0) {
         kvctl_error(ctl, "%s: no node keeps it", ctl->operands[0]);
         result = KVCTL_FAILED;
