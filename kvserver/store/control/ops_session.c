@@ -280,16 +280,75 @@ static bool send_elsewhere(struct kvs_control_call *call, const Kvpb__OpenReques
     return true;
 }
 
-static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest *request)
+/* The session is here already: the request is repeated, since its reply was lost, or the id is
+ * another client's. */
+static void open_again(struct kvs_control_call *call,
+                       struct kvs_session *session,
+                       const struct kv_id128 *token)
+{
+    if (!kv_token_equal(&session->token, token))
+        kvs_control_refuse(call, KV_EXISTS, "open: the id belongs to another session");
+    else if (session->tenant != call->tenant)
+        kvs_control_refuse(call, KV_DENIED, "open: the session belongs to another tenant");
+    else if (session->busy)
+        kvs_control_refuse(call, KV_BUSY,
+                           "open: another operation on the session is in progress");
+    else {
+        call->session = session;
+        kvs_session_reply(call, false);
+    }
+}
+
+/* Creates the session with what is here of its prompt.  Returns NULL after refusing the call. */
+static struct kvs_session *create_session(struct kvs_control_call *call,
+                                          const Kvpb__OpenRequest *request,
+                                          const struct kv_id128 *id,
+                                          const struct kv_id128 *token,
+                                          struct kvs_model *model)
 {
     struct kvs_control *control = call->control;
     const Kvpb__Placement *placement = request->placement;
+    struct kvs_session *session;
+    kv_status_t status = kvs_session_create(control, id, model, &session);
+
+    if (status != KV_OK) {
+        kvs_session_refuse(call, "open", status);
+        return NULL;
+    }
+    session->tenant = call->tenant;
+    snprintf(session->owner, sizeof(session->owner), "%s", call->caller->name);
+    session->token = *token;
+    session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
+    kvs_session_place(control, session, placement->root, placement->epoch, placement->n_nodes,
+                      placement->position);
+    status = kvs_session_match(control, session, &request->block_names, request->match_blocks,
+                               request->writer);
+    if (status == KV_OK && request->n_rows != 0 &&
+        !kvs_root_enter(control, session, request->prompt_root, request->branch,
+                        request->n_rows))
+        status = KV_NO_MEMORY;
+    if (status == KV_OK)
+        return session;
+    kvs_session_destroy(control, session);
+    kvs_control_refuse(call, status,
+                       status == KV_NO_MEMORY ? "open: out of memory"
+                                              : "open: block_names: %zu bytes",
+                       request->block_names.len);
+    return NULL;
+}
+
+static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest *request)
+{
+    struct kvs_control *control = call->control;
     struct kv_id128 id, token, fingerprint;
-    kv_status_t status;
+    struct kvs_session *session;
+    struct kvs_command command;
+    struct kvs_model *model;
 
     if (!kvs_pb_get_id(&request->session_id, &id) || !kvs_pb_get_id(&request->token, &token) ||
-        !kvs_pb_get_id(&request->fingerprint, &fingerprint) || !kvs_is_placement(placement) ||
-        request->tokens_max > KV_TOKENS_MAX || request->writer == 0) {
+        !kvs_pb_get_id(&request->fingerprint, &fingerprint) ||
+        !kvs_is_placement(request->placement) || request->tokens_max > KV_TOKENS_MAX ||
+        request->writer == 0) {
         kvs_control_refuse(call, KV_INVALID,
                            "open: invalid id, placement, tokens_max (%u) or writer (%llx)",
                            request->tokens_max, (unsigned long long)request->writer);
@@ -301,61 +360,29 @@ static void open_session(struct kvs_control_call *call, const Kvpb__OpenRequest 
             request->n_rows, request->branch, (unsigned long long)request->prompt_root);
         return;
     }
-    struct kvs_session *session = kv_map_get(control->session_of_id, &id);
-    if (session != NULL) { /* a repeated request whose reply was lost, or another client's id */
-        if (!kv_token_equal(&session->token, &token))
-            kvs_control_refuse(call, KV_EXISTS, "open: the id belongs to another session");
-        else if (session->tenant != call->tenant)
-            kvs_control_refuse(call, KV_DENIED, "open: the session belongs to another tenant");
-        else if (session->busy)
-            kvs_control_refuse(call, KV_BUSY,
-                               "open: another operation on the session is in progress");
-        else {
-            call->session = session;
-            kvs_session_reply(call, false);
-        }
+    session = kv_map_get(control->session_of_id, &id);
+    if (session != NULL) {
+        open_again(call, session, &token);
         return;
     }
     if (atomic_load(&control->draining)) {
         kvs_control_refuse(call, KV_DRAINING, "open: node is draining");
         return;
     }
-    struct kvs_model *known = kvs_model_find(control, &fingerprint);
-    if (known == NULL || known->saving) {
+    model = kvs_model_find(control, &fingerprint);
+    if (model == NULL || model->saving) {
         kvs_control_refuse(call, KV_NOT_FOUND, "open: no model with that fingerprint");
         return;
     }
     if (send_elsewhere(call, request))
         return;
-    status = kvs_session_create(control, &id, known, &session);
-    if (status != KV_OK) {
-        kvs_session_refuse(call, "open", status);
+    session = create_session(call, request, &id, &token, model);
+    if (session == NULL)
         return;
-    }
-    session->tenant = call->tenant;
-    snprintf(session->owner, sizeof(session->owner), "%s", call->caller->name);
-    session->token = token;
-    session->tokens_max = request->tokens_max > 0 ? request->tokens_max : KV_TOKENS_MAX;
-    kvs_session_place(control, session, placement->root, placement->epoch, placement->n_nodes,
-                      placement->position);
-    status = kvs_session_match(control, session, &request->block_names, request->match_blocks,
-                               request->writer);
-    if (status == KV_OK && request->n_rows != 0 &&
-        !kvs_root_enter(control, session, request->prompt_root, request->branch,
-                        request->n_rows))
-        status = KV_NO_MEMORY;
-    if (status != KV_OK) {
-        kvs_session_destroy(control, session);
-        kvs_control_refuse(call, status,
-                           status == KV_NO_MEMORY ? "open: out of memory"
-                                                  : "open: block_names: %zu bytes",
-                           request->block_names.len);
-        return;
-    }
     kvs_session_set_lease(control, session, kvs_lease_of(control, request->lease_ms));
     call->session = session;
     call->tokens = UINT32_MAX;
-    struct kvs_command command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
+    command = kvs_session_command(KVS_COMMAND_SESSION_OPEN, session);
     command.prefix = session->prefix;
     command.tokens = session->matched;
     kvs_control_broadcast_session(call, session, &command, open_done);
