@@ -79,7 +79,7 @@ static bool match(struct kvs_prefixes *prefixes,
                   uint64_t now_us)
 {
     const struct kvs_prefix_place place = place_of(names);
-    struct kvs_prefix *prefix = kvs_prefixes_find(prefixes, &place, names, PROMPT_BLOCKS);
+    struct kvs_prefix *prefix = kvs_prefixes_find(prefixes, &place, NULL, names, PROMPT_BLOCKS);
     struct kv_writers *writers;
 
     if (prefix == NULL || prefix->depth + 1 != depth)

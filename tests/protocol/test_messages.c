@@ -330,7 +330,9 @@ static void leave(const struct identity *before)
     world.me = *before;
 }
 
-static void make_model_of(const struct kv_id128 *fingerprint)
+/* A model with that many layers and heads; at most N_LAYERS layers. */
+static void
+make_model_with(const struct kv_id128 *fingerprint, uint32_t n_layers, uint32_t n_heads)
 {
     Kvpb__ModelRequest request = KVPB__MODEL_REQUEST__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
@@ -338,13 +340,18 @@ static void make_model_of(const struct kv_id128 *fingerprint)
 
     layer.kind = KV_LAYER_KV;
     layer.dtype = KV_FP16;
-    layer.n_kv_heads = N_HEADS;
+    layer.n_kv_heads = n_heads;
     layer.d_k = layer.d_v = ROW_BYTES / 4;
     request.name = "model";
     request.fingerprint = binary(fingerprint);
-    request.n_layers = N_LAYERS;
+    request.n_layers = n_layers;
     request.layers = layers;
     ask_control(KV_OP_MODEL, &request.base);
+}
+
+static void make_model_of(const struct kv_id128 *fingerprint)
+{
+    make_model_with(fingerprint, N_LAYERS, N_HEADS);
 }
 
 static void make_model(void)
@@ -1603,6 +1610,92 @@ static void open_session_with_blocks(void)
 
         fill_unit(&unit, ROW_BYTES, 0, N_NAMES * KV_BLOCK_TOKENS);
     }
+}
+
+/* Opens a session with the names of all blocks.  Returns how many tokens matched. */
+static uint32_t open_named(const struct kv_id128 *fingerprint)
+{
+    Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
+    Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
+    Kvpb__OpenReply *reply;
+    uint32_t tokens;
+
+    kv_random_fill(&world.random, &world.session_id, sizeof(world.session_id));
+    request.session_id = binary(&world.session_id);
+    request.token = binary(&world.session_token);
+    request.fingerprint = binary(fingerprint);
+    request.tokens_max = TOKENS_MAX;
+    request.writer = WRITER;
+    placement.epoch = EPOCH;
+    placement.n_nodes = 1;
+    placement.root = ROOT;
+    request.placement = &placement;
+    request.block_names = some_names(0);
+    request.match_blocks = N_NAMES;
+    ask_control(KV_OP_OPEN, &request.base);
+    reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    world.session_index = reply->session_index;
+    tokens = reply->tokens;
+    kvpb__open_reply__free_unpacked(reply, NULL);
+    return tokens;
+}
+
+/* Publishes the session's blocks.  Returns how many of its tokens are kept. */
+static uint32_t publish_names(void)
+{
+    Kvpb__PublishRequest request = KVPB__PUBLISH_REQUEST__INIT;
+    Kvpb__PublishReply *reply;
+    uint32_t tokens;
+
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    request.generation = 1;
+    request.block_names = some_names(0);
+    ask_control(KV_OP_PUBLISH, &request.base);
+    reply = kvpb__publish_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    tokens = reply->tokens;
+    kvpb__publish_reply__free_unpacked(reply, NULL);
+    return tokens;
+}
+
+/* A client may name its blocks as it likes: a session of one model never gets rows of another,
+ * which have other sizes and are elsewhere, nor does it publish behind them; nor of a model that
+ * was forgotten and came back with another shape. */
+static void names_are_of_a_model(void **state)
+{
+    const uint32_t all = N_NAMES * KV_BLOCK_TOKENS;
+    const struct kv_wire_unit first = {0, 0, 0};
+    struct kv_id128 slim, others[KVS_MODELS_MAX];
+
+    (void)state;
+    kv_random_fill(&world.random, &slim, sizeof(slim));
+    kv_random_fill(&world.random, others, sizeof(others));
+    make_model_with(&slim, 1, 1);
+    assert_int_equal(open_named(&slim), 0);
+    fill_unit(&first, ROW_BYTES, 0, all);
+    assert_int_equal(publish_names(), all);
+    close_session();
+    assert_int_equal(open_named(&slim), all);
+    close_session();
+
+    assert_int_equal(open_named(&world.fingerprint), 0);
+    assert_int_equal(publish_names(), 0);
+    close_session();
+    open_session_with_blocks();
+    assert_int_equal(publish_names(), 0);
+    close_session();
+
+    for (unsigned i = 0; i < KVS_MODELS_MAX; i++)
+        make_model_of(&others[i]);
+    assert_int_equal(try_open(&slim), KV_NOT_FOUND);
+    make_model_with(&slim, N_LAYERS, N_HEADS);
+    assert_int_equal(open_named(&slim), 0);
+    close_session();
+    make_model();
+    forget_names();
+    good_requests_work();
 }
 
 /* Every number of every control message, alone, at every one of the values: counts of layers
@@ -4085,6 +4178,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(wrong_rows_are_refused),
         cmocka_unit_test(sizes_of_rows_are_bounded),
         cmocka_unit_test(models_used_lately_stay),
+        cmocka_unit_test(names_are_of_a_model),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),

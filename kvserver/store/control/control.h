@@ -63,6 +63,9 @@ enum {
  * its time between registering a model and opening a session. */
 struct kvs_model {
     struct kv_model_info info;
+    struct kv_id128
+        rows_id; /* a hash of its fingerprint and its schema: rows of equal ones are of
+                              * the same keys and shape, also if it was forgotten in between */
     bool saving; /* the disk has not confirmed it */
     uint32_t n_sessions;
     uint64_t used_us; /* when it was last named, or its last session ended */

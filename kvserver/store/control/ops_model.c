@@ -1,10 +1,12 @@
 /* ops_model.c - models: a model's name and schema are checked, saved on the disk, and kept in a
  * table. */
+#include "kvserver/base/hash.h"
 #include "kvserver/base/log.h"
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +24,21 @@ static bool same_schema(const kv_schema_t *a, const kv_schema_t *b)
 {
     return a->n_layers == b->n_layers && a->n_units == b->n_units &&
            memcmp(a->layers, b->layers, a->n_layers * sizeof(a->layers[0])) == 0;
+}
+
+/* Gives a model what it has checked and kept from the request, and the id that follows. */
+static void set_info(struct kvs_model *model, const struct kv_model_info *info)
+{
+    const kv_schema_t *schema = &info->schema;
+    struct {
+        struct kv_id128 fingerprint;
+        struct kv_layer_schema layers[KV_LAYERS_MAX];
+    } hashed = {.fingerprint = info->fingerprint};
+
+    static_assert(sizeof(struct kv_layer_schema) == 16, "no bytes that nobody sets");
+    memcpy(hashed.layers, schema->layers, schema->n_layers * sizeof(schema->layers[0]));
+    model->info = *info;
+    model->rows_id = kv_hash128(&hashed, sizeof(hashed));
 }
 
 static void model_saved(void *arg, kv_status_t status)
@@ -153,7 +170,7 @@ static void model(struct kvs_control_call *call, const Kvpb__ModelRequest *reque
         kvs_control_refuse(call, KV_NO_MEMORY, "model: out of memory");
         return;
     }
-    added->info = info;
+    set_info(added, &info);
     added->saving = true;
     added->used_us = kv_clock_now(control->config.clock);
     call->model = added;
@@ -177,14 +194,17 @@ static bool restore(struct kvs_control *control, const void *packed, size_t pack
 {
     Kvpb__ModelRequest *request = kvpb__model_request__unpack(NULL, packed_bytes, packed);
     struct kvs_model *added = calloc(1, sizeof(*added));
+    struct kv_model_info info;
     char detail[256];
     bool good = request != NULL && added != NULL &&
-                model_from(request, &added->info, detail, sizeof(detail)) == KV_OK;
+                model_from(request, &info, detail, sizeof(detail)) == KV_OK;
 
-    if (good)
+    if (good) {
+        set_info(added, &info);
         control->models[control->n_models++] = added;
-    else
+    } else {
         free(added);
+    }
     kvpb__model_request__free_unpacked(request, NULL);
     return good;
 }

@@ -80,7 +80,8 @@ void kvs_session_cut_names(struct kvs_control *control,
         return;
     session->n_names = tokens / KV_BLOCK_TOKENS;
     hold(control, session,
-         kvs_prefixes_find(control->prefixes, &place, session->names, session->n_names));
+         kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id, session->names,
+                           session->n_names));
 }
 
 kv_status_t kvs_session_share_names(struct kvs_control *control,
@@ -96,7 +97,8 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
         return KV_OK;
     if (add_names(child, 0, parent->names, n) != KV_OK)
         return KV_NO_MEMORY;
-    hold(control, child, kvs_prefixes_find(control->prefixes, &place, child->names, n));
+    hold(control, child,
+         kvs_prefixes_find(control->prefixes, &place, &child->model->rows_id, child->names, n));
     return KV_OK;
 }
 
@@ -154,7 +156,8 @@ kv_status_t kvs_session_match(struct kvs_control *control,
         return status;
     n = least(n, least(match_blocks, session->tokens_max / KV_BLOCK_TOKENS));
     if (n > 0) {
-        prefix = kvs_prefixes_find(control->prefixes, &place, session->names, n);
+        prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
+                                   session->names, n);
         count_match(control, &place, session->names, n, prefix);
     }
     if (prefix != NULL) {
@@ -176,7 +179,8 @@ void kvs_session_found_bad(struct kvs_control *control,
     const uint32_t block = tokens / KV_BLOCK_TOKENS;
     struct kvs_prefix *prefix, *last;
 
-    prefix = kvs_prefixes_find(control->prefixes, &place, session->names, block + 1);
+    prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
+                               session->names, block + 1);
     while (prefix != NULL && prefix->depth == block) {
         last = kvs_prefix_last(prefix);
         kvs_control_evict(control, last, KVS_EVICT_BAD);
@@ -233,8 +237,10 @@ static struct kvs_prefix *index_one(struct kvs_control_call *call,
 
     old = kvs_prefixes_get(control->prefixes, &home->place, &prefix->name);
     if (old != NULL) {
-        /* A name says what is before it.  A client that says otherwise gets nothing. */
-        if (old->parent != parent)
+        /* A name says what is before it, and of which model.  A client that says otherwise gets
+         * nothing. */
+        if (old->parent != parent ||
+            memcmp(&old->home->rows_id, &home->rows_id, sizeof(home->rows_id)) != 0)
             return NULL;
         kvs_prefix_hold(control->prefixes, old);
         kvs_prefix_give_back(control, prefix);
@@ -259,6 +265,7 @@ static struct kvs_prefix *index_list(struct kvs_control_call *call, uint32_t n_c
     struct kvs_control *control = call->control;
     const struct kvs_session *session = call->session;
     const struct kvs_prefix_home home = {.place = kvs_session_prefix_place(session),
+                                         .rows_id = session->model->rows_id,
                                          .block_bytes = block_bytes(session)};
     struct kvs_prefix *parent = call->prefix, *next, *added;
     /* It may have been found bad meanwhile. */
@@ -399,7 +406,8 @@ static void publish(struct kvs_control_call *call, const Kvpb__PublishRequest *r
     }
     call->session = session;
     /* From the first one on that is not here: what was evicted meanwhile comes back. */
-    call->prefix = kvs_prefixes_find(control->prefixes, &place, session->names, end);
+    call->prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
+                                     session->names, end);
     if (call->prefix != NULL)
         kvs_prefix_hold(control->prefixes, call->prefix);
     if (!make_list(call, call->prefix != NULL ? call->prefix->depth + 1 : 0, end) ||
@@ -457,7 +465,7 @@ static void match(struct kvs_control_call *call, const Kvpb__MatchRequest *reque
                                            .n_nodes = request->placement->n_nodes,
                                            .position = request->placement->position};
     const struct kvs_prefix *prefix =
-        kvs_prefixes_find(control->prefixes, &place, names_in(&request->block_names), n);
+        kvs_prefixes_find(control->prefixes, &place, NULL, names_in(&request->block_names), n);
 
     reply.outcome = &outcome;
     reply.tokens = prefix != NULL ? (prefix->depth + 1) * KV_BLOCK_TOKENS : 0;

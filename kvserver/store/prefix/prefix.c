@@ -27,6 +27,17 @@ struct kvs_prefixes {
 
 /* ---- keys -------------------------------------------------------------------------------- */
 
+static bool is_same(const struct kv_id128 *a, const struct kv_id128 *b)
+{
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static bool is_same_place(const struct kvs_prefix_place *a, const struct kvs_prefix_place *b)
+{
+    return a->tenant == b->tenant && a->root == b->root && a->n_nodes == b->n_nodes &&
+           a->position == b->position;
+}
+
 /* A name is unique already; what else it is looked for by is mixed into it. */
 static struct kv_id128 key_of(const struct kvs_prefix_place *place, const struct kv_id128 *name)
 {
@@ -277,23 +288,34 @@ struct kvs_prefix *kvs_prefixes_get(const struct kvs_prefixes *prefixes,
                                     const struct kv_id128 *name)
 {
     const struct kv_id128 key = key_of(place, name);
+    struct kvs_prefix *prefix = kv_map_get(prefixes->map, &key);
 
-    return kv_map_get(prefixes->map, &key);
+    /* Who knows a name, and where it is, can make another that has its key elsewhere. */
+    return prefix != NULL && is_same(&prefix->name, name) &&
+                   is_same_place(&prefix->home->place, place)
+               ? prefix
+               : NULL;
 }
 
 static struct kvs_prefix *find(const struct kvs_prefixes *prefixes,
                                const struct kvs_prefix_place *place,
+                               const struct kv_id128 *rows_id,
                                const struct kv_id128 *name,
                                uint32_t depth)
 {
     struct kvs_prefix *prefix = kvs_prefixes_get(prefixes, place, name);
 
-    /* A name says how deep it is; a client that says otherwise finds nothing. */
-    return prefix != NULL && prefix->depth == depth ? prefix : NULL;
+    /* A name says how deep it is, and of which model; a client that says otherwise finds
+     * nothing. */
+    return prefix != NULL && prefix->depth == depth &&
+                   (rows_id == NULL || is_same(&prefix->home->rows_id, rows_id))
+               ? prefix
+               : NULL;
 }
 
 struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
                                      const struct kvs_prefix_place *place,
+                                     const struct kv_id128 *rows_id,
                                      const struct kv_id128 *names,
                                      uint32_t n)
 {
@@ -303,7 +325,7 @@ struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
     /* [0, low) are here, `high` is not: a prefix has its parent here. */
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        struct kvs_prefix *prefix = find(prefixes, place, &names[middle], middle);
+        struct kvs_prefix *prefix = find(prefixes, place, rows_id, &names[middle], middle);
 
         if (prefix != NULL) {
             deepest = prefix;
@@ -362,6 +384,8 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
 
     assert(prefix->depth == (parent != NULL ? parent->depth + 1 : 0));
     assert(parent == NULL || parent->home != NULL);
+    if (kv_map_get(prefixes->map, &key) != NULL)
+        return false;
     if (own == NULL)
         own = home_make(prefixes, home);
     if (own == NULL)
@@ -611,7 +635,7 @@ static void check_prefix(const struct kvs_prefixes *prefixes, const struct kvs_p
     const struct kvs_prefix *parent = prefix->parent;
     const struct kvs_prefix_tenant *tenant = prefix->home->tenant;
 
-    assert(find(prefixes, &prefix->home->place, &prefix->name, prefix->depth) == prefix);
+    assert(find(prefixes, &prefix->home->place, NULL, &prefix->name, prefix->depth) == prefix);
     assert(prefix->depth == (parent != NULL ? parent->depth + 1 : 0));
     assert(parent == NULL || parent->home == prefix->home);
     assert(prefix->prev != NULL ? prefix->prev->next == prefix

@@ -15,7 +15,8 @@
  *
  * A prefix is looked up by its name and its place: the tenant, the root, and the position of the
  * node in the row (cluster/placement.h).  Only with the same place are the same units on the
- * same data threads.
+ * same data threads.  Names are the clients' to make: a session gets only rows of its own model,
+ * whatever names it has.
  *
  * When memory or a tenant's quota is short, a policy (eviction.h) chooses among the prefixes
  * that have no children, that no session has, and that are not pinned.  So the parent of every
@@ -67,7 +68,8 @@ struct kvs_prefix_tenant {
 struct kvs_prefix_home {
     struct kvs_prefix_tenant *tenant;
     struct kvs_prefix_place place;
-    uint64_t block_bytes; /* of one prefix on this node */
+    struct kv_id128 rows_id; /* whose rows they are, and of what shape: kvs_model */
+    uint64_t block_bytes;    /* of one prefix on this node */
     uint64_t n_prefixes;
 };
 
@@ -119,9 +121,11 @@ kvs_prefix_block(struct kvs_prefix *prefix, uint32_t thread, uint32_t n_threads)
 }
 
 /* Returns the deepest prefix of a prompt that is in the index, or NULL.  Does not count as a use.
- *   names  (n) of the prompt's blocks */
+ *   rows_id  as its home has it; NULL: any
+ *   names    (n) of the prompt's blocks */
 struct kvs_prefix *kvs_prefixes_find(const struct kvs_prefixes *prefixes,
                                      const struct kvs_prefix_place *place,
+                                     const struct kv_id128 *rows_id,
                                      const struct kv_id128 *names,
                                      uint32_t n);
 
@@ -131,14 +135,15 @@ bool kvs_prefixes_had(const struct kvs_prefixes *prefixes,
                       const struct kvs_prefix_place *place,
                       const struct kv_id128 *name);
 
-/* Returns the prefix of that name, or NULL. */
+/* Returns the prefix of that name, or NULL; it may be another model's. */
 struct kvs_prefix *kvs_prefixes_get(const struct kvs_prefixes *prefixes,
                                     const struct kvs_prefix_place *place,
                                     const struct kv_id128 *name);
 
 /* Adds a prefix to the index, which must have none of its name, as a child of `parent`, whose
  * depth is one less.  A prefix of depth 0 begins a tree, for which `home` is copied.  Returns
- * false if out of memory. */
+ * false if out of memory, or if the name was made for its key to be that of a prefix
+ * elsewhere. */
 bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
                       struct kvs_prefix *parent,
                       const struct kvs_prefix_home *home,

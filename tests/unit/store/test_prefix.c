@@ -2,6 +2,7 @@
  * policy lets prefixes go, shares of tenants, pins, holds, and many prefixes. */
 #include "kvserver/store/prefix/prefix.h"
 
+#include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
 
 #include <setjmp.h>
@@ -225,11 +226,12 @@ static void model_find(const struct kvs_prefixes *prefixes, const struct known *
     for (const struct known *at = known; at != NULL; at = at->parent)
         names[at->prefix->depth] = name_of(at->number);
     names[n] = name_of(UINT64_MAX);
-    assert_ptr_equal(kvs_prefixes_find(prefixes, &home.place, names, n + 1), known->prefix);
+    assert_ptr_equal(kvs_prefixes_find(prefixes, &home.place, NULL, names, n + 1),
+                     known->prefix);
     assert_ptr_equal(kvs_prefixes_get(prefixes, &home.place, &names[n - 1]), known->prefix);
     struct kvs_prefix_place other = home.place;
     other.root++;
-    assert_null(kvs_prefixes_find(prefixes, &other, names, n));
+    assert_null(kvs_prefixes_find(prefixes, &other, NULL, names, n));
 }
 
 static void use(struct kvs_prefixes *prefixes, struct known *known, uint64_t now_us)
@@ -454,6 +456,36 @@ static void shares_of_tenants(void **state)
     atomic_store(&pages->spare_bytes, 0);
 }
 
+/* ---- names made to deceive --------------------------------------------------------------- */
+
+/* What a name is looked for by besides is mixed into it, and no secret: a client makes a name
+ * that is taken for one in another place, and finds nothing there. */
+static void made_names_find_nothing(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    const struct kvs_prefix_home there = home_of(3, 103), here = home_of(3, 500);
+    struct kvs_prefix *prefix = add(prefixes, NULL, 3, 1, 1), *made;
+    struct kv_id128 name = name_of(1);
+    uint64_t half[2];
+
+    (void)state;
+    memcpy(half, name.bytes, sizeof(half));
+    half[1] ^= kv_mix64(there.place.root + 2) ^ kv_mix64(here.place.root + 2);
+    memcpy(name.bytes, half, sizeof(half));
+    assert_null(kvs_prefixes_get(prefixes, &here.place, &name));
+    assert_null(kvs_prefixes_find(prefixes, &here.place, NULL, &name, 1));
+    made = kvs_prefix_create(&name, 0, 0, 1);
+    assert_non_null(made);
+    assert_false(kvs_prefixes_add(prefixes, NULL, &here, made, 2));
+    kvs_prefix_release(prefixes, made);
+    kvs_prefixes_check(prefixes);
+    assert_ptr_equal(
+        kvs_prefixes_get(prefixes, &there.place, &(const struct kv_id128[]){name_of(1)}[0]),
+        prefix);
+    kvs_prefixes_destroy(prefixes);
+    atomic_store(&pages->spare_bytes, 0);
+}
+
 /* ---- many -------------------------------------------------------------------------------- */
 
 static void many_prefixes(void **state)
@@ -489,7 +521,8 @@ int main(void)
         cmocka_unit_test(agrees_with_model),     cmocka_unit_test(lru_goes_by_last_use),
         cmocka_unit_test(hint_keeps_until_then), cmocka_unit_test(gdsf_goes_by_worth),
         cmocka_unit_test(gdsf_takes_one_by_one), cmocka_unit_test(held_and_pinned_stay),
-        cmocka_unit_test(shares_of_tenants),     cmocka_unit_test(many_prefixes),
+        cmocka_unit_test(shares_of_tenants),     cmocka_unit_test(made_names_find_nothing),
+        cmocka_unit_test(many_prefixes),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
