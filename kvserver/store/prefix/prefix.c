@@ -623,8 +623,10 @@ struct kv_writers *kvs_prefix_writers(const struct kvs_prefix *prefix, uint64_t 
     if (writers == NULL)
         return NULL;
     (void)runs_of(prefix, n, writers->runs);
-    writers->n_runs = n + 1;
-    writers->runs[n] = (struct kv_writer_run){.writer = writer, .end = UINT32_MAX};
+    /* The one who wrote the last rows may go on: that is no new run. */
+    writers->n_runs = writers->runs[n - 1].writer == writer ? n : n + 1;
+    writers->runs[writers->n_runs - 1] =
+        (struct kv_writer_run){.writer = writer, .end = UINT32_MAX};
     return writers;
 }
 

@@ -486,6 +486,36 @@ static void made_names_find_nothing(void **state)
     atomic_store(&pages->spare_bytes, 0);
 }
 
+/* ---- writers ----------------------------------------------------------------------------- */
+
+/* A session may write as the one did whose rows it has: neighbors have different writers. */
+static void writers_are_runs(void **state)
+{
+    struct kvs_prefixes *prefixes = create("lru");
+    struct kvs_prefix *first = add(prefixes, NULL, 1, 1, 1);
+    struct kvs_prefix *second = add(prefixes, first, 1, 2, 1);
+    struct kv_writers *writers;
+
+    (void)state;
+    first->writer = 7;
+    second->writer = 8;
+    writers = kvs_prefix_writers(second, 9);
+    assert_non_null(writers);
+    assert_int_equal(writers->n_runs, 3);
+    assert_int_equal(writers->runs[0].end, KV_BLOCK_TOKENS);
+    assert_int_equal(writers->runs[1].end, 2 * KV_BLOCK_TOKENS);
+    assert_int_equal(kv_writers_own(writers), 9);
+    free(writers);
+    writers = kvs_prefix_writers(second, 8);
+    assert_non_null(writers);
+    assert_int_equal(writers->n_runs, 2);
+    assert_int_equal(writers->runs[1].writer, 8);
+    assert_int_equal(writers->runs[1].end, UINT32_MAX);
+    free(writers);
+    kvs_prefixes_destroy(prefixes);
+    atomic_store(&pages->spare_bytes, 0);
+}
+
 /* ---- many -------------------------------------------------------------------------------- */
 
 static void many_prefixes(void **state)
@@ -522,7 +552,7 @@ int main(void)
         cmocka_unit_test(hint_keeps_until_then), cmocka_unit_test(gdsf_goes_by_worth),
         cmocka_unit_test(gdsf_takes_one_by_one), cmocka_unit_test(held_and_pinned_stay),
         cmocka_unit_test(shares_of_tenants),     cmocka_unit_test(made_names_find_nothing),
-        cmocka_unit_test(many_prefixes),
+        cmocka_unit_test(writers_are_runs),      cmocka_unit_test(many_prefixes),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
