@@ -1612,13 +1612,13 @@ static void open_session_with_blocks(void)
     }
 }
 
-/* Opens a session with the names of all blocks.  Returns how many tokens matched. */
-static uint32_t open_named(const struct kv_id128 *fingerprint)
+/* Opens a session with the names of all blocks.  *ret_tokens is how many matched. */
+static kv_status_t try_open_named(const struct kv_id128 *fingerprint, uint32_t *ret_tokens)
 {
     Kvpb__OpenRequest request = KVPB__OPEN_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     Kvpb__OpenReply *reply;
-    uint32_t tokens;
+    kv_status_t status;
 
     kv_random_fill(&world.random, &world.session_id, sizeof(world.session_id));
     request.session_id = binary(&world.session_id);
@@ -1632,12 +1632,21 @@ static uint32_t open_named(const struct kv_id128 *fingerprint)
     request.placement = &placement;
     request.block_names = some_names(0);
     request.match_blocks = N_NAMES;
-    ask_control(KV_OP_OPEN, &request.base);
+    status = try_control(KV_OP_OPEN, &request.base);
     reply = kvpb__open_reply__unpack(NULL, world.reply.body_bytes, world.body);
     assert_non_null(reply);
     world.session_index = reply->session_index;
-    tokens = reply->tokens;
+    *ret_tokens = reply->tokens;
     kvpb__open_reply__free_unpacked(reply, NULL);
+    return status;
+}
+
+static uint32_t open_named(const struct kv_id128 *fingerprint)
+{
+    uint32_t tokens;
+
+    if (try_open_named(fingerprint, &tokens) != KV_OK)
+        fail_msg("%s", world.detail);
     return tokens;
 }
 
@@ -1695,6 +1704,55 @@ static void names_are_of_a_model(void **state)
     close_session();
     make_model();
     forget_names();
+    good_requests_work();
+}
+
+/* Puts prefixes without blocks behind the one that has the last name. */
+static void add_behind(uint32_t n)
+{
+    struct kvs_prefixes *prefixes = world.node->control.prefixes;
+    const struct kvs_prefix_place place = {.root = ROOT, .n_nodes = 1};
+    struct kvs_prefix *parent = kvs_prefixes_get(prefixes, &place, &block_names[N_NAMES - 1]);
+    struct kvs_prefix *prefix;
+    struct kv_id128 name;
+
+    assert_non_null(parent);
+    for (uint32_t i = 0; i < n; i++, parent = prefix) {
+        kv_random_fill(&world.random, &name, sizeof(name));
+        prefix = kvs_prefix_create(&name, parent->depth + 1, parent->first_thread,
+                                   parent->n_threads);
+        assert_non_null(prefix);
+        assert_true(kvs_prefixes_add(prefixes, parent, parent->home, prefix, 0));
+        kvs_prefix_release(prefixes, prefix);
+    }
+}
+
+/* A bad row takes all with it that is behind it.  The control thread, which has the leases, does
+ * not walk along a long prompt for each of its blocks. */
+static void what_is_behind_a_bad_row_goes(void **state)
+{
+    enum {
+        N_BEHIND = 100000
+    };
+    const struct kvs_control *control = &world.node->control;
+    const uint32_t thread = thread_of_unit(0, 0);
+    struct kvs_shard *shard = &world.node->shard[thread];
+    uint32_t tokens;
+
+    (void)state;
+    open_session_with_blocks();
+    assert_int_equal(publish_names(), N_NAMES * KV_BLOCK_TOKENS);
+    add_behind(N_BEHIND);
+    assert_int_equal(kvs_prefixes_count(control->prefixes), N_NAMES + N_BEHIND);
+    kvs_segment_mark_bad(&shard->store, shard->sessions[world.session_index].blocks.list[0], 0,
+                         3);
+    close_session();
+
+    const uint64_t begin_us = kv_clock_now(&kv_clock_real);
+    assert_int_equal(try_open_named(&world.fingerprint, &tokens), KV_BUSY);
+    assert_true(kv_clock_now(&kv_clock_real) - begin_us < 2000000);
+    assert_int_equal(kvs_prefixes_count(control->prefixes), 0);
+    settle();
     good_requests_work();
 }
 
@@ -4179,6 +4237,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sizes_of_rows_are_bounded),
         cmocka_unit_test(models_used_lately_stay),
         cmocka_unit_test(names_are_of_a_model),
+        cmocka_unit_test(what_is_behind_a_bad_row_goes),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),

@@ -177,15 +177,17 @@ void kvs_session_found_bad(struct kvs_control *control,
 {
     const struct kvs_prefix_place place = kvs_session_prefix_place(session);
     const uint32_t block = tokens / KV_BLOCK_TOKENS;
-    struct kvs_prefix *prefix, *last;
+    struct kvs_prefix *prefix, *last, *parent;
 
     prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
                                session->names, block + 1);
-    while (prefix != NULL && prefix->depth == block) {
-        last = kvs_prefix_last(prefix);
+    if (prefix != NULL && prefix->depth != block)
+        prefix = NULL;
+    /* Always on from where the last one was: the way from the first one may be long. */
+    for (last = prefix; last != NULL; last = last != prefix ? parent : NULL) {
+        last = kvs_prefix_last(last);
+        parent = last->parent;
         kvs_control_evict(control, last, KVS_EVICT_BAD);
-        if (last == prefix)
-            break;
     }
     kvs_prefixes_release_step(control);
 }
