@@ -304,18 +304,21 @@ static bool prefix_release(struct kvs_shard *shard, struct kvs_command *command)
 {
     struct kv_slice slice = kv_slice_begin(shard->clock, 1);
 
-    for (; command->prefix != NULL; command->prefix = command->prefix->next) {
+    while (command->prefix != NULL) {
         struct kvs_block **block =
             kvs_prefix_block(command->prefix, shard->index, shard->n_threads);
 
-        if (block == NULL || *block == NULL)
-            continue;
+        if (block != NULL && *block != NULL) {
+            kvs_block_unref(&shard->store, *block);
+            *block = NULL;
+        }
+        command->prefix = command->prefix->next;
+        /* Also of those that it has nothing of: a list may have a block for each that a session
+         * could have. */
         if (kv_slice_over(&slice))
-            return false;
-        kvs_block_unref(&shard->store, *block);
-        *block = NULL;
+            break;
     }
-    return true;
+    return command->prefix == NULL;
 }
 
 static bool session_sizes(struct kvs_shard *shard, struct kvs_command *command)
