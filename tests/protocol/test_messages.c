@@ -1765,6 +1765,50 @@ static void what_is_behind_a_bad_row_goes(void **state)
     good_requests_work();
 }
 
+/* A name without a session is looked for among all prefixes, by one call after the other.  Those
+ * that wait for their turn do not take the places of all control requests. */
+static void names_are_looked_for_by_few(void **state)
+{
+    Kvpb__PrefixRequest request = KVPB__PREFIX_REQUEST__INIT;
+    Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
+    const struct kvs_control_call *first;
+    struct kv_id128 unknown;
+    uint8_t packed[100];
+    size_t bytes;
+
+    (void)state;
+    open_session_with_blocks();
+    assert_int_equal(publish_names(), N_NAMES * KV_BLOCK_TOKENS);
+    close_session();
+    add_behind(50000);
+    kv_random_fill(&world.random, &unknown, sizeof(unknown));
+    request.verb = KV_PREFIX_PIN;
+    request.name = binary(&unknown);
+    bytes = kvpb__prefix_request__pack(&request, packed);
+    for (unsigned i = 0; i < KVS_CALLS_MAX + 10; i++) {
+        struct kv_wire_header header = request_of(KV_OP_PREFIX);
+
+        send_message(world.control, &header, packed, bytes);
+    }
+    step();
+    first = world.node->control.keeping;
+    assert_non_null(first);
+    while (world.node->control.keeping == first)
+        step(); /* the next answer of these is far */
+    table.name = "status";
+    ask_control(KV_OP_TABLE, &table.base);
+    assert_in_range(world.node->control.n_calls, 1, KVS_CALLS_MAX / 2);
+    while (world.node->control.keeping != NULL)
+        step();
+    assert_int_equal(try_control(KV_OP_PREFIX, &request.base), KV_OK);
+    request.verb = KV_PREFIX_EVICT;
+    request.name = binary(&block_names[0]);
+    ask_control(KV_OP_PREFIX, &request.base);
+    settle();
+    assert_int_equal(kvs_prefixes_count(world.node->control.prefixes), 0);
+    good_requests_work();
+}
+
 /* Every number of every control message, alone, at every one of the values: counts of layers
  * and heads, sizes of rows, lengths of names and ids. */
 static void every_number_of_every_control_message(void **state)
@@ -4247,6 +4291,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(models_used_lately_stay),
         cmocka_unit_test(names_are_of_a_model),
         cmocka_unit_test(what_is_behind_a_bad_row_goes),
+        cmocka_unit_test(names_are_looked_for_by_few),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),

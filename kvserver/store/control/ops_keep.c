@@ -12,6 +12,7 @@
 enum {
     LOOKS_AT_ONCE = 64, /* between two looks at the clock */
     SLICES = 4,         /* in one step: ten million prefixes take some seconds */
+    WAITING_MAX = 64, /* a small part of all calls (KVS_CALLS_MAX): others go on beside them */
 };
 
 static void reply(struct kvs_control_call *call)
@@ -102,14 +103,18 @@ void kvs_keep_step(struct kvs_control *control)
     }
 }
 
-/* Continues when it is the call's turn. */
+/* Continues when it is the call's turn.  Refuses it if too many wait for theirs. */
 static void enqueue(struct kvs_control_call *call)
 {
     struct kvs_control_call **end = &call->control->keeping;
+    unsigned n = 0;
 
-    while (*end != NULL)
+    for (; *end != NULL; n++)
         end = &(*end)->keep.next;
-    *end = call;
+    if (n < WAITING_MAX)
+        *end = call;
+    else
+        kvs_control_refuse(call, KV_BUSY, "prefix: more than %d are looked for", WAITING_MAX);
 }
 
 static bool check(struct kvs_control_call *call, const Kvpb__PrefixRequest *request)
