@@ -1374,7 +1374,8 @@ enum {
     N_NAMES = 3,
 };
 
-static struct kv_id128 block_names[N_NAMES] = {{{1}}, {{2}}, {{3}}};
+static struct kv_id128 block_names[N_NAMES] = {
+    {{1, [15] = 10}}, {{2, [15] = 20}}, {{3, [15] = 30}}};
 
 static ProtobufCBinaryData some_names(unsigned number)
 {
@@ -3172,14 +3173,20 @@ static bool tells(const struct kv_id128 *secret)
            memmem(world.body, world.reply.body_bytes, hex, sizeof(hex) - 1) != NULL;
 }
 
+/* A name is what opens the block's rows: whoever was not told it, must not read it in a table.
+ * What the table says is enough to name the block in what clients say of it. */
 static void tables_tell_no_secrets(void **state)
 {
-    static char *const names[] = {"status", "sessions", "clients", "models",
-                                  "ops",    "stats",    "scrub",   "threads"};
-    bool tells_session = false;
+    static char *const names[] = {"status", "sessions", "clients", "models",  "ops",
+                                  "stats",  "scrub",    "threads", "prefixes"};
+    struct kv_id128 told = block_names[0];
+    Kvpb__PrefixRequest prefix = KVPB__PREFIX_REQUEST__INIT;
+    bool tells_session = false, tells_told = false;
 
     (void)state;
-    open_session();
+    open_session_with_blocks();
+    assert_int_equal(publish_names(), N_NAMES * KV_BLOCK_TOKENS);
+    memset(told.bytes + 8, 0, 8);
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         Kvpb__TableRequest request = KVPB__TABLE_REQUEST__INIT;
 
@@ -3188,10 +3195,18 @@ static void tables_tell_no_secrets(void **state)
         assert_false(tells(&world.me.token));
         assert_false(tells(&world.me.client_id));
         assert_false(tells(&world.session_token));
+        for (unsigned block = 0; block < N_NAMES; block++)
+            assert_false(tells(&block_names[block]));
+        tells_told = tells_told || tells(&told);
         tells_session = tells_session || tells(&world.session_id); /* it would be found */
     }
-    assert_true(tells_session);
+    assert_true(tells_session && tells_told);
     close_session();
+    prefix.verb = KV_PREFIX_EVICT;
+    prefix.name = binary(&told);
+    ask_control(KV_OP_PREFIX, &prefix.base);
+    settle();
+    assert_int_equal(kvs_prefixes_count(world.node->control.prefixes), 0);
 }
 
 /* ---- counters at their ends -------------------------------------------------------------- */

@@ -68,6 +68,15 @@ static void apply(struct kvs_control_call *call, struct kvs_prefix *prefix)
     call->keep.n_blocks++;
 }
 
+/* Whether the call names the prefix: as it is, or as a table tells it. */
+static bool is_named(const struct kvs_keep *keep, const struct kvs_prefix *prefix)
+{
+    const struct kv_id128 told = kvs_prefix_name_told(&prefix->name);
+
+    return memcmp(&prefix->name, &keep->name, sizeof(keep->name)) == 0 ||
+           memcmp(&told, &keep->name, sizeof(keep->name)) == 0;
+}
+
 /* Goes on with the first call.  Returns true when it is done. */
 static bool walk(struct kvs_control_call *call, struct kv_slice *slice)
 {
@@ -82,8 +91,7 @@ static bool walk(struct kvs_control_call *call, struct kv_slice *slice)
         prefix = kvs_prefixes_next(control->prefixes, &call->keep.cursor);
         if (prefix == NULL)
             return true;
-        if (prefix->home->place.tenant == call->tenant &&
-            memcmp(&prefix->name, &call->keep.name, sizeof(prefix->name)) == 0)
+        if (prefix->home->place.tenant == call->tenant && is_named(&call->keep, prefix))
             apply(call, prefix);
         if (n % LOOKS_AT_ONCE == 0 && kv_slice_over(slice))
             return false;

@@ -369,9 +369,10 @@ static void table_prefixes(struct kvs_control *control, struct builder *table)
     while (table->n_rows < PREFIXES_MAX && !table->failed &&
            (prefix = kvs_prefixes_next(control->prefixes, &cursor)) != NULL) {
         Kvpb__Row *to = row(table);
+        const struct kv_id128 told = kvs_prefix_name_told(&prefix->name);
         const bool is_pinned = prefix->pinned_link != NULL;
 
-        id_text(table, to, &prefix->name);
+        id_text(table, to, &told);
         number(table, to, prefix->home->place.tenant);
         number(table, to, (double)(prefix->depth + 1) * KV_BLOCK_TOKENS);
         number(table, to, (double)prefix->home->block_bytes);

@@ -197,6 +197,17 @@ struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t
  * follow as `writer`.  NULL: out of memory, or too many runs. */
 struct kv_writers *kvs_prefix_writers(const struct kvs_prefix *prefix, uint64_t writer);
 
+/* Returns what is told of a name to whoever asks: half of it, and zeros.  It says which prefix is
+ * meant; a session is not opened with it, which who knows the whole name may do. */
+static inline struct kv_id128 kvs_prefix_name_told(const struct kv_id128 *name)
+{
+    struct kv_id128 told = *name;
+
+    for (size_t i = sizeof(told.bytes) / 2; i < sizeof(told.bytes); i++)
+        told.bytes[i] = 0;
+    return told;
+}
+
 /* Asserts the invariants; visits all prefixes. */
 void kvs_prefixes_check(const struct kvs_prefixes *prefixes);
 
