@@ -1710,6 +1710,42 @@ static void names_are_of_a_model(void **state)
     good_requests_work();
 }
 
+/* Gives a prefix so many writers. */
+static void make_mixed(struct kvs_prefix *prefix, uint32_t n_writers)
+{
+    free(prefix->mixed);
+    prefix->mixed = malloc(sizeof(*prefix->mixed) + n_writers * sizeof(prefix->mixed->runs[0]));
+    assert_non_null(prefix->mixed);
+    prefix->mixed->n_runs = n_writers;
+    for (uint32_t i = 0; i < n_writers; i++)
+        prefix->mixed->runs[i] = (struct kv_writer_run){i + 1, UINT32_MAX};
+}
+
+/* A conversation that goes on in a session of its own each time has one more writer each time.
+ * When they are as many as a session may have, it begins with what has fewer: it does not fail
+ * for as long as its prefix is kept. */
+static void prefixes_of_many_writers(void **state)
+{
+    const struct kvs_prefix_place place = {.root = ROOT, .n_nodes = 1};
+    struct kvs_prefix *prefixes[N_NAMES];
+
+    (void)state;
+    open_session_with_blocks();
+    assert_int_equal(publish_names(), N_NAMES * KV_BLOCK_TOKENS);
+    close_session();
+    for (unsigned i = 0; i < N_NAMES; i++)
+        prefixes[i] = kvs_prefixes_get(world.node->control.prefixes, &place, &block_names[i]);
+    make_mixed(prefixes[1], KV_WRITER_RUNS_MAX - 1); /* with those of the blocks beside it */
+    assert_int_equal(open_named(&world.fingerprint), KV_BLOCK_TOKENS);
+    assert_int_equal(world.node->control.sessions[world.session_index].writers->n_runs, 1);
+    close_session();
+    make_mixed(prefixes[0], KV_WRITER_RUNS_MAX);
+    assert_int_equal(open_named(&world.fingerprint), 0);
+    close_session();
+    forget_names();
+    good_requests_work();
+}
+
 /* Puts prefixes without blocks behind the one that has the last name. */
 static void add_behind(uint32_t n)
 {
@@ -4305,6 +4341,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sizes_of_rows_are_bounded),
         cmocka_unit_test(models_used_lately_stay),
         cmocka_unit_test(names_are_of_a_model),
+        cmocka_unit_test(prefixes_of_many_writers),
         cmocka_unit_test(what_is_behind_a_bad_row_goes),
         cmocka_unit_test(names_are_looked_for_by_few),
         cmocka_unit_test(hello_again_is_the_same_client),

@@ -158,6 +158,7 @@ kv_status_t kvs_session_match(struct kvs_control *control,
     if (n > 0) {
         prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
                                    session->names, n);
+        prefix = kvs_prefix_fit(prefix, writer);
         count_match(control, &place, session->names, n, prefix);
     }
     if (prefix != NULL) {

@@ -584,6 +584,21 @@ struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t
 
 /* ---- writers ----------------------------------------------------------------------------- */
 
+static uint32_t n_runs_in(const struct kvs_prefix *prefix)
+{
+    return prefix->mixed != NULL ? prefix->mixed->n_runs : 1;
+}
+
+static uint64_t writer_of_run(const struct kvs_prefix *prefix, uint32_t run)
+{
+    return prefix->mixed != NULL ? prefix->mixed->runs[run].writer : prefix->writer;
+}
+
+static uint64_t last_writer(const struct kvs_prefix *prefix)
+{
+    return writer_of_run(prefix, n_runs_in(prefix) - 1);
+}
+
 /* The runs of all blocks up to the prefix, from the last one on backwards.  Returns their number;
  * `runs` has room for that many, or is NULL.  Neighbors of one writer are one run. */
 static uint32_t runs_of(const struct kvs_prefix *prefix, uint32_t n, struct kv_writer_run *runs)
@@ -593,11 +608,10 @@ static uint32_t runs_of(const struct kvs_prefix *prefix, uint32_t n, struct kv_w
 
     for (; prefix != NULL; prefix = prefix->parent) {
         const uint32_t end = (prefix->depth + 1) * KV_BLOCK_TOKENS;
-        const uint32_t n_here = prefix->mixed != NULL ? prefix->mixed->n_runs : 1;
+        const uint32_t n_here = n_runs_in(prefix);
 
         for (uint32_t i = n_here; i-- > 0;) {
-            const uint64_t writer =
-                prefix->mixed != NULL ? prefix->mixed->runs[i].writer : prefix->writer;
+            const uint64_t writer = writer_of_run(prefix, i);
 
             if (writer == after)
                 continue;
@@ -612,14 +626,26 @@ static uint32_t runs_of(const struct kvs_prefix *prefix, uint32_t n, struct kv_w
     return n_runs;
 }
 
+struct kvs_prefix *kvs_prefix_fit(struct kvs_prefix *prefix, uint64_t writer)
+{
+    uint32_t n = runs_of(prefix, 0, NULL);
+
+    for (; prefix != NULL && n + (last_writer(prefix) != writer) > KV_WRITER_RUNS_MAX;
+         prefix = prefix->parent) {
+        /* A run that begins before the block is still there without it. */
+        const bool is_joined =
+            prefix->parent != NULL && last_writer(prefix->parent) == writer_of_run(prefix, 0);
+
+        n -= n_runs_in(prefix) - is_joined;
+    }
+    return prefix;
+}
+
 struct kv_writers *kvs_prefix_writers(const struct kvs_prefix *prefix, uint64_t writer)
 {
     const uint32_t n = runs_of(prefix, 0, NULL);
-    struct kv_writers *writers;
+    struct kv_writers *writers = malloc(sizeof(*writers) + (n + 1) * sizeof(writers->runs[0]));
 
-    if (n + 1 > KV_WRITER_RUNS_MAX)
-        return NULL;
-    writers = malloc(sizeof(*writers) + (n + 1) * sizeof(writers->runs[0]));
     if (writers == NULL)
         return NULL;
     (void)runs_of(prefix, n, writers->runs);

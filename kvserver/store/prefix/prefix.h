@@ -193,8 +193,11 @@ const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefix
  * between two calls, some may be returned twice or not at all. */
 struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t *cursor);
 
-/* Returns the writers of a session that has the first rows from this prefix and writes those that
- * follow as `writer`.  NULL: out of memory, or too many runs. */
+/* Returns the deepest, of a prefix and those before it, that a session can begin with which writes
+ * the rows that follow as `writer`: with more than KV_WRITER_RUNS_MAX writers it could not.  NULL:
+ * with none. */
+struct kvs_prefix *kvs_prefix_fit(struct kvs_prefix *prefix, uint64_t writer);
+/* Returns the writers of such a session.  NULL: out of memory. */
 struct kv_writers *kvs_prefix_writers(const struct kvs_prefix *prefix, uint64_t writer);
 
 /* Returns what is told of a name to whoever asks: half of it, and zeros.  It says which prefix is

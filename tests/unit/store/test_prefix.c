@@ -512,6 +512,23 @@ static void writers_are_runs(void **state)
     assert_int_equal(writers->runs[1].writer, 8);
     assert_int_equal(writers->runs[1].end, UINT32_MAX);
     free(writers);
+
+    /* The limit: with a run of its own, a session has one more than what it begins with. */
+    first->mixed = malloc(sizeof(*writers) + KV_WRITER_RUNS_MAX * sizeof(writers->runs[0]));
+    assert_non_null(first->mixed);
+    for (uint32_t i = 0; i < KV_WRITER_RUNS_MAX; i++)
+        first->mixed->runs[i] = (struct kv_writer_run){100 + i, i + 1};
+    first->mixed->n_runs = KV_WRITER_RUNS_MAX - 2;
+    assert_ptr_equal(kvs_prefix_fit(second, 9), second);
+    first->mixed->n_runs = KV_WRITER_RUNS_MAX - 1;
+    assert_ptr_equal(kvs_prefix_fit(second, 8), second);
+    assert_ptr_equal(kvs_prefix_fit(second, 9), first);
+    second->writer = first->mixed->runs[KV_WRITER_RUNS_MAX - 2].writer;
+    assert_ptr_equal(kvs_prefix_fit(second, 9), second); /* the same run in both */
+    first->mixed->n_runs = KV_WRITER_RUNS_MAX;
+    assert_ptr_equal(kvs_prefix_fit(second, 9), NULL);
+    assert_ptr_equal(kvs_prefix_fit(first, 9), NULL);
+    assert_ptr_equal(kvs_prefix_fit(first, 100 + KV_WRITER_RUNS_MAX - 1), first);
     kvs_prefixes_destroy(prefixes);
     atomic_store(&pages->spare_bytes, 0);
 }
