@@ -1746,6 +1746,47 @@ static void prefixes_of_many_writers(void **state)
     good_requests_work();
 }
 
+/* A truncate of rows that others share gives the session a fresh writer: not if it has as many as
+ * it may. */
+static void a_fresh_writer_needs_a_run(void **state)
+{
+    const uint32_t tokens = KV_WRITER_RUNS_MAX + 10;
+    Kvpb__TruncateRequest request = KVPB__TRUNCATE_REQUEST__INIT;
+    Kvpb__Lifecycle operation = KVPB__LIFECYCLE__INIT;
+    struct kvs_session *session;
+    struct kv_writers *before, *most;
+
+    (void)state;
+    open_session();
+    session = &world.node->control.sessions[world.session_index];
+    before = session->writers;
+    most = malloc(sizeof(*most) + KV_WRITER_RUNS_MAX * sizeof(most->runs[0]));
+    assert_non_null(most);
+    most->n_runs = KV_WRITER_RUNS_MAX;
+    for (uint32_t i = 0; i < KV_WRITER_RUNS_MAX; i++)
+        most->runs[i] = (struct kv_writer_run){i + 1, i + 1};
+    most->runs[KV_WRITER_RUNS_MAX - 1] = (struct kv_writer_run){WRITER, UINT32_MAX};
+    session->writers = most;
+    session->tokens_max = session->shared_tokens = tokens + 1;
+
+    operation.op_id = kv_random_next(&world.random);
+    operation.generation = 1;
+    operation.tokens = tokens;
+    operation.writer = WRITER;
+    request.session_index = world.session_index;
+    request.token = binary(&world.session_token);
+    request.operation = &operation;
+    request.fresh_writer = WRITER + 1;
+    assert_int_equal(try_control(KV_OP_TRUNCATE, &request.base), KV_TOO_LARGE);
+    assert_ptr_equal(session->writers, most);
+    assert_int_equal(session->generation, 1);
+    session->shared_tokens = tokens;
+    ask_control(KV_OP_TRUNCATE, &request.base);
+    assert_int_equal(session->writers->n_runs, KV_WRITER_RUNS_MAX);
+    free(before); /* until now data threads had it */
+    close_session();
+}
+
 /* Puts prefixes without blocks behind the one that has the last name. */
 static void add_behind(uint32_t n)
 {
@@ -4342,6 +4383,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(models_used_lately_stay),
         cmocka_unit_test(names_are_of_a_model),
         cmocka_unit_test(prefixes_of_many_writers),
+        cmocka_unit_test(a_fresh_writer_needs_a_run),
         cmocka_unit_test(what_is_behind_a_bad_row_goes),
         cmocka_unit_test(names_are_looked_for_by_few),
         cmocka_unit_test(hello_again_is_the_same_client),

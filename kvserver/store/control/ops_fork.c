@@ -7,6 +7,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Returns whether the session's rows before `tokens`, with `writer` for those after them, have no
+ * more writers than there may be; otherwise refuses the call. */
+static bool check_writers(struct kvs_control_call *call,
+                          const struct kvs_session *session,
+                          uint32_t tokens,
+                          uint64_t writer)
+{
+    if (kv_writers_count(session->writers, tokens, writer) <= KV_WRITER_RUNS_MAX)
+        return true;
+    kvs_control_refuse(call, KV_TOO_LARGE,
+                       "%s: rows of more than %d writers: too many forks of forks",
+                       kvs_call_name(call), KV_WRITER_RUNS_MAX);
+    return false;
+}
+
 /* The operation is done on the session's data threads: from here on a repeat of its request finds
  * it in the log, and other clients of the session are stale. */
 static void log_entry_record(struct kvs_control_call *call)
@@ -64,13 +79,8 @@ static struct kvs_session *log_entry_begin(struct kvs_control_call *call,
         kvs_control_refuse(call, KV_INVALID, "%s: writer must not be 0", kvs_call_name(call));
         return NULL;
     }
-    if (kv_writers_count(session->writers, operation->tokens, operation->writer) >
-        KV_WRITER_RUNS_MAX) {
-        kvs_control_refuse(call, KV_TOO_LARGE,
-                           "%s: rows of more than %d writers: too many forks of forks",
-                           kvs_call_name(call), KV_WRITER_RUNS_MAX);
+    if (!check_writers(call, session, operation->tokens, operation->writer))
         return NULL;
-    }
     call->session = session;
     call->log_entry = (struct kvs_log_entry){
         .op_id = operation->op_id,
@@ -255,6 +265,9 @@ static void truncate_session(struct kvs_control_call *call, struct kvs_session *
 {
     const struct kvs_log_entry *log_entry = &call->log_entry;
 
+    /* Again: it may be a fresh one. */
+    if (!check_writers(call, session, log_entry->tokens, log_entry->writer))
+        return;
     call->writers = kv_writers_create(session->writers, log_entry->tokens, log_entry->writer);
     if (call->writers == NULL) {
         kvs_control_refuse(call, KV_NO_MEMORY, "truncate: out of memory");
