@@ -10,13 +10,14 @@
 enum {
     HEAP_ROOM_MIN = 64,
     LEFT_KNOWN = 1 << 16, /* a power of two */
+    PINS_AT_ONCE = 512,   /* that are looked at for their end */
 };
 
 struct kvs_prefixes {
     const struct kvs_eviction_policy *policy;
-    struct kv_map *map;     /* kvs_prefix, by name and place */
-    struct kv_map *tenants; /* kvs_prefix_tenant */
-    struct kvs_prefix *pinned;
+    struct kv_map *map;                      /* kvs_prefix, by name and place */
+    struct kv_map *tenants;                  /* kvs_prefix_tenant */
+    struct kvs_prefix *pinned, **pinned_end; /* those that were looked at last at the end */
     uint64_t n_pinned;
     struct kvs_pages *pages; /* NULL: none */
     uint64_t bytes;
@@ -223,6 +224,7 @@ struct kvs_prefixes *kvs_prefixes_create(uint64_t secret,
     if (prefixes == NULL)
         return NULL;
     prefixes->policy = policy;
+    prefixes->pinned_end = &prefixes->pinned;
     prefixes->pages = pages;
     prefixes->map = kv_map_create(secret);
     prefixes->tenants = kv_map_create(kv_mix64(secret));
@@ -516,16 +518,31 @@ void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
 
 /* ---- pins -------------------------------------------------------------------------------- */
 
+static void list_pin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    prefix->pinned_next = NULL;
+    prefix->pinned_link = prefixes->pinned_end;
+    *prefixes->pinned_end = prefix;
+    prefixes->pinned_end = &prefix->pinned_next;
+}
+
+static void unlist_pin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    *prefix->pinned_link = prefix->pinned_next;
+    if (prefix->pinned_next != NULL)
+        prefix->pinned_next->pinned_link = prefix->pinned_link;
+    else
+        prefixes->pinned_end = prefix->pinned_link;
+    prefix->pinned_link = NULL;
+    prefix->pinned_next = NULL;
+}
+
 void kvs_prefix_pin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t until_us)
 {
     prefix->pinned_us = until_us;
     if (prefix->pinned_link != NULL)
         return;
-    prefix->pinned_next = prefixes->pinned;
-    prefix->pinned_link = &prefixes->pinned;
-    if (prefix->pinned_next != NULL)
-        prefix->pinned_next->pinned_link = &prefix->pinned_next;
-    prefixes->pinned = prefix;
+    list_pin(prefixes, prefix);
     prefixes->n_pinned++;
     heap_update(prefixes, prefix);
 }
@@ -534,23 +551,24 @@ void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
 {
     if (prefix->pinned_link == NULL)
         return;
-    *prefix->pinned_link = prefix->pinned_next;
-    if (prefix->pinned_next != NULL)
-        prefix->pinned_next->pinned_link = prefix->pinned_link;
-    prefix->pinned_link = NULL;
-    prefix->pinned_next = NULL;
+    unlist_pin(prefixes, prefix);
     prefixes->n_pinned--;
     heap_update(prefixes, prefix);
 }
 
 void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us)
 {
-    struct kvs_prefix *next;
+    const uint64_t n = prefixes->n_pinned < PINS_AT_ONCE ? prefixes->n_pinned : PINS_AT_ONCE;
 
-    for (struct kvs_prefix *prefix = prefixes->pinned; prefix != NULL; prefix = next) {
-        next = prefix->pinned_next;
-        if (prefix->pinned_us <= now_us)
+    for (uint64_t i = 0; i < n; i++) {
+        struct kvs_prefix *prefix = prefixes->pinned;
+
+        if (prefix->pinned_us <= now_us) {
             kvs_prefix_unpin(prefixes, prefix);
+        } else {
+            unlist_pin(prefixes, prefix);
+            list_pin(prefixes, prefix);
+        }
     }
 }
 
@@ -704,5 +722,6 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
         n_listed++;
     }
     assert(n_pinned == n_listed && n_pinned == prefixes->n_pinned);
+    assert(*prefixes->pinned_end == NULL);
     assert(bytes == prefixes->bytes && of_tenants == bytes && n == kv_map_count(prefixes->map));
 }

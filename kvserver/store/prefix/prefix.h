@@ -165,7 +165,7 @@ void kvs_prefix_pin(struct kvs_prefixes *prefixes,
                     struct kvs_prefix *prefix,
                     uint64_t until_us);
 void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
-/* Removes the pins that have expired. */
+/* Removes pins that have expired, of the few that have not been looked at for longest. */
 void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us);
 
 /* Returns the prefix to evict next, of one tenant, or of all (NULL); NULL if none may be evicted.

@@ -424,6 +424,39 @@ static void held_and_pinned_stay(void **state)
     kvs_prefixes_destroy(prefixes);
 }
 
+/* However many pins there are, few are looked at in a call; all are, in some calls. */
+static void pins_end_some_at_a_time(void **state)
+{
+    enum {
+        N_PINS = 5000
+    };
+    struct kvs_prefixes *prefixes = create("lru");
+    uint64_t n_before = N_PINS, n_calls = 0;
+
+    (void)state;
+    for (uint64_t i = 0; i < N_PINS; i++)
+        kvs_prefix_pin(prefixes, add(prefixes, NULL, 0, i, 1), i % 10 == 0 ? 300 : 200);
+    while (kvs_prefixes_pinned(prefixes) > N_PINS / 10) {
+        kvs_prefixes_expire(prefixes, 200);
+        kvs_prefixes_check(prefixes);
+        assert_true(n_before - kvs_prefixes_pinned(prefixes) <= 512);
+        n_before = kvs_prefixes_pinned(prefixes);
+        n_calls++;
+    }
+    assert_in_range(n_calls, N_PINS / 512, 2 * N_PINS / 512);
+    kvs_prefix_unpin(prefixes,
+                     kvs_prefixes_get(prefixes, &(const struct kvs_prefix_place){0, 100, 1, 0},
+                                      &(const struct kv_id128[]){name_of(10)}[0]));
+    for (n_calls = 0; n_calls < 3; n_calls++)
+        kvs_prefixes_expire(prefixes, 299);
+    assert_int_equal(kvs_prefixes_pinned(prefixes), N_PINS / 10 - 1);
+    kvs_prefixes_expire(prefixes, 300);
+    assert_int_equal(kvs_prefixes_pinned(prefixes), 0);
+    kvs_prefixes_check(prefixes);
+    kvs_prefixes_destroy(prefixes);
+    atomic_store(&pages->spare_bytes, 0);
+}
+
 /* A tenant that has little loses nothing to one that has much, however old it is. */
 static void shares_of_tenants(void **state)
 {
@@ -565,11 +598,12 @@ static void many_prefixes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(agrees_with_model),     cmocka_unit_test(lru_goes_by_last_use),
-        cmocka_unit_test(hint_keeps_until_then), cmocka_unit_test(gdsf_goes_by_worth),
-        cmocka_unit_test(gdsf_takes_one_by_one), cmocka_unit_test(held_and_pinned_stay),
-        cmocka_unit_test(shares_of_tenants),     cmocka_unit_test(made_names_find_nothing),
-        cmocka_unit_test(writers_are_runs),      cmocka_unit_test(many_prefixes),
+        cmocka_unit_test(agrees_with_model),       cmocka_unit_test(lru_goes_by_last_use),
+        cmocka_unit_test(hint_keeps_until_then),   cmocka_unit_test(gdsf_goes_by_worth),
+        cmocka_unit_test(gdsf_takes_one_by_one),   cmocka_unit_test(held_and_pinned_stay),
+        cmocka_unit_test(pins_end_some_at_a_time), cmocka_unit_test(shares_of_tenants),
+        cmocka_unit_test(made_names_find_nothing), cmocka_unit_test(writers_are_runs),
+        cmocka_unit_test(many_prefixes),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
