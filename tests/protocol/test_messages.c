@@ -1843,6 +1843,40 @@ static void what_is_behind_a_bad_row_goes(void **state)
     good_requests_work();
 }
 
+/* What makes room is chosen among all tenants, and that takes the longer the more there are: the
+ * control thread looks at its clock in between, and goes on in the next step. */
+static void room_is_made_in_slices(void **state)
+{
+    enum {
+        N_TENANTS = 2000
+    };
+    struct kvs_prefixes *prefixes = world.node->control.prefixes;
+    uint64_t n = N_TENANTS, n_most = 0;
+
+    (void)state;
+    open_session_with_blocks(); /* some pages are not free */
+    for (uint32_t i = 0; i < N_TENANTS; i++) {
+        const struct kvs_prefix_home home = {.place = {.tenant = i, .root = ROOT, .n_nodes = 1},
+                                             .block_bytes = 1000};
+        struct kvs_prefix *prefix = kvs_prefix_create(&block_names[0], 0, 0, 1);
+
+        assert_non_null(prefix);
+        assert_true(kvs_prefixes_add(prefixes, NULL, &home, prefix, i));
+        kvs_prefix_release(prefixes, prefix);
+    }
+    assert_true(kvs_pages_want(world.node->pages, MEMORY_BYTES));
+    while (n > 0) {
+        step();
+        if (n - kvs_prefixes_count(prefixes) > n_most)
+            n_most = n - kvs_prefixes_count(prefixes);
+        n = kvs_prefixes_count(prefixes);
+    }
+    assert_in_range(n_most, 1, 4 * KV_SLICE_LOOKS);
+    close_session();
+    settle();
+    good_requests_work();
+}
+
 /* A name without a session is looked for among all prefixes, by one call after the other.  Those
  * that wait for their turn do not take the places of all control requests. */
 static void names_are_looked_for_by_few(void **state)
@@ -4386,6 +4420,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_fresh_writer_needs_a_run),
         cmocka_unit_test(what_is_behind_a_bad_row_goes),
         cmocka_unit_test(names_are_looked_for_by_few),
+        cmocka_unit_test(room_is_made_in_slices),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
         cmocka_unit_test(every_field_of_every_operation),

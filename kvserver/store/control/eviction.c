@@ -7,6 +7,7 @@
  * What has left waits until the data threads have carried out the last such command, so one is
  * on its way at a time, with all that has gathered.  Until it is done, memory that comes back
  * counts as spare: a request that finds none is told to try again. */
+#include "kvserver/base/slice.h"
 #include "kvserver/store/control/metrics.h"
 #include "kvserver/store/control/ops_private.h"
 
@@ -14,6 +15,7 @@
 
 enum {
     EVICT_AT_ONCE = 256, /* for memory; the next ones when these are freed: some 100 us */
+    EVICT_SLICE = 4,     /* between two looks at the clock: a look at all tenants for each */
 };
 
 static void release_done(struct kvs_control_call *call)
@@ -94,6 +96,23 @@ static void tell_stats(struct kvs_control *control)
     kvs_stat_set(&control->stats.prefixes_pinned, kvs_prefixes_pinned(control->prefixes));
 }
 
+/* Evicts until that many bytes are on their way, or it takes too long: the more tenants there are,
+ * the longer it takes to find the one whose prefix goes. */
+static void evict_some(struct kvs_control *control, uint64_t lacking)
+{
+    struct kv_slice slice = kv_slice_begin(control->config.clock, EVICT_SLICE);
+
+    for (int i = 0; i < EVICT_AT_ONCE && control->released_bytes < lacking; i++) {
+        struct kvs_prefix *victim = kvs_prefixes_victim(control->prefixes, NULL);
+
+        if (victim == NULL)
+            break;
+        kvs_control_evict(control, victim, KVS_EVICT_MEMORY);
+        if (kv_slice_over(&slice))
+            break;
+    }
+}
+
 void kvs_prefixes_make_room(struct kvs_control *control)
 {
     uint64_t lacking;
@@ -104,15 +123,8 @@ void kvs_prefixes_make_room(struct kvs_control *control)
     lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
 
     /* What is on its way may be enough. */
-    if (!control->is_releasing && control->released == NULL) {
-        for (int i = 0; i < EVICT_AT_ONCE && control->released_bytes < lacking; i++) {
-            struct kvs_prefix *victim = kvs_prefixes_victim(control->prefixes, NULL);
-
-            if (victim == NULL)
-                break;
-            kvs_control_evict(control, victim, KVS_EVICT_MEMORY);
-        }
-    }
+    if (!control->is_releasing && control->released == NULL)
+        evict_some(control, lacking);
     kvs_prefixes_release_step(control);
     tell_stats(control);
 }
