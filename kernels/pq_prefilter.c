@@ -132,13 +132,13 @@ static size_t tiles_of(size_t n)
 }
 
 /* The scratch has, one after the other: undecided rows, the selected ones of them, their scores
- * (each n + 8 of 4 bytes; vectors write up to 8 more), and for all rows of the tiles either
- * sums of 8 or 16 bits or, without sums, 4 bytes for kv_topk_select(). */
+ * (each n + KV_TOPK_SPARE of 4 bytes, which vectors may write), and for all rows of the tiles
+ * either sums of 8 or 16 bits or, without sums, 4 bytes for kv_topk_select(). */
 size_t kv_tiles_top_bytes(size_t n)
 {
     const size_t n_rows = tiles_of(n) * KV_PQ_TILE;
 
-    return n_rows * sizeof(uint32_t) + 3 * (n + 8) * sizeof(uint32_t);
+    return n_rows * sizeof(uint32_t) + 3 * (n + KV_TOPK_SPARE) * sizeof(uint32_t);
 }
 
 /* Merges the accepted rows, which are in `rows`, with the selected ones of the undecided, in
@@ -174,9 +174,10 @@ size_t kv_tiles_top(const struct kv_pq_shape *shape,
 {
     const size_t n_tiles = tiles_of(n);
     uint16_t rounded[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
-    uint32_t *undecided = scratch, *selected = undecided + n + 8;
-    float *scores = (float *)(void *)(selected + n + 8);
-    float *exact = scores + n + 8; /* scratch of kv_topk_select(), which needs no sums */
+    uint32_t *undecided = scratch, *selected = undecided + n + KV_TOPK_SPARE;
+    float *scores = (float *)(void *)(selected + n + KV_TOPK_SPARE);
+    /* Scratch of kv_topk_select(), which needs no sums. */
+    float *exact = scores + n + KV_TOPK_SPARE;
     void *sums = exact;
     struct kv_pq_table_rounding rounding;
     size_t n_accepted = 0, n_undecided = 0, n_exact = n;

@@ -22,7 +22,7 @@
  * selected.
  *   table        (m, 2^bits)
  *   scratch      kv_tiles_top_bytes(n) bytes, with the alignment of a float
- *   ret_rows     (k + 8)
+ *   ret_rows     (k + KV_TOPK_SPARE), of select.h
  *   ret_n_exact  the number of rows scored exactly; may be NULL */
 size_t kv_tiles_top_bytes(size_t n);
 size_t kv_tiles_top(const struct kv_pq_shape *shape,

@@ -105,7 +105,7 @@ static inline uint32_t kv_score_key(float score)
 }
 
 enum {
-    KV_TOPK_SPARE = 8, /* places after the last index that vector stores may overwrite */
+    KV_TOPK_SPARE = 16, /* places after the last index that vector stores may overwrite */
 };
 
 void kv_topk_begin(struct kv_topk *selector, uint64_t k);

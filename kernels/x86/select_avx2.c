@@ -362,20 +362,6 @@ INLINE __m256i first_of(unsigned set)
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)kv_lanes_of[set]));
 }
 
-/* Returns whether a sort key is that of a number, -inf and +inf included.  Scores can then be
- * compared with that number directly, which has the order of sort keys except for NaN.
- * 0x7fffffff would be -0, which kv_score_key() never returns. */
-INLINE int is_number(uint32_t sort_key)
-{
-    return sort_key >= 0x007fffff && sort_key <= 0xff800000 && sort_key != 0x7fffffff;
-}
-
-INLINE __m256 number_of(uint32_t sort_key)
-{
-    return _mm256_castsi256_ps(
-        _mm256_set1_epi32((int)(sort_key & 0x80000000 ? sort_key ^ 0x80000000 : ~sort_key)));
-}
-
 INLINE unsigned lanes_of(__m256 mask)
 {
     return (unsigned)_mm256_movemask_ps(mask);
@@ -434,8 +420,8 @@ AVX2 static size_t between(const float *scores,
     /* A vector store at n_between never passes the n floats of ret_scores: as many scores have
      * been read as could have been written, and the store has a vector's width. */
     if (is_number(least) && is_number(limit)) {
-        n_between = between_numbers(scores, n, number_of(least), number_of(limit), ret_scores,
-                                    &n_above);
+        n_between = between_numbers(scores, n, _mm256_set1_ps(number_of(least)),
+                                    _mm256_set1_ps(number_of(limit)), ret_scores, &n_above);
         i = n - n % (FEW * LANES);
     }
     for (; i + LANES <= n; i += LANES) {
@@ -504,7 +490,7 @@ AVX2 static size_t collect(struct kv_topk *selector,
     size_t n_selected = 0, i = 0;
 
     if (counts == NULL && is_number(selector->bound)) {
-        const __m256 number = number_of(selector->bound);
+        const __m256 number = _mm256_set1_ps(number_of(selector->bound));
 
         for (; i + FEW * LANES <= n; i += FEW * LANES)
             n_selected = collect_few(scores, i, number, &ties, base, ret_indices, n_selected);

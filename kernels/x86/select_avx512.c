@@ -8,6 +8,10 @@
 
 #if defined(__x86_64__)
 
+enum {
+    FEW = 4, /* vectors that are compared before one branch */
+};
+
 /* Returns which of the 16 items from i on exist and have rows. */
 INLINE __mmask16 items_at(const uint32_t *counts, size_t n, size_t i)
 {
@@ -111,6 +115,12 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
     return exps_of(scores, NULL, n, by, shift);
 }
 
+INLINE __m512 merge(__m512 exps, __m512 factor, __m512 merged, int is_sum)
+{
+    return is_sum ? _mm512_fmadd_ps(exps, factor, merged)
+                  : _mm512_max_ps(_mm512_mul_ps(exps, factor), merged);
+}
+
 /* Merges up to MERGED heads; n_queries and is_sum are constants at the calls. */
 INLINE void merge_some(const float *exps,
                        size_t exps_stride,
@@ -121,19 +131,24 @@ INLINE void merge_some(const float *exps,
                        int is_sum)
 {
     __m512 by[MERGED];
+    size_t i = 0;
 
     for (unsigned q = 0; q < n_queries; q++)
         by[q] = _mm512_set1_ps(factors[q]);
-    for (size_t i = 0; i < n; i += LANES) {
+    for (; i + LANES <= n; i += LANES) {
+        __m512 sum = _mm512_loadu_ps(merged + i);
+
+        for (unsigned q = 0; q < n_queries; q++)
+            sum = merge(_mm512_loadu_ps(exps + q * exps_stride + i), by[q], sum, is_sum);
+        _mm512_storeu_ps(merged + i, sum);
+    }
+    if (i < n) {
         const __mmask16 lanes = first_lanes(n - i);
         __m512 sum = _mm512_maskz_loadu_ps(lanes, merged + i);
 
-        for (unsigned q = 0; q < n_queries; q++) {
-            const __m512 at = _mm512_maskz_loadu_ps(lanes, exps + q * exps_stride + i);
-
-            sum = is_sum ? _mm512_fmadd_ps(at, by[q], sum)
-                         : _mm512_max_ps(_mm512_mul_ps(at, by[q]), sum);
-        }
+        for (unsigned q = 0; q < n_queries; q++)
+            sum = merge(_mm512_maskz_loadu_ps(lanes, exps + q * exps_stride + i), by[q], sum,
+                        is_sum);
         _mm512_mask_storeu_ps(merged + i, lanes, sum);
     }
 }
@@ -153,6 +168,18 @@ INLINE __m512i shifted(__m512i keys, unsigned by)
     return _mm512_srlv_epi32(keys, _mm512_set1_epi32((int)by));
 }
 
+/* Counts eight items.  The compiler must not compute the next eight places before, for which
+ * there are not enough registers: it would take three times as long. */
+INLINE void count_eight(uint32_t *bins, __m256i places, const uint32_t *counts)
+{
+    uint32_t at[LANES / 2];
+
+    __asm__("" : "+x"(places) : : "memory");
+    _mm256_storeu_si256((__m256i *)(void *)at, places);
+    for (unsigned lane = 0; lane < LANES / 2; lane++)
+        bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+}
+
 /* Counts the sort keys of a vector that agree with the bound.  After the first pass most
  * vectors have few of them, so they are counted one by one. */
 INLINE void count_vector(uint32_t *bins,
@@ -163,19 +190,21 @@ INLINE void count_vector(uint32_t *bins,
                          uint32_t pass)
 {
     const __m512i all = sort_keys(scores);
+    const __m512i places = _mm512_and_si512(shifted(all, kv_select_shift(pass)),
+                                            _mm512_set1_epi32((int)kv_select_mask(pass)));
     uint32_t at[LANES];
 
     if (pass > 0)
         lanes = _mm512_mask_cmpeq_epi32_mask(lanes, shifted(all, kv_select_above(pass)), bound);
     if (lanes == 0)
         return;
-    _mm512_storeu_si512(at, _mm512_and_si512(shifted(all, kv_select_shift(pass)),
-                                             _mm512_set1_epi32((int)kv_select_mask(pass))));
     if (lanes == 0xffff) {
-        for (unsigned lane = 0; lane < LANES; lane++)
-            bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+        count_eight(bins, _mm512_castsi512_si256(places), counts);
+        count_eight(bins, _mm512_extracti64x4_epi64(places, 1),
+                    counts != NULL ? counts + LANES / 2 : NULL);
         return;
     }
+    _mm512_storeu_si512(at, places);
     for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
         const unsigned lane = (unsigned)__builtin_ctz(rest);
 
@@ -206,6 +235,61 @@ INLINE void count_pass(struct kv_topk *selector,
     }
 }
 
+/* Stores the lanes of the set and whatever after them, 16 floats; returns the new n.  A masked
+ * store, or compression to memory, would write less, and takes many times as long. */
+INLINE size_t append(float *to, size_t n, __m512 scores, __mmask16 set)
+{
+    _mm512_storeu_ps(to + n, _mm512_maskz_compress_ps(set, scores));
+    return n + (size_t)__builtin_popcount(set);
+}
+
+/* The same for base + lane, ascending. */
+INLINE size_t write_lanes(uint32_t *to, size_t n, __mmask16 set, uint32_t base)
+{
+    const __m512i lanes =
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+
+    _mm512_storeu_si512(to + n, _mm512_add_epi32(_mm512_maskz_compress_epi32(set, lanes),
+                                                 _mm512_set1_epi32((int)base)));
+    return n + (size_t)__builtin_popcount(set);
+}
+
+static_assert((int)LANES <= (int)KV_TOPK_SPARE, "write_lanes() writes all lanes");
+
+INLINE __mmask16 set_of(uint64_t sets, unsigned vector)
+{
+    return (__mmask16)(sets >> vector * LANES);
+}
+
+/* As between(), for bounds that are numbers, and as in select_avx2.c: one branch for FEW
+ * vectors. */
+INLINE size_t between_numbers(const float *scores,
+                              size_t n,
+                              __m512 least,
+                              __m512 most,
+                              float *ret_scores,
+                              size_t *ret_n_above)
+{
+    size_t n_between = 0, n_above = 0;
+
+    for (size_t i = 0; i + FEW * LANES <= n; i += FEW * LANES) {
+        uint64_t above = 0, reach = 0;
+        __m512 at[FEW];
+
+        for (unsigned v = 0; v < FEW; v++) {
+            at[v] = _mm512_loadu_ps(scores + i + v * LANES);
+            above |= (uint64_t)_mm512_cmp_ps_mask(at[v], most, _CMP_GT_OQ) << v * LANES;
+            reach |= (uint64_t)_mm512_cmp_ps_mask(at[v], least, _CMP_GE_OQ) << v * LANES;
+        }
+        n_above += (size_t)__builtin_popcountll(above);
+        if (reach != above)
+            for (unsigned v = 0; v < FEW; v++)
+                n_between = append(ret_scores, n_between, at[v], set_of(reach ^ above, v));
+    }
+    *ret_n_above = n_above;
+    return n_between;
+}
+
 AVX512 static size_t between(const float *scores,
                              size_t n,
                              uint32_t least,
@@ -214,40 +298,39 @@ AVX512 static size_t between(const float *scores,
                              size_t *ret_n_above)
 {
     const __m512i from = _mm512_set1_epi32((int)least), to = _mm512_set1_epi32((int)most);
-    size_t n_between = 0, n_above = 0;
+    const uint32_t limit = most == UINT32_MAX ? 0xff800000 : most; /* +inf, the largest one */
+    size_t n_between = 0, n_above = 0, i = 0;
 
-    for (size_t i = 0; i < n; i += LANES) {
+    /* No store passes the n floats of ret_scores: as many scores have been read as could have
+     * been written, and the store has a vector's width; the last one has a mask. */
+    if (is_number(least) && is_number(limit)) {
+        n_between = between_numbers(scores, n, _mm512_set1_ps(number_of(least)),
+                                    _mm512_set1_ps(number_of(limit)), ret_scores, &n_above);
+        i = n - n % (FEW * LANES);
+    }
+    for (; i < n; i += LANES) {
         const __mmask16 there = first_lanes(n - i);
         const __m512 at = _mm512_maskz_loadu_ps(there, scores + i);
         const __m512i sort_key = sort_keys(at);
         const __mmask16 reach = _mm512_mask_cmpge_epu32_mask(there, sort_key, from);
         const __mmask16 in = _mm512_mask_cmple_epu32_mask(reach, sort_key, to);
-        const size_t n_in = (size_t)__builtin_popcount(in);
 
         n_above +=
             (size_t)__builtin_popcount(_mm512_mask_cmpgt_epu32_mask(there, sort_key, to));
         if (in == 0)
             continue;
-        _mm512_mask_storeu_ps(ret_scores + n_between, first_lanes(n_in),
-                              _mm512_maskz_compress_ps(in, at));
-        n_between += n_in;
+        if (i + LANES <= n) {
+            n_between = append(ret_scores, n_between, at, in);
+        } else {
+            const size_t n_in = (size_t)__builtin_popcount(in);
+
+            _mm512_mask_storeu_ps(ret_scores + n_between, first_lanes(n_in),
+                                  _mm512_maskz_compress_ps(in, at));
+            n_between += n_in;
+        }
     }
     *ret_n_above = n_above;
     return n_between;
-}
-
-/* Writes base + lane for each lane of the set, ascending, and nothing after them.  Returns the
- * new n. */
-INLINE size_t write_lanes(uint32_t *to, size_t n, __mmask16 set, uint32_t base)
-{
-    const __m512i lanes =
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const size_t n_lanes = (size_t)__builtin_popcount(set);
-
-    _mm512_mask_storeu_epi32(to + n, first_lanes(n_lanes),
-                             _mm512_maskz_compress_epi32(
-                                 set, _mm512_add_epi32(lanes, _mm512_set1_epi32((int)base))));
-    return n + n_lanes;
 }
 
 /* Compares up to 16 items from i on with the bound: sets of lanes above it, and equal to it. */
@@ -266,6 +349,41 @@ INLINE void compare(const float *scores,
     *ret_equal = _mm512_mask_cmpeq_epi32_mask(there, sort_key, bound);
 }
 
+/* Removes from the set `selected` the ties in `equal` that are not needed any more. */
+INLINE uint64_t without_excess(uint64_t selected, uint64_t equal, uint64_t *ties)
+{
+    for (; equal != 0 && *ties > 0; equal &= equal - 1)
+        --*ties;
+    return selected ^ equal;
+}
+
+/* Collects from FEW vectors of rows, from i on; the bound is a number. */
+INLINE size_t collect_few(const float *scores,
+                          size_t i,
+                          __m512 bound,
+                          uint64_t *ties,
+                          uint32_t base,
+                          uint32_t *ret_indices,
+                          size_t n_selected)
+{
+    uint64_t sets = 0, above = 0;
+
+    for (unsigned v = 0; v < FEW; v++) {
+        const __m512 at = _mm512_loadu_ps(scores + i + v * LANES);
+
+        sets |= (uint64_t)_mm512_cmp_ps_mask(at, bound, _CMP_GE_OQ) << v * LANES;
+        above |= (uint64_t)_mm512_cmp_ps_mask(at, bound, _CMP_GT_OQ) << v * LANES;
+    }
+    if (sets == 0)
+        return n_selected;
+    if (sets != above)
+        sets = without_excess(sets, sets ^ above, ties);
+    for (unsigned v = 0; v < FEW; v++)
+        n_selected = write_lanes(ret_indices, n_selected, set_of(sets, v),
+                                 base + (uint32_t)(i + v * LANES));
+    return n_selected;
+}
+
 AVX512 static size_t collect(struct kv_topk *selector,
                              const float *scores,
                              const uint32_t *counts,
@@ -275,23 +393,54 @@ AVX512 static size_t collect(struct kv_topk *selector,
 {
     const __m512i bound = _mm512_set1_epi32((int)selector->bound);
     uint64_t ties = selector->ties;
-    size_t n_selected = 0;
+    size_t n_selected = 0, i = 0;
 
-    for (size_t i = 0; i < n; i += LANES) {
+    if (counts == NULL && is_number(selector->bound)) {
+        const __m512 number = _mm512_set1_ps(number_of(selector->bound));
+
+        for (; i + FEW * LANES <= n; i += FEW * LANES)
+            n_selected = collect_few(scores, i, number, &ties, base, ret_indices, n_selected);
+    }
+    for (; i < n; i += LANES) {
         __mmask16 above, equal;
+        uint64_t set;
 
         compare(scores, counts, n, i, bound, &above, &equal);
-
-        unsigned selected = above, rest = equal;
-
-        for (; rest != 0 && ties > 0; rest &= rest - 1, ties--)
-            selected |= rest & -rest;
-        if (selected != 0)
+        set = without_excess((uint64_t)(above | equal), equal, &ties);
+        if (set != 0)
             n_selected =
-                write_lanes(ret_indices, n_selected, (__mmask16)selected, base + (uint32_t)i);
+                write_lanes(ret_indices, n_selected, (__mmask16)set, base + (uint32_t)i);
     }
     selector->ties = ties;
     return n_selected;
+}
+
+/* As items(), for FEW vectors of items, from i on; the bound is a number. */
+INLINE void items_few(const float *scores,
+                      const uint32_t *counts,
+                      size_t i,
+                      __m512 bound,
+                      uint32_t *ret_above,
+                      size_t *n_above,
+                      uint32_t *ret_equal,
+                      size_t *n_equal)
+{
+    uint64_t sets = 0, above = 0;
+
+    for (unsigned v = 0; v < FEW; v++) {
+        const size_t from = i + v * LANES;
+        const __mmask16 there = items_at(counts, from + LANES, from);
+        const __m512 at = _mm512_loadu_ps(scores + from);
+
+        sets |= (uint64_t)_mm512_mask_cmp_ps_mask(there, at, bound, _CMP_GE_OQ) << v * LANES;
+        above |= (uint64_t)_mm512_mask_cmp_ps_mask(there, at, bound, _CMP_GT_OQ) << v * LANES;
+    }
+    for (unsigned v = 0; above != 0 && v < FEW; v++)
+        *n_above =
+            write_lanes(ret_above, *n_above, set_of(above, v), (uint32_t)(i + v * LANES));
+    for (unsigned v = 0; sets != above && v < FEW; v++)
+        *n_equal = write_lanes(ret_equal, *n_equal, set_of(sets ^ above, v),
+                               (uint32_t)(i + v * LANES));
 }
 
 AVX512 static void items(const struct kv_topk *selector,
@@ -304,9 +453,15 @@ AVX512 static void items(const struct kv_topk *selector,
                          size_t *ret_n_equal)
 {
     const __m512i bound = _mm512_set1_epi32((int)selector->bound);
-    size_t n_above = 0, n_equal = 0;
+    size_t n_above = 0, n_equal = 0, i = 0;
 
-    for (size_t i = 0; i < n; i += LANES) {
+    if (is_number(selector->bound)) {
+        const __m512 number = _mm512_set1_ps(number_of(selector->bound));
+
+        for (; i + FEW * LANES <= n; i += FEW * LANES)
+            items_few(scores, counts, i, number, ret_above, &n_above, ret_equal, &n_equal);
+    }
+    for (; i < n; i += LANES) {
         __mmask16 above, equal;
 
         compare(scores, counts, n, i, bound, &above, &equal);

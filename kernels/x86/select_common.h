@@ -14,6 +14,23 @@ enum {
     MERGED = 4, /* query heads at once */
 };
 
+/* Returns whether a sort key is that of a number, -inf and +inf included.  Scores can then be
+ * compared with that number directly, which has the order of sort keys except for NaN.
+ * 0x7fffffff would be -0, which kv_score_key() never returns. */
+INLINE int is_number(uint32_t sort_key)
+{
+    return sort_key >= 0x007fffff && sort_key <= 0xff800000 && sort_key != 0x7fffffff;
+}
+
+INLINE float number_of(uint32_t sort_key)
+{
+    const uint32_t bits = sort_key & 0x80000000 ? sort_key ^ 0x80000000 : ~sort_key;
+    float number;
+
+    memcpy(&number, &bits, sizeof(number));
+    return number;
+}
+
 /* Defined by each instruction set.
  *
  * Merges up to MERGED heads; n_queries and is_sum are constants at the calls. */

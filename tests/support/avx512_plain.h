@@ -740,6 +740,7 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_test_epi32_mask        plain_mm512_test_epi32_mask
 #define _mm512_mask_test_epi32_mask   plain_mm512_mask_test_epi32_mask
 #define _mm512_cmp_ps_mask            plain_mm512_cmp_ps_mask
+#define _mm512_mask_cmp_ps_mask       plain_mm512_mask_cmp_ps_mask
 #define _mm512_movepi8_mask           plain_mm512_movepi8_mask
 #define _mm512_permutexvar_ps         plain_mm512_permutexvar_ps
 #define _mm512_permutex2var_ps        plain_mm512_permutex2var_ps

@@ -149,7 +149,7 @@ static void top_is_top(void **state)
         shape.d = shape.m;
         float *table = floats_exact(&dice, kv_pq_table_size(&shape) * 4, 4, &bases[0]);
         void *scratch = floats_exact(&dice, kv_tiles_top_bytes(n), 4, &bases[1]);
-        uint32_t *rows = floats_exact(&dice, (k + 8) * 4, 4, &bases[2]);
+        uint32_t *rows = floats_exact(&dice, (k + KV_TOPK_SPARE) * 4, 4, &bases[2]);
         float *scores = malloc(2 * n * sizeof(float));
         uint32_t *expected = malloc((k + KV_TOPK_SPARE) * sizeof(uint32_t));
         size_t n_exact;
