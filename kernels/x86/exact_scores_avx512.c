@@ -9,8 +9,9 @@
 #if defined(__x86_64__)
 
 enum {
-    AHEAD_BYTES = 4096, /* of keys in a list */
-    AHEAD_ROWS_MAX = 16,
+    AHEAD_BYTES = 4096, /* prefetched: of keys in a list, as many rows at most */
+    AHEAD_ROWS_MAX = 32,
+    AHEAD_ROWS = 16, /* consecutive keys: beside values, the hardware prefetcher loses them */
 };
 
 INLINE void score_rows(enum kv_key_type type,
@@ -23,11 +24,17 @@ INLINE void score_rows(enum kv_key_type type,
                        float *ret_scores,
                        size_t scores_stride)
 {
-    for (; n >= TILE; n -= TILE, keys += TILE * stride, ret_scores += TILE)
+    const size_t bytes = d * element_bytes(type);
+
+    for (; n >= TILE; n -= TILE, keys += TILE * stride, ret_scores += TILE) {
+        if (n >= AHEAD_ROWS + TILE)
+            for (unsigned i = 0; i < TILE; i++)
+                prefetch(keys + (AHEAD_ROWS + i) * stride, bytes);
         score_keys(type,
                    (const uint8_t *const[TILE]){keys, keys + stride, keys + 2 * stride,
                                                 keys + 3 * stride},
                    TILE, queries, n_queries, d, ret_scores, scores_stride);
+    }
     for (; n > 0; n--, keys += stride, ret_scores++)
         score_keys(type, &keys, 1, queries, n_queries, d, ret_scores, scores_stride);
 }
