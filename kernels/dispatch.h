@@ -64,7 +64,6 @@ extern const struct kv_exact_scores_kernels kv_exact_scores_avx512;
 extern const struct kv_kmeans_kernels kv_kmeans_avx512;
 extern const struct kv_pq_kernels kv_pq_avx512;
 extern const struct kv_summary_kernels kv_summary_avx512;
-extern const struct kv_rope_kernels kv_rope_avx512;
 extern const struct kv_topk_kernels kv_topk_avx512;
 extern const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx512;
 extern const struct kv_tile_kernels kv_tile_avx512;

@@ -118,7 +118,6 @@ static const struct kv_rope_kernels *const tiers[] = {
     &scalar,
 #if defined(__x86_64__)
     &kv_rope_avx2,
-    &kv_rope_avx512,
 #endif
 };
 

@@ -90,7 +90,7 @@ void kv_rope_rotate(enum kv_rope_style style,
 /* One implementation of the family.  The last one in the list that this CPU supports is
  * used. */
 struct kv_rope_kernels {
-    const char *name; /* "scalar", "avx2", "avx512" */
+    const char *name; /* "scalar", "avx2" */
     int (*supported)(void);
     /* kv_rope_rotate() */
     void (*rotate)(enum kv_rope_style style,

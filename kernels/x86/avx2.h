@@ -18,7 +18,7 @@
  *   pq_prefilter  -                                       comparisons give bytes here, bits
  *                 there
  *   pq_tiles      pq_tiles_common.h: widths of codes      lookups of 16 entries, not 64 or 128
- *   rope          rope_common.h: rows and styles          ends by masks
+ *   rope          -                                       there is no AVX-512 file
  *   select        select_common.h: blocks of heads,       sums of exps; permutes by table
  *                 passes
  *   summary       -                                       short loops, whose ends are by masks
