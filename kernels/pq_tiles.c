@@ -297,6 +297,81 @@ static void scalar_cells(const struct kv_pq_shape *shape,
     }
 }
 
+/* A subspace's least and largest value; a NaN is neither. */
+static void range_of(const float *values, size_t n, float *ret_least, float *ret_most)
+{
+    *ret_least = INFINITY;
+    *ret_most = -INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        *ret_least = values[i] < *ret_least ? values[i] : *ret_least;
+        *ret_most = values[i] > *ret_most ? values[i] : *ret_most;
+    }
+}
+
+static void scalar_range(const struct kv_pq_shape *shape,
+                         const float *table,
+                         float *ret_least,
+                         float *ret_most)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape);
+
+    *ret_least = *ret_most = 0;
+    for (size_t j = 0; j < shape->m; j++) {
+        float least, most;
+
+        range_of(table + j * n_centroids, n_centroids, &least, &most);
+        *ret_least += least;
+        *ret_most += most;
+    }
+}
+
+static uint8_t to_byte(float steps)
+{
+    float clamped = steps > 0 ? steps : 0; /* a NaN is not above 0 */
+
+    clamped = clamped < UINT8_MAX ? clamped : UINT8_MAX;
+    return (uint8_t)(clamped + 0.5f);
+}
+
+static void scalar_round8_to(const struct kv_pq_shape *shape,
+                             const float *table,
+                             float base,
+                             float inv_step,
+                             uint8_t *ret_rounded)
+{
+    const size_t n_centroids = kv_pq_n_centroids(shape),
+                 size = (size_t)1 << kv_tile_width(shape);
+    float least, most, shift;
+
+    scalar_range(shape, table, &least, &most);
+    shift = least - base;
+    memset(ret_rounded, 0, kv_pq_table_rounded_size(shape));
+    for (size_t j = 0; j < shape->m; j++) {
+        range_of(table + j * n_centroids, n_centroids, &least, &most);
+        for (size_t c = 0; c < n_centroids; c++) {
+            const float above = table[j * n_centroids + c] - least;
+
+            ret_rounded[j * size + c] = to_byte((j == 0 ? above + shift : above) * inv_step);
+        }
+    }
+}
+
+static uint8_t add_saturated(uint8_t a, uint8_t b)
+{
+    return (uint8_t)(a + b < UINT8_MAX ? a + b : UINT8_MAX);
+}
+
+static uint8_t
+sum8_at(const struct kv_pq_shape *shape, const uint8_t *table, const uint8_t *tile, size_t row)
+{
+    const size_t size = (size_t)1 << kv_tile_width(shape);
+    uint8_t sum = 0;
+
+    for (size_t j = 0; j < shape->m; j++)
+        sum = add_saturated(sum, table[j * size + code_at(shape, tile, j, row)]);
+    return sum;
+}
+
 static void scalar_scan8(const struct kv_pq_shape *shape,
                          const uint8_t *tables,
                          size_t n_queries,
@@ -305,18 +380,33 @@ static void scalar_scan8(const struct kv_pq_shape *shape,
                          uint8_t *ret_sums,
                          size_t sums_stride)
 {
-    const size_t size = (size_t)1 << kv_tile_width(shape);
-
     for (size_t query = 0; query < n_queries; query++)
-        for (size_t row = 0; row < n_tiles * KV_PQ_TILE; row++) {
-            const uint8_t *table = tables + query * kv_pq_table_rounded_size(shape);
-            unsigned sum = 0;
+        for (size_t row = 0; row < n_tiles * KV_PQ_TILE; row++)
+            ret_sums[query * sums_stride + row] =
+                sum8_at(shape, tables + query * kv_pq_table_rounded_size(shape),
+                        tiles[row / KV_PQ_TILE], row % KV_PQ_TILE);
+}
 
-            for (size_t j = 0; j < shape->m; j++)
-                sum += table[j * size +
-                             code_at(shape, tiles[row / KV_PQ_TILE], j, row % KV_PQ_TILE)];
-            ret_sums[query * sums_stride + row] = (uint8_t)sum;
+static void scalar_scan8_max(const struct kv_pq_shape *shape,
+                             const uint8_t *tables,
+                             const int16_t *offsets,
+                             size_t n_queries,
+                             const uint8_t *const *tiles,
+                             size_t n_tiles,
+                             uint8_t *ret_most)
+{
+    for (size_t row = 0; row < n_tiles * KV_PQ_TILE; row++) {
+        int most = 0;
+
+        for (size_t query = 0; query < n_queries; query++) {
+            const int sum = sum8_at(shape, tables + query * kv_pq_table_rounded_size(shape),
+                                    tiles[row / KV_PQ_TILE], row % KV_PQ_TILE) +
+                            offsets[query];
+
+            most = sum > most ? sum : most;
         }
+        ret_most[row] = (uint8_t)(most < UINT8_MAX ? most : UINT8_MAX);
+    }
 }
 
 static void scalar_scan16(const struct kv_pq_shape *shape,
@@ -346,8 +436,11 @@ static const struct kv_tile_kernels scalar = {
     .supported = always,
     .score = scalar_score,
     .cells = scalar_cells,
+    .range = scalar_range,
+    .round8_to = scalar_round8_to,
     .scan8 = scalar_scan8,
     .scan16 = scalar_scan16,
+    .scan8_max = scalar_scan8_max,
 };
 
 /* Slowest first; the last one that this CPU supports is used. */
@@ -397,6 +490,23 @@ void kv_tile_cells(const struct kv_pq_shape *shape,
     best->cells(shape, tile, begin, n, ret_cells);
 }
 
+void kv_pq_table_range(const struct kv_pq_shape *shape,
+                       const float *table,
+                       float *ret_least,
+                       float *ret_most)
+{
+    best->range(shape, table, ret_least, ret_most);
+}
+
+void kv_pq_table_round8_to(const struct kv_pq_shape *shape,
+                           const float *table,
+                           float base,
+                           float inv_step,
+                           uint8_t *ret_rounded)
+{
+    best->round8_to(shape, table, base, inv_step, ret_rounded);
+}
+
 void kv_tiles_scan8(const struct kv_pq_shape *shape,
                     const uint8_t *tables,
                     size_t n_queries,
@@ -417,4 +527,15 @@ void kv_tiles_scan16(const struct kv_pq_shape *shape,
                      size_t sums_stride)
 {
     best->scan16(shape, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
+}
+
+void kv_tiles_scan8_max(const struct kv_pq_shape *shape,
+                        const uint8_t *tables,
+                        const int16_t *offsets,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t n_tiles,
+                        uint8_t *ret_most)
+{
+    best->scan8_max(shape, tables, offsets, n_queries, tiles, n_tiles, ret_most);
 }

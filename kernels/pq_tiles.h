@@ -18,11 +18,16 @@
  *
  * Scores from codes:
  *   fp32     table[0][code 0] + table[1][code 1] + ..., left to right: the score of pq.h
- *   8 bits   the sum of one byte per subspace, from kv_pq_table_round8(): a fast, rough score
- *            of all rows, which finds the few whose fp32 scores matter (pq_prefilter.h)
- *   16 bits  the same with finer steps
+ *   8 bits   the sum of one byte per subspace, from a rounded table: a fast, rough score of all
+ *            rows.  Sums saturate at 255.
+ *   16 bits  the same with finer steps, from kv_pq_table_round16()
  *
- * For the rounded sums r1, r2 of any two rows and their exact scores s1, s2:
+ * A table is rounded by itself, with a known error (kv_pq_table_round8()), or with a base and a
+ * step that several tables share, so that the sums of chapters and queries can be compared
+ * (kv_pq_table_round8_to()).
+ *
+ * For the rounded sums r1, r2 of any two rows of a table rounded by itself, and their exact
+ * scores s1, s2:
  *      r1 > r2 + margin   =>   s1 > s2
  *
  * Every instruction set gives the same bits; the payload of a NaN is not specified.  Shapes
@@ -129,6 +134,32 @@ bool kv_pq_table_round16(const struct kv_pq_shape *shape,
                          uint16_t *ret_rounded,
                          struct kv_pq_table_rounding *ret_rounding);
 
+/* Computes the least and the largest sum that a row can have by a table (m, 2^bits), in fp32:
+ * the least values of the subspaces added left to right, beginning with 0, and the largest
+ * values in the same way.  NaNs are skipped; of NaNs alone, the least value is inf and the
+ * largest is -inf. */
+void kv_pq_table_range(const struct kv_pq_shape *shape,
+                       const float *table,
+                       float *ret_least,
+                       float *ret_most);
+
+/* Rounds a table (m, 2^bits) to bytes by a given base and step -> ret_rounded (m, 2^width), as
+ * kv_pq_table_round8() arranges them: a row's sum is about (score - base) / step, clamped to
+ * 0..255.  With
+ *      least[j]  the least value of subspace j, NaNs skipped
+ *      shift     the least sum (kv_pq_table_range()) - base
+ * the byte of a value v of subspace j is
+ *      (v - least[j]) * inv_step             j > 0
+ *      ((v - least[j]) + shift) * inv_step   j = 0
+ * each operation rounded to fp32, clamped to 0..255 (a NaN to 0), plus 0.5, cut to a whole
+ * number.  Where nothing was clamped, a sum is m / 2 away from (score - base) * inv_step at
+ * most, besides what fp32 loses. */
+void kv_pq_table_round8_to(const struct kv_pq_shape *shape,
+                           const float *table,
+                           float base,
+                           float inv_step,
+                           uint8_t *ret_rounded);
+
 /* The number of elements of a rounded table. */
 static inline size_t kv_pq_table_rounded_size(const struct kv_pq_shape *shape)
 {
@@ -136,7 +167,7 @@ static inline size_t kv_pq_table_rounded_size(const struct kv_pq_shape *shape)
 }
 
 /* Compute the rounded sums of all rows of n_tiles tiles, given by pointers; tiles are
- * prefetched.
+ * prefetched.  Sums of 8 bits are added by saturating additions, left to right.
  *   tables    (n_queries, m, 2^width)
  *   ret_sums  (n_queries, n_tiles * KV_PQ_TILE), sums_stride apart */
 void kv_tiles_scan8(const struct kv_pq_shape *shape,
@@ -153,6 +184,21 @@ void kv_tiles_scan16(const struct kv_pq_shape *shape,
                      size_t n_tiles,
                      uint16_t *ret_sums,
                      size_t sums_stride);
+
+/* Computes for each row of n_tiles tiles the largest over the queries of
+ * clamp(sum + offset, 0, 255), sums being those of kv_tiles_scan8().  With one query and offset
+ * 0 it is that function.  Tiles are prefetched.  Fastest if no row's sum can be above 255, which
+ * a step of at least the widest range of scores / (255 - m) makes sure of.
+ *   tables    (n_queries, m, 2^width), at least one
+ *   offsets   (n_queries), -255..255
+ *   ret_most  (n_tiles * KV_PQ_TILE) */
+void kv_tiles_scan8_max(const struct kv_pq_shape *shape,
+                        const uint8_t *tables,
+                        const int16_t *offsets,
+                        size_t n_queries,
+                        const uint8_t *const *tiles,
+                        size_t n_tiles,
+                        uint8_t *ret_most);
 
 /* One implementation of the family; functions as above.  The last one in the list that this CPU
  * supports is used. */
@@ -172,6 +218,15 @@ struct kv_tile_kernels {
                   size_t begin,
                   size_t n,
                   uint16_t *ret_cells);
+    void (*range)(const struct kv_pq_shape *shape,
+                  const float *table,
+                  float *ret_least,
+                  float *ret_most);
+    void (*round8_to)(const struct kv_pq_shape *shape,
+                      const float *table,
+                      float base,
+                      float inv_step,
+                      uint8_t *ret_rounded);
     void (*scan8)(const struct kv_pq_shape *shape,
                   const uint8_t *tables,
                   size_t n_queries,
@@ -186,6 +241,13 @@ struct kv_tile_kernels {
                    size_t n_tiles,
                    uint16_t *ret_sums,
                    size_t sums_stride);
+    void (*scan8_max)(const struct kv_pq_shape *shape,
+                      const uint8_t *tables,
+                      const int16_t *offsets,
+                      size_t n_queries,
+                      const uint8_t *const *tiles,
+                      size_t n_tiles,
+                      uint8_t *ret_most);
 };
 
 /* The i-th implementation that this CPU supports, slowest first; NULL after the last. */

@@ -124,10 +124,31 @@ INLINE __m256i look_up(const uint8_t *table, uint32_t width, __m256i codes)
                               _mm256_blendv_epi8(quarters[2], quarters[3], by6), codes);
 }
 
+/* What an offset makes of sums: clamp(sum + offset, 0, 255) is the sum, clamped to [low, high],
+ * plus the offset, of which the highest bits do not matter. */
+struct offset {
+    __m256i low, high, by;
+};
+
+INLINE __m256i add_offset(const struct offset *offset, __m256i sums)
+{
+    return _mm256_add_epi8(_mm256_max_epu8(_mm256_min_epu8(sums, offset->high), offset->low),
+                           offset->by);
+}
+
+INLINE __m256i add8(int saturates, __m256i a, __m256i b)
+{
+    return saturates ? _mm256_adds_epu8(a, b) : _mm256_add_epi8(a, b);
+}
+
 INLINE void scan8_width(const struct kv_pq_shape *shape,
                         uint32_t m,
                         uint32_t width,
+                        int is_most,
+                        int saturates,
+                        int is_first,
                         const uint8_t *tables,
+                        const int16_t *offsets,
                         size_t n_queries,
                         const uint8_t *const *tiles,
                         size_t n_tiles,
@@ -137,7 +158,15 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
     const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
     const size_t size = (size_t)1 << width;
     uint8_t unpacked[KV_TILE_BYTES_MAX];
+    struct offset vectors[QUERIES];
 
+    for (size_t query = 0; is_most && query < n_queries; query++) {
+        const int by = offsets[query];
+
+        vectors[query].low = _mm256_set1_epi8((char)(by < 0 ? -by : 0));
+        vectors[query].high = _mm256_set1_epi8((char)(by > 0 ? UINT8_MAX - by : UINT8_MAX));
+        vectors[query].by = _mm256_set1_epi8((char)by);
+    }
     for (size_t tile = 0; tile < n_tiles; tile++, ret_sums += KV_PQ_TILE) {
         const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked);
 
@@ -145,17 +174,25 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
             prefetch(tiles[tile + ahead], bytes);
         for (size_t query = 0; query < n_queries; query++) {
             const uint8_t *table = tables + query * m * size;
+            uint8_t *to = ret_sums + query * sums_stride;
             __m256i sums[PARTS];
 
             for (unsigned part = 0; part < PARTS; part++)
                 sums[part] = look_up(table, width, load(codes + part * BYTES));
+#pragma GCC unroll 1 /* gcc adds what it sees at once in another order, with sums in memory */
             for (size_t j = 1; j < m; j++)
                 for (unsigned part = 0; part < PARTS; part++)
-                    sums[part] = _mm256_add_epi8(
-                        sums[part], look_up(table + j * size, width,
-                                            load(codes + j * KV_PQ_TILE + part * BYTES)));
-            for (unsigned part = 0; part < PARTS; part++)
-                store(ret_sums + query * sums_stride + part * BYTES, sums[part]);
+                    sums[part] = add8(saturates, sums[part],
+                                      look_up(table + j * size, width,
+                                              load(codes + j * KV_PQ_TILE + part * BYTES)));
+            for (unsigned part = 0; part < PARTS; part++) {
+                if (is_most) {
+                    sums[part] = add_offset(&vectors[query], sums[part]);
+                    if (query > 0 || !is_first)
+                        sums[part] = _mm256_max_epu8(sums[part], load(to + part * BYTES));
+                }
+                store(to + part * BYTES, sums[part]);
+            }
         }
     }
 }
@@ -204,6 +241,53 @@ INLINE void scan16_width(const struct kv_pq_shape *shape,
             }
         }
     }
+}
+
+/* ---- rounded tables ---------------------------------------------------------------------- */
+
+INLINE void range_of(const float *values, size_t n, float *ret_least, float *ret_most)
+{
+    __m256 least = _mm256_set1_ps(__builtin_inff()), most = _mm256_set1_ps(-__builtin_inff());
+
+    /* Of a NaN and a number, the instructions return the second operand. */
+    for (size_t i = 0; i < n; i += LANES) {
+        const __m256i there = first_lanes(n - i);
+        const __m256 at = _mm256_maskload_ps(values + i, there);
+
+        least = _mm256_blendv_ps(least, _mm256_min_ps(at, least), _mm256_castsi256_ps(there));
+        most = _mm256_blendv_ps(most, _mm256_max_ps(at, most), _mm256_castsi256_ps(there));
+    }
+    *ret_least = -max8(_mm256_sub_ps(_mm256_setzero_ps(), least));
+    *ret_most = max8(most);
+}
+
+/* Rounds eight values, of which those of the mask are read, to numbers of 32 bits. */
+INLINE __m256i
+round8_of(const float *at, __m256i there, float least, float shift, float inv_step)
+{
+    const __m256 above = _mm256_sub_ps(_mm256_maskload_ps(at, there), _mm256_set1_ps(least));
+    const __m256 steps =
+        _mm256_mul_ps(_mm256_add_ps(above, _mm256_set1_ps(shift)), _mm256_set1_ps(inv_step));
+    const __m256 clamped =
+        _mm256_min_ps(_mm256_max_ps(steps, _mm256_setzero_ps()), _mm256_set1_ps(UINT8_MAX));
+
+    return _mm256_and_si256(there,
+                            _mm256_cvttps_epi32(_mm256_add_ps(clamped, _mm256_set1_ps(0.5f))));
+}
+
+/* Rounds 16 of n values, from i on; after the last there are zeros. */
+INLINE __m128i
+round16_to(const float *values, size_t i, size_t n, float least, float shift, float inv_step)
+{
+    const __m256i a = first_lanes(n > i ? n - i : 0);
+    const __m256i b = first_lanes(n > i + LANES ? n - i - LANES : 0);
+    const __m256i words =
+        _mm256_packus_epi32(round8_of(values + i, a, least, shift, inv_step),
+                            round8_of(values + i + LANES, b, least, shift, inv_step));
+    const __m256i bytes = _mm256_packus_epi16(words, words);
+
+    return _mm256_castsi256_si128(
+        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0)));
 }
 
 /* ---- fp32 -------------------------------------------------------------------------------- */
@@ -466,8 +550,11 @@ const struct kv_tile_kernels kv_tile_avx2 = {
     .supported = kv_has_avx2,
     .score = score,
     .cells = cells,
+    .range = range,
+    .round8_to = round8_to,
     .scan8 = scan8,
     .scan16 = scan16,
+    .scan8_max = scan8_max,
 };
 
 #endif

@@ -98,10 +98,31 @@ INLINE __m512i look_up(const __m512i *table, uint32_t width, __m512i codes)
                                 _mm512_permutex2var_epi8(table[2], codes, table[3]));
 }
 
+/* What an offset makes of sums: clamp(sum + offset, 0, 255) is the sum, clamped to [low, high],
+ * plus the offset, of which the highest bits do not matter. */
+struct offset {
+    __m512i low, high, by;
+};
+
+INLINE __m512i add_offset(const struct offset *offset, __m512i sums)
+{
+    return _mm512_add_epi8(_mm512_max_epu8(_mm512_min_epu8(sums, offset->high), offset->low),
+                           offset->by);
+}
+
+INLINE __m512i add8(int saturates, __m512i a, __m512i b)
+{
+    return saturates ? _mm512_adds_epu8(a, b) : _mm512_add_epi8(a, b);
+}
+
 INLINE void scan8_width(const struct kv_pq_shape *shape,
                         uint32_t m,
                         uint32_t width,
+                        int is_most,
+                        int saturates,
+                        int is_first,
                         const uint8_t *tables,
+                        const int16_t *offsets,
                         size_t n_queries,
                         const uint8_t *const *tiles,
                         size_t n_tiles,
@@ -110,29 +131,81 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
 {
     const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
     const size_t size = (size_t)1 << width;
+    struct offset vectors[QUERIES];
 
+    for (size_t query = 0; is_most && query < n_queries; query++) {
+        const int by = offsets[query];
+
+        vectors[query].low = _mm512_set1_epi8((char)(by < 0 ? -by : 0));
+        vectors[query].high = _mm512_set1_epi8((char)(by > 0 ? UINT8_MAX - by : UINT8_MAX));
+        vectors[query].by = _mm512_set1_epi8((char)by);
+    }
     for (size_t tile = 0; tile < n_tiles; tile++, ret_sums += KV_PQ_TILE) {
-        __m512i codes[CODES];
+        __m512i codes[CODES], most[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
 
         unpack(m, width, 0, tiles[tile], codes);
         if (ahead < n_tiles - tile)
             prefetch(tiles[tile + ahead], bytes);
+        for (unsigned half = 0; is_most && !is_first && half < 2; half++)
+            most[half] = _mm512_loadu_si512(ret_sums + half * ROWS);
         for (size_t query = 0; query < n_queries; query++) {
             const uint8_t *at = tables + query * m * size;
-            __m512i table[REGISTERS_MAX], low, high;
+            __m512i table[REGISTERS_MAX], sums[2];
 
             load_table(at, width, table);
-            low = look_up(table, width, codes[0]);
-            high = look_up(table, width, codes[1]);
+            for (unsigned half = 0; half < 2; half++)
+                sums[half] = look_up(table, width, codes[half]);
             for (size_t j = 1; j < m; j++) {
                 load_table(at + j * size, width, table);
-                low = _mm512_add_epi8(low, look_up(table, width, codes[2 * j]));
-                high = _mm512_add_epi8(high, look_up(table, width, codes[2 * j + 1]));
+                for (unsigned half = 0; half < 2; half++)
+                    sums[half] =
+                        add8(saturates, sums[half], look_up(table, width, codes[2 * j + half]));
             }
-            _mm512_storeu_si512(ret_sums + query * sums_stride, low);
-            _mm512_storeu_si512(ret_sums + query * sums_stride + ROWS, high);
+            for (unsigned half = 0; half < 2; half++)
+                if (is_most)
+                    most[half] =
+                        _mm512_max_epu8(most[half], add_offset(&vectors[query], sums[half]));
+                else
+                    _mm512_storeu_si512(ret_sums + query * sums_stride + half * ROWS,
+                                        sums[half]);
         }
+        for (unsigned half = 0; is_most && half < 2; half++)
+            _mm512_storeu_si512(ret_sums + half * ROWS, most[half]);
     }
+}
+
+/* ---- rounded tables ---------------------------------------------------------------------- */
+
+INLINE void range_of(const float *values, size_t n, float *ret_least, float *ret_most)
+{
+    __m512 least = _mm512_set1_ps(__builtin_inff()), most = _mm512_set1_ps(-__builtin_inff());
+
+    /* Of a NaN and a number, the instructions return the second operand. */
+    for (size_t i = 0; i < n; i += LANES) {
+        const __mmask16 there = first_lanes(n - i);
+        const __m512 at = _mm512_maskz_loadu_ps(there, values + i);
+
+        least = _mm512_mask_min_ps(least, there, at, least);
+        most = _mm512_mask_max_ps(most, there, at, most);
+    }
+    *ret_least = -max16(_mm512_sub_ps(_mm512_setzero_ps(), least));
+    *ret_most = max16(most);
+}
+
+/* Rounds 16 of n values, from i on; after the last there are zeros. */
+INLINE __m128i
+round16_to(const float *values, size_t i, size_t n, float least, float shift, float inv_step)
+{
+    const __mmask16 there = first_lanes(n > i ? n - i : 0);
+    const __m512 above =
+        _mm512_sub_ps(_mm512_maskz_loadu_ps(there, values + i), _mm512_set1_ps(least));
+    const __m512 steps =
+        _mm512_mul_ps(_mm512_add_ps(above, _mm512_set1_ps(shift)), _mm512_set1_ps(inv_step));
+    const __m512 clamped =
+        _mm512_min_ps(_mm512_max_ps(steps, _mm512_setzero_ps()), _mm512_set1_ps(UINT8_MAX));
+
+    return _mm512_cvtepi32_epi8(
+        _mm512_maskz_cvttps_epi32(there, _mm512_add_ps(clamped, _mm512_set1_ps(0.5f))));
 }
 
 /* ---- look-ups of words ------------------------------------------------------------------- */
@@ -391,8 +464,11 @@ const struct kv_tile_kernels kv_tile_avx512 = {
     .supported = kv_has_avx512,
     .score = score,
     .cells = cells,
+    .range = range,
+    .round8_to = round8_to,
     .scan8 = scan8,
     .scan16 = scan16,
+    .scan8_max = scan8_max,
 };
 
 #endif

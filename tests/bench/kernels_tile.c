@@ -1,5 +1,6 @@
 /* Scans of packed codes: all scores of a head, in fp32 and rounded, for one query and for the
- * query heads of a kv head together. */
+ * query heads of a kv head together; of the rounded ones also the largest over the query
+ * heads. */
 #include "tests/bench/kernels.h"
 
 #include "kernels/pq_tiles.h"
@@ -22,10 +23,11 @@ enum form {
     FORM_FLOAT,
     FORM_8,
     FORM_16,
+    FORM_8_MAX,
     N_FORMS,
 };
 static const char *const names[N_FORMS] = {"kernels.tile.score", "kernels.tile.scan8",
-                                           "kernels.tile.scan16"};
+                                           "kernels.tile.scan16", "kernels.tile.scan8max"};
 
 struct scan {
     const struct kernels *kernels;
@@ -53,10 +55,32 @@ static void scan_head(void *arg, size_t i)
         kv_tiles_scan16(&scan->shape, scan->rounded16, scan->n_queries, tiles, HEAD_TILES,
                         scan->sums16, HEAD_ROWS);
         break;
+    case FORM_8_MAX:
+        kv_tiles_scan8_max(&scan->shape, scan->rounded8, (const int16_t[]){-40, 0, -20, -3},
+                           scan->n_queries, tiles, HEAD_TILES, scan->sums8);
+        break;
     default:
         kv_tiles_score(&scan->shape, scan->tables, scan->n_queries, tiles, 0, HEAD_ROWS,
                        scan->scores, HEAD_ROWS);
     }
+}
+
+/* By one step for all queries, as a node rounds them. */
+static void round_tables(struct scan *scan)
+{
+    const size_t size = kv_pq_table_size(&scan->shape);
+    float bases[QUERIES_MAX], widest = 0;
+
+    for (size_t query = 0; query < QUERIES_MAX; query++) {
+        float most;
+
+        kv_pq_table_range(&scan->shape, scan->tables + query * size, &bases[query], &most);
+        widest = most - bases[query] > widest ? most - bases[query] : widest;
+    }
+    for (size_t query = 0; query < QUERIES_MAX; query++)
+        kv_pq_table_round8_to(&scan->shape, scan->tables + query * size, bases[query],
+                              (float)(UINT8_MAX - scan->shape.m) / widest,
+                              scan->rounded8 + query * kv_pq_table_rounded_size(&scan->shape));
 }
 
 static bool measure_shape(struct scan *scan)
@@ -78,12 +102,11 @@ static bool measure_shape(struct scan *scan)
         const float *table = scan->tables + query * kv_pq_table_size(&scan->shape);
         const size_t size = kv_pq_table_rounded_size(&scan->shape);
 
-        if (!kv_pq_table_round8(&scan->shape, table, scan->rounded8 + query * size,
-                                &rounding) ||
-            !kv_pq_table_round16(&scan->shape, table, scan->rounded16 + query * size,
+        if (!kv_pq_table_round16(&scan->shape, table, scan->rounded16 + query * size,
                                  &rounding))
             return false;
     }
+    round_tables(scan);
     (void)snprintf(text, sizeof(text), "d=%u m=%u b=%u", scan->shape.d, scan->shape.m,
                    scan->shape.bits);
     for (scan->n_queries = 1; scan->n_queries <= QUERIES_MAX;

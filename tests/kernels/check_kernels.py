@@ -306,6 +306,33 @@ def check_rest(case, get, tiers):
                  weights @ values / total[:, None], 5e-5 * np.abs(values).max())
 
 
+def check_scan(case, get, tiers):
+    tables, scales, offsets = get("tables"), get("scales"), get("offsets")
+    codes = get("codes")
+    n_queries, m, n_centroids = tables.shape
+    base, inv_step = scales[:-1, None], scales[-1]
+    least, most = tables.min(axis=2), tables.max(axis=2)
+    ranges = np.zeros((n_queries, 2), np.float32)
+    for j in range(m):  # in fp32, left to right
+        ranges += np.stack([least[:, j], most[:, j]], axis=1)
+    above = tables - least[:, :, None]
+    above[:, 0] += ranges[:, :1] - base
+    rounded = (np.clip(above * inv_step, 0, 255) + np.float32(0.5)).astype(np.uint8)
+    exact = sum(tables[:, j].astype(np.float64)[:, codes[j]] for j in range(m))
+    exact = (exact - base) * inv_step
+    sums = np.minimum(sum(rounded[:, j][:, codes[j]].astype(int) for j in range(m)), 255)
+    expect(f"{case}.sums: near", np.abs(sums - np.minimum(exact, 255))[exact < 250]
+           <= m / 2 + 0.01)
+    largest = np.clip(sums + offsets[:, None], 0, 255).max(axis=0)
+    for tier in tiers("sums"):
+        expect(f"{case}.ranges.{tier}", get(f"ranges.{tier}") == ranges)
+        result = get(f"rounded.{tier}")
+        expect(f"{case}.rounded.{tier}", result[:, :, :n_centroids] == rounded)
+        expect(f"{case}.rounded.{tier}: end", result[:, :, n_centroids:] == 0)
+        expect(f"{case}.sums.{tier}", get(f"sums.{tier}") == sums)
+        expect(f"{case}.most.{tier}", get(f"most.{tier}") == largest)
+
+
 def main():
     if len(sys.argv) not in (2, 3):
         print("usage: check_kernels.py DUMP_KERNELS [SEED]", file=sys.stderr)
@@ -322,7 +349,8 @@ def main():
             arrays[name] = array.reshape([int(n) for n in shape])
     tiers = set()
     checks = {"attend": check_attend, "keys": check_keys, "kmeans": check_kmeans,
-              "pq": check_pq, "rest": check_rest, "rope": check_rope, "select": check_select}
+              "pq": check_pq, "rest": check_rest, "rope": check_rope, "scan": check_scan,
+              "select": check_select}
     for case in dict.fromkeys(name.split(".")[0] for name in arrays):
         def get(name, case=case):
             return arrays[f"{case}.{name}"]

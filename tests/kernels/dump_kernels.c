@@ -514,6 +514,74 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
     free(scratch);
 }
 
+/* Tables rounded by one base and step for all queries, as a query of a node does, and what rows
+ * make of them. */
+static void dump_scan(unsigned index, const struct kv_pq_shape *shape, size_t n_queries)
+{
+    enum {
+        N_TILES = 3,
+        N = N_TILES * KV_PQ_TILE,
+    };
+    const size_t n_table = kv_pq_table_size(shape), size = kv_pq_table_rounded_size(shape);
+    float *tables = some_floats(n_queries * n_table), *scales = get(n_queries + 1, 4);
+    uint8_t *codes = get(shape->m * N, 1), *tiles = get(N_TILES, kv_tile_bytes(shape));
+    const uint8_t *tiles_at[N_TILES];
+    int16_t *offsets = get(n_queries, 2);
+    const struct kv_tile_kernels *kernels;
+    float widest = 0;
+
+    for (size_t i = 0; i < shape->m * N; i++)
+        codes[i] = (uint8_t)kv_random_below(&dice, kv_pq_n_centroids(shape));
+    for (size_t i = 0; i < N_TILES; i++) {
+        tiles_at[i] = tiles + i * kv_tile_bytes(shape);
+        kv_tile_put(shape, tiles + i * kv_tile_bytes(shape), 0, KV_PQ_TILE,
+                    codes + i * KV_PQ_TILE, N);
+    }
+    for (size_t query = 0; query < n_queries; query++) {
+        float most;
+
+        kv_pq_table_range(shape, tables + query * n_table, &scales[query], &most);
+        scales[query] -= (float)query / 8;
+        widest = fmaxf(widest, most - scales[query]);
+        offsets[query] = (int16_t)((int)kv_random_below(&dice, 200) - 120);
+    }
+    scales[n_queries] = (index % 2 == 0 ? (float)(255 - shape->m) : 400.0f) / widest;
+    put("<f4", shape_of(n_queries, shape->m, kv_pq_n_centroids(shape)), tables,
+        n_queries * n_table, 4, "scan%u.tables", index);
+    put("<f4", shape_of(n_queries + 1, 0, 0), scales, n_queries + 1, 4, "scan%u.scales", index);
+    put("<i2", shape_of(n_queries, 0, 0), offsets, n_queries, 2, "scan%u.offsets", index);
+    put("<u1", shape_of(shape->m, N, 0), codes, shape->m * N, 1, "scan%u.codes", index);
+    for (unsigned i = 0; (kernels = kv_tile_kernels_at(i)) != NULL; i++) {
+        uint8_t *rounded = get(n_queries, size), *sums = get(n_queries, N), *most = get(N, 1);
+        float *ranges = get(2 * n_queries, 4);
+
+        for (size_t query = 0; query < n_queries; query++) {
+            kernels->range(shape, tables + query * n_table, &ranges[2 * query],
+                           &ranges[2 * query + 1]);
+            kernels->round8_to(shape, tables + query * n_table, scales[query],
+                               scales[n_queries], rounded + query * size);
+        }
+        kernels->scan8(shape, rounded, n_queries, tiles_at, N_TILES, sums, N);
+        kernels->scan8_max(shape, rounded, offsets, n_queries, tiles_at, N_TILES, most);
+        put("<f4", shape_of(n_queries, 2, 0), ranges, 2 * n_queries, 4, "scan%u.ranges.%s",
+            index, kernels->name);
+        put("<u1", shape_of(n_queries, shape->m, size / shape->m), rounded, n_queries * size, 1,
+            "scan%u.rounded.%s", index, kernels->name);
+        put("<u1", shape_of(n_queries, N, 0), sums, n_queries * N, 1, "scan%u.sums.%s", index,
+            kernels->name);
+        put("<u1", shape_of(N, 0, 0), most, N, 1, "scan%u.most.%s", index, kernels->name);
+        free(rounded);
+        free(sums);
+        free(most);
+        free(ranges);
+    }
+    free(tables);
+    free(scales);
+    free(codes);
+    free(tiles);
+    free(offsets);
+}
+
 int main(int argc, char **argv)
 {
     static const struct kv_pq_shape shapes[] = {
@@ -530,6 +598,10 @@ int main(int argc, char **argv)
         {KV_KEY_BF16, 128, 128, KV_SUMMARY_64},
         {KV_KEY_FP32, 20, 9, KV_SUMMARY_64},
         {KV_KEY_BF16, 33, 50, KV_SUMMARY_16},
+    };
+
+    static const struct kv_pq_shape scanned[] = {
+        {8, 4, 6}, {8, 8, 4}, {2, 2, 6}, {16, 16, 8}, {9, 9, 5}, {3, 3, 2},
     };
 
     if (argc != 3) {
@@ -561,6 +633,8 @@ int main(int argc, char **argv)
     dump_rope(1, KV_ROPE_HALVES, 128, 128, 1);
     dump_rope(2, KV_ROPE_ADJACENT, 42, 80, 1);
     dump_rope(3, KV_ROPE_HALVES, 42, 80, 0);
+    for (unsigned i = 0; i < sizeof(scanned) / sizeof(scanned[0]); i++)
+        dump_scan(i, &scanned[i], 1 + 3 * i);
     if (fflush(stdout) != 0)
         fail("cannot write", "standard output");
     return 0;

@@ -467,6 +467,9 @@ TWO(max_ps, ps, f32, __mmask16)
 TWO(and_ps, ps, f32, __mmask16)
 TWO(add_pd, pd, f64, __mmask8)
 TWO(add_epi8, si, i8, __mmask64)
+TWO(adds_epu8, si, i8, __mmask64)
+TWO(min_epu8, si, i8, __mmask64)
+TWO(max_epu8, si, i8, __mmask64)
 TWO(add_epi16, si, i16, __mmask32)
 TWO(add_epi32, si, i32, __mmask16)
 TWO(add_epi64, si, i64, __mmask8)
@@ -640,6 +643,25 @@ PLAIN union plain512 plain_mm512_cvtps_pd(__m256 a)
     return r;
 }
 
+PLAIN union plain512 plain_mm512_maskz_cvttps_epi32(__mmask16 k, union plain512 a)
+{
+    union plain512 r = {.si = {_mm256_cvttps_epi32(a.ps[0]), _mm256_cvttps_epi32(a.ps[1])}};
+
+    WHERE(i32, k, r, ((union plain512){.u64 = {0}}))
+    return r;
+}
+
+PLAIN __m128i plain_mm512_cvtepi32_epi8(union plain512 a)
+{
+    uint8_t lanes[16];
+    __m128i r;
+
+    for (unsigned i = 0; i < 16; i++)
+        lanes[i] = (uint8_t)a.u32[i];
+    memcpy(&r, lanes, sizeof(r));
+    return r;
+}
+
 WIDEN(cvtepu8_epi32, __m128i, uint8_t, i32, __mmask16)
 WIDEN(cvtepi8_epi32, __m128i, int8_t, i32, __mmask16)
 WIDEN(cvtepu16_epi32, __m256i, uint16_t, i32, __mmask16)
@@ -704,9 +726,14 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_maskz_mul_ps           plain_mm512_maskz_mul_ps
 #define _mm512_min_ps                 plain_mm512_min_ps
 #define _mm512_max_ps                 plain_mm512_max_ps
+#define _mm512_mask_min_ps            plain_mm512_mask_min_ps
+#define _mm512_mask_max_ps            plain_mm512_mask_max_ps
 #define _mm512_and_ps                 plain_mm512_and_ps
 #define _mm512_add_pd                 plain_mm512_add_pd
 #define _mm512_add_epi8               plain_mm512_add_epi8
+#define _mm512_adds_epu8              plain_mm512_adds_epu8
+#define _mm512_min_epu8               plain_mm512_min_epu8
+#define _mm512_max_epu8               plain_mm512_max_epu8
 #define _mm512_add_epi16              plain_mm512_add_epi16
 #define _mm512_add_epi32              plain_mm512_add_epi32
 #define _mm512_add_epi64              plain_mm512_add_epi64
@@ -757,6 +784,8 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_extracti64x4_epi64     plain_mm512_extracti64x4_epi64
 #define _mm512_cvtph_ps               plain_mm512_cvtph_ps
 #define _mm512_cvtepi32_ps            plain_mm512_cvtepi32_ps
+#define _mm512_maskz_cvttps_epi32     plain_mm512_maskz_cvttps_epi32
+#define _mm512_cvtepi32_epi8          plain_mm512_cvtepi32_epi8
 #define _mm512_cvtps_pd               plain_mm512_cvtps_pd
 #define _mm512_cvtepu8_epi32          plain_mm512_cvtepu8_epi32
 #define _mm512_cvtepi8_epi32          plain_mm512_cvtepi8_epi32

@@ -1,7 +1,8 @@
 /* pq_tiles.h and pq_cells.h: what is put into a tile comes out again, next to it nothing
  * changes, and a tile is as long as it says.  Every implementation that this CPU has gives the
  * bits of the scalar one.  A rounded sum says no more than is true: it is as near the exact
- * score as promised, and beyond the margin the order is right.  Cells have each row once,
+ * score as promised, and beyond the margin the order is right.  Sums of bytes saturate, and the
+ * largest over queries is what brute force finds.  Cells have each row once,
  * ascending, and the score of each row. */
 #include "kernels/pq_cells.h"
 #include "kernels/pq_tiles.h"
@@ -291,6 +292,166 @@ static void rounded_sums(void **state)
     assert_true(n_rounded > ROUNDS / 2);
 }
 
+/* Sums of rounded tables are near (score - base) / step, where nothing was clamped. */
+static void tables_by_base_and_step(void **state)
+{
+    unsigned n_near = 0;
+
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
+        const struct kv_pq_shape shape = some_shape();
+        const size_t n_table = kv_pq_table_size(&shape), n_centroids = 1u << shape.bits;
+        const size_t size = kv_pq_table_rounded_size(&shape);
+        void *bases[3];
+        float *table = floats_exact(&dice, n_table * sizeof(float), sizeof(float), &bases[0]);
+        uint8_t *a = floats_exact(&dice, size, 1, &bases[1]);
+        uint8_t *b = floats_exact(&dice, size, 1, &bases[2]);
+        float least, most, least2, most2, base, inv_step;
+        const struct kv_tile_kernels *kernels;
+
+        floats_fill(&dice, kind, table, n_table);
+        kv_tile_kernels_at(0)->range(&shape, table, &least, &most);
+        base = least - (float)kv_random_below(&dice, 4);
+        inv_step = 255 / (most - base);
+        if (round % 7 == 0)
+            base = floats_one(&dice, FLOATS_ANY_BITS);
+        if (round % 11 == 0)
+            inv_step = floats_one(&dice, FLOATS_ANY_BITS);
+        memset(a, 0x55, size);
+        kv_tile_kernels_at(0)->round8_to(&shape, table, base, inv_step, a);
+        for (unsigned i = 1; (kernels = kv_tile_kernels_at(i)) != NULL; i++) {
+            kernels->range(&shape, table, &least2, &most2);
+            EXPECT(floats_same(least, least2) && floats_same(most, most2));
+            memset(b, 0xaa, size);
+            kernels->round8_to(&shape, table, base, inv_step, b);
+            EXPECT(memcmp(a, b, size) == 0);
+        }
+
+        /* The same in double. */
+        double sums[2] = {0, 0}, magnitude = fabs((double)base);
+        bool is_finite = isfinite(base) && isfinite(inv_step) && inv_step > 0;
+
+        for (size_t j = 0; j < shape.m; j++) {
+            double low = INFINITY, high = -INFINITY;
+
+            for (size_t c = 0; c < n_centroids; c++) {
+                const float value = table[j * n_centroids + c];
+
+                is_finite = is_finite && fabsf(value) < 1e30f;
+                low = fmin(low, (double)value);
+                high = fmax(high, (double)value);
+            }
+            sums[0] += low;
+            sums[1] += high;
+            magnitude += fmax(fabs(low), fabs(high));
+            for (size_t c = n_centroids; c < size / shape.m; c++)
+                EXPECT(a[j * (size / shape.m) + c] == 0);
+        }
+        const double error = magnitude * (shape.m + 3) * 0x1p-23;
+        if (is_finite && error * (double)inv_step < 0.1 && sums[0] - (double)base > -error &&
+            (sums[1] - (double)base) * (double)inv_step < 260) {
+            n_near++;
+            EXPECT(fabs((double)least - sums[0]) <= error);
+            EXPECT(fabs((double)most - sums[1]) <= error);
+            for (int turn = 0; turn < 50; turn++) {
+                double score = 0, sum = 0;
+
+                for (size_t j = 0; j < shape.m; j++) {
+                    const size_t c = kv_random_below(&dice, n_centroids);
+
+                    score += (double)table[j * n_centroids + c];
+                    sum += a[j * (size / shape.m) + c];
+                }
+                const double exact = (score - (double)base) * (double)inv_step;
+                EXPECT(fabs(sum - exact) <= 0.5 * shape.m + 0.2 + (exact > 255 ? 5 : 0));
+            }
+        }
+        for (int i = 0; i < 3; i++)
+            free(bases[i]);
+    }
+    assert_true(n_near > ROUNDS / 4);
+}
+
+/* Any bytes, or bytes of which the largest sum is 255, the last that needs no saturation, or
+ * one more. */
+static void fill_bytes(const struct kv_pq_shape *shape, int round, uint8_t *table)
+{
+    const size_t size = kv_pq_table_rounded_size(shape) / shape->m;
+    unsigned left = round % 3 == 1 ? 255 : 256;
+
+    for (size_t j = 0; j < shape->m; j++) {
+        unsigned most = j + 1 < shape->m ? (unsigned)kv_random_below(&dice, left + 1) : left;
+
+        most = most < 255 ? most : 255;
+        left -= most;
+        most = round % 3 == 0 ? 255 : most;
+        for (size_t c = 0; c < size; c++)
+            table[j * size + c] = (uint8_t)kv_random_below(&dice, most + 1);
+        table[j * size + kv_random_below(&dice, size)] = (uint8_t)most;
+    }
+}
+
+static void sums_of_bytes(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        const struct kv_pq_shape shape = some_shape();
+        const size_t n_queries = 1 + kv_random_below(&dice, QUERIES_MAX);
+        const size_t n_tiles = 1 + kv_random_below(&dice, TILES_MAX), n = n_tiles * KV_PQ_TILE;
+        const size_t size = kv_pq_table_rounded_size(&shape);
+        void *bases[6];
+        uint8_t *rounded = floats_exact(&dice, n_queries * size, 1, &bases[0]);
+        uint8_t *a = floats_exact(&dice, n_queries * n, 1, &bases[1]);
+        uint8_t *b = floats_exact(&dice, n_queries * n, 1, &bases[2]);
+        uint8_t *c = floats_exact(&dice, n, 1, &bases[3]);
+        uint8_t *d = floats_exact(&dice, n, 1, &bases[4]);
+        int16_t *offsets = floats_exact(&dice, n_queries * 2, 2, &bases[5]);
+        const uint8_t *const *tiles_at;
+        const struct kv_tile_kernels *kernels;
+        struct tiles tiles;
+
+        make_tiles(&shape, n_tiles, &tiles);
+        tiles_at = (const uint8_t *const *)tiles.tiles;
+        for (size_t q = 0; q < n_queries; q++) {
+            fill_bytes(&shape, round, rounded + q * size);
+            offsets[q] = (int16_t)((int)kv_random_below(&dice, 511) - 255);
+            if (round % 4 == 0)
+                offsets[q] = 0;
+        }
+        kv_tile_kernels_at(0)->scan8(&shape, rounded, n_queries, tiles_at, n_tiles, a, n);
+        kv_tile_kernels_at(0)->scan8_max(&shape, rounded, offsets, n_queries, tiles_at, n_tiles,
+                                         c);
+        for (unsigned i = 1; (kernels = kv_tile_kernels_at(i)) != NULL; i++) {
+            kernels->scan8(&shape, rounded, n_queries, tiles_at, n_tiles, b, n);
+            EXPECT(memcmp(a, b, n_queries * n) == 0);
+            memset(d, 0xee, n);
+            kernels->scan8_max(&shape, rounded, offsets, n_queries, tiles_at, n_tiles, d);
+            EXPECT(memcmp(c, d, n) == 0);
+            kernels->scan8_max(&shape, rounded, (const int16_t[]){0}, 1, tiles_at, n_tiles, d);
+            EXPECT(memcmp(a, d, n) == 0);
+        }
+        for (size_t row = 0; row < n; row++) {
+            int most = 0;
+
+            for (size_t q = 0; q < n_queries; q++) {
+                int sum = 0;
+
+                for (size_t j = 0; j < shape.m; j++)
+                    sum += rounded[q * size + j * (size / shape.m) + tiles.codes[j * n + row]];
+                sum = sum < 255 ? sum : 255;
+                EXPECT(a[q * n + row] == sum);
+                sum += offsets[q];
+                most = sum > most ? sum : most;
+            }
+            EXPECT(c[row] == (most < 255 ? most : 255));
+        }
+        clear_tiles(&tiles);
+        for (int i = 0; i < 6; i++)
+            free(bases[i]);
+    }
+}
+
 static void cells_are_the_rows(void **state)
 {
     (void)state;
@@ -488,6 +649,8 @@ int main(void)
         cmocka_unit_test(what_is_put_comes_out),
         cmocka_unit_test(scores_are_the_same),
         cmocka_unit_test(rounded_sums),
+        cmocka_unit_test(tables_by_base_and_step),
+        cmocka_unit_test(sums_of_bytes),
         cmocka_unit_test(cells_are_the_rows),
         cmocka_unit_test(cells_that_went_bad),
     };
