@@ -18,6 +18,7 @@
 #if defined(__x86_64__)
 
 struct kv_attend_kernels;
+struct kv_bytes_kernels;
 struct kv_cells_kernels;
 struct kv_checksum_kernels;
 struct kv_estimate_kernels;
@@ -39,6 +40,7 @@ extern const struct kv_checksum_kernels kv_checksum_fold512;
 
 /* Require kv_has_avx2(). */
 extern const struct kv_attend_kernels kv_attend_avx2;
+extern const struct kv_bytes_kernels kv_bytes_avx2;
 extern const struct kv_cells_kernels kv_cells_avx2;
 extern const struct kv_estimate_kernels kv_estimate_avx2;
 extern const struct kv_gather_kernels kv_gather_avx2;
@@ -58,6 +60,7 @@ static inline int kv_has_avx2(void)
 
 /* Require kv_has_avx512(). */
 extern const struct kv_attend_kernels kv_attend_avx512;
+extern const struct kv_bytes_kernels kv_bytes_avx512;
 extern const struct kv_cells_kernels kv_cells_avx512;
 extern const struct kv_estimate_kernels kv_estimate_avx512;
 extern const struct kv_exact_scores_kernels kv_exact_scores_avx512;

@@ -7,6 +7,7 @@
  *   family        shared                                  different, besides the vector width
  *   attend        attend_common.h: groups of rows, the    registers: 12 sums and 16; order of
  *                 next one prefetched                     prefetches; ends by masks
+ *   byte_select   -                                       counters of bytes, not of bits
  *   estimate      estimate_common.h: blocks of queries    lanes are queries here, elements
  *                 there
  *   exact_scores  exact_scores_common.h: types of keys    registers; prefetches; ends by masks

@@ -213,6 +213,7 @@ const struct bench_load bench_kernel_loads[] = {
     {"kernels.gather", "copies of scattered rows", kernels_gather, 0},
     {"kernels.keys", "exact scores of keys, in order and of candidates", kernels_keys, 0},
     {"kernels.select", "the k largest of n scores", kernels_select, 0},
+    {"kernels.bytes", "the k largest of n bytes", kernels_bytes, 0},
     {"kernels.pq", "product quantisation: tables of queries", kernels_pq, 0},
     {"kernels.tile", "scores from packed codes", kernels_tile, 0},
     {"kernels.kmeans", "codes of keys, and steps of training", kernels_kmeans, 0},

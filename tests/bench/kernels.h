@@ -25,6 +25,7 @@ enum kernels_limit {
     KERNELS_STREAM, /* bytes copied by stores that pass the caches by; overwrites `to` */
     KERNELS_UPDATE, /* bytes changed where they lie, but left as they are in `to` */
     KERNELS_ROWS,   /* bytes read of isolated rows, of each its first ones */
+    KERNELS_CACHED, /* bytes read again and again, 128 KB that stay in a cache */
     KERNELS_FMA,    /* operations, two for each fused multiply and add */
 };
 
@@ -116,6 +117,7 @@ static inline size_t kernels_row_bytes(const struct kernels_shape *shape)
 /* ---- families ---------------------------------------------------------------------------- */
 
 bool kernels_attend(struct bench *bench, const struct bench_load *load);
+bool kernels_bytes(struct bench *bench, const struct bench_load *load);
 bool kernels_checksum(struct bench *bench, const struct bench_load *load);
 bool kernels_gather(struct bench *bench, const struct bench_load *load);
 bool kernels_keys(struct bench *bench, const struct bench_load *load);

@@ -18,7 +18,8 @@
 
 enum {
     COPY_BYTES = 1 << 20, /* as data moves; one huge memcpy() would take another path */
-    READ_PARTS = 4,       /* read side by side: more requests under way than one stream makes */
+    CACHED_BYTES = 128 << 10,
+    READ_PARTS = 4, /* read side by side: more requests under way than one stream makes */
     READ_AHEAD = 1024,
     ROWS_AHEAD = 16,
     FMA_SUMS = 12,
@@ -28,11 +29,9 @@ enum {
 const char *kernels_limit_name(enum kernels_limit limit)
 {
     static const char *const names[] = {
-        [KERNELS_READ] = "memory read",
-        [KERNELS_COPY] = "memcpy",
-        [KERNELS_STREAM] = "stream copy",
-        [KERNELS_ROWS] = "isolated rows read",
-        [KERNELS_FMA] = "fma",
+        [KERNELS_READ] = "memory read",        [KERNELS_COPY] = "memcpy",
+        [KERNELS_STREAM] = "stream copy",      [KERNELS_CACHED] = "cache read",
+        [KERNELS_ROWS] = "isolated rows read", [KERNELS_FMA] = "fma",
         [KERNELS_UPDATE] = "memory update",
     };
 
@@ -294,6 +293,10 @@ double kernels_limit_rate(const struct kernels *kernels, const struct kernels_ne
     switch (need->limit) {
     case KERNELS_READ:
         read_bytes(kernels->from, kernels->bytes);
+        break;
+    case KERNELS_CACHED:
+        for (size_t i = 0; i < kernels->bytes; i += CACHED_BYTES)
+            read_bytes(kernels->from, CACHED_BYTES);
         break;
     case KERNELS_COPY:
         for (size_t i = 0; i + COPY_BYTES <= kernels->bytes; i += COPY_BYTES)

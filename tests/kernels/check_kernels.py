@@ -306,6 +306,17 @@ def check_rest(case, get, tiers):
                  weights @ values / total[:, None], 5e-5 * np.abs(values).max())
 
 
+def check_bytes(case, get, tiers):
+    values, k = get("values"), int(get("k")[0])
+    bins = np.bincount(values, minlength=256)
+    chosen = np.sort(np.argsort(-values.astype(int), kind="stable")[:k])
+    expect(f"{case}.bins", get("bins") == bins)
+    for tier in tiers("counts"):
+        expect(f"{case}.counts.{tier}", get(f"counts.{tier}") == bins[::-1].cumsum()[::-1])
+        result = get(f"chosen.{tier}")
+        expect(f"{case}.chosen.{tier}", len(result) == k and np.array_equal(result, chosen))
+
+
 def check_scan(case, get, tiers):
     tables, scales, offsets = get("tables"), get("scales"), get("offsets")
     codes = get("codes")
@@ -348,7 +359,7 @@ def main():
             array = np.fromfile(os.path.join(folder, name), dtype=kind)
             arrays[name] = array.reshape([int(n) for n in shape])
     tiers = set()
-    checks = {"attend": check_attend, "keys": check_keys, "kmeans": check_kmeans,
+    checks = {"attend": check_attend, "bytes": check_bytes, "keys": check_keys, "kmeans": check_kmeans,
               "pq": check_pq, "rest": check_rest, "rope": check_rope, "scan": check_scan,
               "select": check_select}
     for case in dict.fromkeys(name.split(".")[0] for name in arrays):

@@ -5,6 +5,7 @@
  * shape.  An input is `CASE.NAME`, a result `CASE.NAME.IMPLEMENTATION`.
  */
 #include "kernels/attend.h"
+#include "kernels/byte_select.h"
 #include "kernels/estimate.h"
 #include "kernels/exact_scores.h"
 #include "kernels/kmeans.h"
@@ -582,6 +583,42 @@ static void dump_scan(unsigned index, const struct kv_pq_shape *shape, size_t n_
     free(offsets);
 }
 
+/* Bytes about the middle, and what is counted and collected of them, in two pieces. */
+static void dump_bytes(unsigned index, size_t n, size_t k)
+{
+    uint8_t *values = get(n, 1), bound = 0;
+    uint32_t bins[256] = {0};
+    const uint64_t wanted = k;
+    const struct kv_bytes_kernels *kernels;
+
+    for (size_t i = 0; i < n; i++)
+        values[i] = (uint8_t)(128 + some() * (index % 2 == 0 ? 30 : 1));
+    for (unsigned bit = 128; bit > 0; bit /= 2)
+        if (kv_bytes_count_from(values, n, (uint8_t)(bound | bit)) >= k)
+            bound |= (uint8_t)bit;
+    kv_bytes_histogram(values, n, bins);
+    put("<u1", shape_of(n, 0, 0), values, n, 1, "bytes%u.values", index);
+    put("<u8", "1", &wanted, 1, 8, "bytes%u.k", index);
+    put("<u4", "256", bins, 256, 4, "bytes%u.bins", index);
+    for (unsigned i = 0; (kernels = kv_bytes_kernels_at(i)) != NULL; i++) {
+        uint64_t counts[256], ties;
+        uint32_t *chosen = get(k + KV_TOPK_SPARE, 4);
+        size_t n_chosen;
+
+        for (unsigned least = 0; least < 256; least++)
+            counts[least] = kernels->count_from(values, n, (uint8_t)least);
+        ties = k - (bound < 255 ? counts[bound + 1] : 0);
+        n_chosen = kernels->collect(values, n / 3, bound, &ties, 0, chosen);
+        n_chosen += kernels->collect(values + n / 3, n - n / 3, bound, &ties, (uint32_t)(n / 3),
+                                     chosen + n_chosen);
+        put("<u8", "256", counts, 256, 8, "bytes%u.counts.%s", index, kernels->name);
+        put("<u4", shape_of(n_chosen, 0, 0), chosen, n_chosen, 4, "bytes%u.chosen.%s", index,
+            kernels->name);
+        free(chosen);
+    }
+    free(values);
+}
+
 int main(int argc, char **argv)
 {
     static const struct kv_pq_shape shapes[] = {
@@ -635,6 +672,9 @@ int main(int argc, char **argv)
     dump_rope(3, KV_ROPE_HALVES, 42, 80, 0);
     for (unsigned i = 0; i < sizeof(scanned) / sizeof(scanned[0]); i++)
         dump_scan(i, &scanned[i], 1 + 3 * i);
+    dump_bytes(0, 100003, 6000);
+    dump_bytes(1, 30000, 10000);
+    dump_bytes(2, 63, 1);
     if (fflush(stdout) != 0)
         fail("cannot write", "standard output");
     return 0;

@@ -512,6 +512,8 @@ plain_mm512_ternarylogic_epi32(union plain512 a, union plain512 b, union plain51
 /* ---- comparisons; each also mask_ -------------------------------------------------------- */
 
 COMPARE(cmpge_epu8_mask, u8, __mmask64, a.u8[i] >= b.u8[i])
+COMPARE(cmpgt_epu8_mask, u8, __mmask64, a.u8[i] > b.u8[i])
+COMPARE(cmpeq_epi8_mask, u8, __mmask64, a.u8[i] == b.u8[i])
 COMPARE(cmpge_epu16_mask, u16, __mmask32, a.u16[i] >= b.u16[i])
 COMPARE(cmpeq_epi32_mask, i32, __mmask16, a.i32[i] == b.i32[i])
 COMPARE(cmpneq_epi32_mask, i32, __mmask16, a.i32[i] != b.i32[i])
@@ -757,6 +759,8 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_ternarylogic_epi32     plain_mm512_ternarylogic_epi32
 #define _mm512_cmpge_epu8_mask        plain_mm512_cmpge_epu8_mask
 #define _mm512_mask_cmpge_epu8_mask   plain_mm512_mask_cmpge_epu8_mask
+#define _mm512_mask_cmpgt_epu8_mask   plain_mm512_mask_cmpgt_epu8_mask
+#define _mm512_mask_cmpeq_epi8_mask   plain_mm512_mask_cmpeq_epi8_mask
 #define _mm512_cmpge_epu16_mask       plain_mm512_cmpge_epu16_mask
 #define _mm512_mask_cmpge_epu16_mask  plain_mm512_mask_cmpge_epu16_mask
 #define _mm512_mask_cmpeq_epi32_mask  plain_mm512_mask_cmpeq_epi32_mask
