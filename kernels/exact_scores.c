@@ -1,5 +1,6 @@
 #include "kernels/exact_scores.h"
 #include "kernels/dispatch.h"
+#include "kernels/fp16.h"
 #include "kernels/lanes.h"
 
 #include <assert.h>
@@ -11,31 +12,6 @@ static const struct kv_exact_scores_kernels *best;
 static int always(void)
 {
     return 1;
-}
-
-static float from_bits(uint32_t bits)
-{
-    float value;
-
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-/* Converts as VCVTPH2PS does: subnormal numbers become normal, a signaling NaN becomes
- * quiet. */
-static float from_fp16(uint16_t half)
-{
-    const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
-    const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
-
-    if (exponent == 0) { /* 0 and subnormal numbers: units of 2^-24 */
-        const float value = (float)fraction * 0x1p-24f;
-
-        return sign != 0 ? -value : value;
-    }
-    if (exponent == 31)
-        return from_bits(sign | 0x7f800000 | (fraction != 0 ? 0x400000 : 0) | fraction << 13);
-    return from_bits(sign | (exponent + 127 - 15) << 23 | fraction << 13);
 }
 
 static size_t element_bytes(enum kv_key_type type)
@@ -54,7 +30,7 @@ static float element(enum kv_key_type type, const void *key, size_t i)
         return value;
     }
     memcpy(&half, at, sizeof(half));
-    return type == KV_KEY_FP16 ? from_fp16(half) : from_bits((uint32_t)half << 16);
+    return type == KV_KEY_FP16 ? kv_fp16_load(half) : kv_float_of_bits((uint32_t)half << 16);
 }
 
 static void scalar_load(enum kv_key_type type,
