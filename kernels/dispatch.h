@@ -24,6 +24,7 @@ struct kv_checksum_kernels;
 struct kv_estimate_kernels;
 struct kv_gather_kernels;
 struct kv_exact_scores_kernels;
+struct kv_key_copies_kernels;
 struct kv_kmeans_kernels;
 struct kv_pq_kernels;
 struct kv_summary_kernels;
@@ -45,6 +46,7 @@ extern const struct kv_cells_kernels kv_cells_avx2;
 extern const struct kv_estimate_kernels kv_estimate_avx2;
 extern const struct kv_gather_kernels kv_gather_avx2;
 extern const struct kv_exact_scores_kernels kv_exact_scores_avx2;
+extern const struct kv_key_copies_kernels kv_key_copies_avx2;
 extern const struct kv_kmeans_kernels kv_kmeans_avx2;
 extern const struct kv_pq_kernels kv_pq_avx2;
 extern const struct kv_summary_kernels kv_summary_avx2;
@@ -78,6 +80,19 @@ static inline int kv_has_avx512(void)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
     return kv_isa() >= KV_ISA_AVX512;
+#endif
+}
+
+/* Requires kv_has_avx512() and VNNI, which processors with VBMI2 have, but which a hypervisor
+ * may hide. */
+extern const struct kv_key_copies_kernels kv_key_copies_avx512;
+
+static inline int kv_has_avx512vnni(void)
+{
+#if defined(KV_EMULATE_AVX512)
+    return kv_has_avx512();
+#else
+    return kv_has_avx512() && __builtin_cpu_supports("avx512vnni");
 #endif
 }
 

@@ -12,6 +12,8 @@
  *                 there
  *   exact_scores  exact_scores_common.h: types of keys    registers; prefetches; ends by masks
  *   gather        -                                       there is no AVX-512 file
+ *   key_copies    key_copies_common.h: tiles of rows,     products of 16 bits here, VNNI there
+ *                 the next ones prefetched
  *   kmeans        kmeans_common.h: subspaces, blocks of   the nearest lane; ends by masks
  *                 rows, sums of a step
  *   pq            -                                       registers; the rest is ten lines

@@ -212,6 +212,8 @@ const struct bench_load bench_kernel_loads[] = {
     {"kernels.checksum", "CRC32C of bytes and of rows", kernels_checksum, 0},
     {"kernels.gather", "copies of scattered rows", kernels_gather, 0},
     {"kernels.keys", "exact scores of keys, in order and of candidates", kernels_keys, 0},
+    {"kernels.copies", "4-bit copies of keys, and scores of candidates from them",
+     kernels_copies, 0},
     {"kernels.select", "the k largest of n scores", kernels_select, 0},
     {"kernels.bytes", "the k largest of n bytes", kernels_bytes, 0},
     {"kernels.pq", "product quantisation: tables of queries", kernels_pq, 0},

@@ -119,6 +119,7 @@ static inline size_t kernels_row_bytes(const struct kernels_shape *shape)
 bool kernels_attend(struct bench *bench, const struct bench_load *load);
 bool kernels_bytes(struct bench *bench, const struct bench_load *load);
 bool kernels_checksum(struct bench *bench, const struct bench_load *load);
+bool kernels_copies(struct bench *bench, const struct bench_load *load);
 bool kernels_gather(struct bench *bench, const struct bench_load *load);
 bool kernels_keys(struct bench *bench, const struct bench_load *load);
 bool kernels_summary(struct bench *bench, const struct bench_load *load);

@@ -22,6 +22,7 @@ enum {
     READ_PARTS = 4, /* read side by side: more requests under way than one stream makes */
     READ_AHEAD = 1024,
     ROWS_AHEAD = 16,
+    LINES_AHEAD = 64, /* of rows that are one cache line */
     FMA_SUMS = 12,
     FMA_TURNS = 1 << 22,
 };
@@ -54,12 +55,19 @@ static void read_plain(const uint8_t *from, size_t bytes)
     __asm__ volatile("" : : "m"(sums)); /* somebody might look at them */
 }
 
+static size_t rows_ahead(size_t part_bytes)
+{
+    return part_bytes > 64 ? ROWS_AHEAD : LINES_AHEAD;
+}
+
 static void rows_plain(
     const uint8_t *from, const uint32_t *rows, size_t n, size_t row_bytes, size_t part_bytes)
 {
+    const size_t n_ahead = rows_ahead(part_bytes);
+
     for (size_t i = 0; i < n; i++) {
         for (size_t at = 0; at < part_bytes; at += 64)
-            __builtin_prefetch(from + rows[i + ROWS_AHEAD] * row_bytes + at, 0, 2);
+            __builtin_prefetch(from + rows[i + n_ahead] * row_bytes + at, 0, 2);
         read_plain(from + rows[i] * row_bytes, part_bytes);
     }
 }
@@ -108,9 +116,10 @@ AVX2 static void rows_avx2(
     const uint8_t *from, const uint32_t *rows, size_t n, size_t row_bytes, size_t part_bytes)
 {
     __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    const size_t n_ahead = rows_ahead(part_bytes);
 
     for (size_t i = 0; i < n; i++) {
-        const uint8_t *ahead = from + rows[i + ROWS_AHEAD] * row_bytes;
+        const uint8_t *ahead = from + rows[i + n_ahead] * row_bytes;
         const uint8_t *row = from + rows[i] * row_bytes;
 
         for (size_t at = 0; at < part_bytes; at += 64) {
@@ -208,7 +217,7 @@ static void read_bytes(const uint8_t *from, size_t bytes)
     read_plain(from, bytes);
 }
 
-/* The first bytes of rows, of which there are ROWS_AHEAD more than n. */
+/* The first bytes of rows, of which there are rows_ahead() more than n. */
 static void read_parts(
     const uint8_t *from, const uint32_t *rows, size_t n, size_t row_bytes, size_t part_bytes)
 {
@@ -269,15 +278,16 @@ static void update(uint8_t *to, size_t bytes)
 static double rows_rate(const struct kernels *kernels, const struct kernels_need *need)
 {
     static uint64_t seed;
-    const size_t n = kernels->bytes / need->row_bytes / KERNELS_GAP - ROWS_AHEAD;
-    uint32_t *rows = malloc((n + ROWS_AHEAD) * sizeof(*rows));
+    const size_t n_ahead = rows_ahead(need->part_bytes);
+    const size_t n = kernels->bytes / need->row_bytes / KERNELS_GAP - n_ahead;
+    uint32_t *rows = malloc((n + n_ahead) * sizeof(*rows));
     struct kv_random random;
     double begin;
 
     if (rows == NULL)
         return 0;
     kv_random_init(&random, seed++);
-    for (size_t i = 0; i < n + ROWS_AHEAD; i++)
+    for (size_t i = 0; i < n + n_ahead; i++)
         rows[i] = (uint32_t)(i * KERNELS_GAP + kv_random_below(&random, KERNELS_GAP));
     begin = kernels_now();
     read_parts(kernels->from, rows, n, need->row_bytes, need->part_bytes);

@@ -117,6 +117,39 @@ def check_keys(case, get, tiers):
              bound[:, ::-1])
 
 
+def check_copies(case, get, tiers):
+    means, keys, queries = (get(name).astype(np.float64) for name in ("means", "keys", "queries"))
+    rows = get("rows")
+    n_blocks, n, d = keys.shape
+    h = -(-d // 32) * 16
+    # In fp32, as there, so that halves are rounded the same way.
+    step = np.abs(get("queries")).max(axis=1) / np.float32(127)
+    rounded = np.rint(get("queries") / step[:, None])
+    step = step.astype(np.float64)
+    for tier in tiers("scores"):
+        groups = get(f"copies.{tier}").reshape(n_blocks, n // 32, 32 * (h + 2))
+        nibbles = groups[:, :, :32 * h].reshape(n_blocks, n, h)
+        codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=2)
+        scales = np.ascontiguousarray(groups[:, :, 32 * h:]).view("<f2").reshape(n_blocks, n)
+        scales = scales.astype(np.float64)
+        expect(f"{case}.padding.{tier}", codes[:, :, d:] == 8)
+        y = keys - means[:, None, :]
+        near(f"{case}.scales.{tier}", scales, np.abs(y).max(axis=2) / 15, 2.0**-11 * scales)
+        values = (2.0 * codes[:, :, :d] - 15) * scales[:, :, None]
+        near(f"{case}.copies.{tier}", values, y, 1.001 * scales[:, :, None])
+        scores = get(f"scores.{tier}")
+        for block in range(n_blocks):
+            of = scales[block, rows]
+            dots = queries @ means[block]
+            by_definition = dots[:, None] + step[:, None] * (rounded @ values[block, rows].T)
+            of_mean = (d // 16 + 8) * EPS * (np.abs(queries) @ np.abs(means[block]))[:, None]
+            sums = np.abs(queries).sum(axis=1)[:, None]
+            near(f"{case}.scores{block}.{tier}", scores[block], by_definition,
+                 of_mean + 4 * EPS * 16 * of * sums)
+            near(f"{case}.error{block}.{tier}", scores[block], queries @ keys[block, rows].T,
+                 of_mean + (1.001 * of + 2.0**-21) * sums + 7.51 * d * of * step[:, None])
+
+
 def check_select(case, get, tiers):
     scores = get("scores")
     scale, factor = get("scale_factor").astype(np.float64)
@@ -359,8 +392,9 @@ def main():
             array = np.fromfile(os.path.join(folder, name), dtype=kind)
             arrays[name] = array.reshape([int(n) for n in shape])
     tiers = set()
-    checks = {"attend": check_attend, "bytes": check_bytes, "keys": check_keys, "kmeans": check_kmeans,
-              "pq": check_pq, "rest": check_rest, "rope": check_rope, "scan": check_scan,
+    checks = {"attend": check_attend, "bytes": check_bytes, "copies": check_copies,
+              "keys": check_keys, "kmeans": check_kmeans, "pq": check_pq, "rest": check_rest,
+              "rope": check_rope, "scan": check_scan,
               "select": check_select}
     for case in dict.fromkeys(name.split(".")[0] for name in arrays):
         def get(name, case=case):

@@ -8,6 +8,7 @@
 #include "kernels/byte_select.h"
 #include "kernels/estimate.h"
 #include "kernels/exact_scores.h"
+#include "kernels/key_copies.h"
 #include "kernels/kmeans.h"
 #include "kernels/pq.h"
 #include "kernels/pq_tiles.h"
@@ -245,6 +246,55 @@ static void dump_keys(enum kv_key_type type, size_t n, size_t d, size_t n_querie
     free(queries);
     free(halves);
     free(list);
+}
+
+/* Copies of two blocks, each with its mean, and scores of the same rows of both. */
+static void dump_copies(size_t d, size_t n, size_t n_queries)
+{
+    const size_t bytes = kv_key_copies_bytes(d);
+    float *means = some_floats(2 * d), *keys = some_floats(2 * KV_PQ_TILE * d);
+    float *queries = some_floats(n_queries * d);
+    uint8_t *rows = get(n, 1), *copies = get(2 * bytes, 1);
+    const void **blocks = get(n, sizeof(*blocks));
+    void *rounded = get(kv_key_copies_query_bytes(d, n_queries), 1);
+    const struct kv_key_copies_kernels *kernels;
+
+    for (size_t i = 0; i < d; i++)
+        means[i] *= 4;
+    for (size_t i = 0; i < 2 * KV_PQ_TILE * d; i++)
+        keys[i] += means[i / (KV_PQ_TILE * d) * d + i % d];
+    for (size_t i = 0; i < n; i++)
+        rows[i] = (uint8_t)kv_random_below(&dice, KV_PQ_TILE);
+    put("<f4", shape_of(2, d, 0), means, 2 * d, 4, "copies%zu.means", d);
+    put("<f4", shape_of(2, KV_PQ_TILE, d), keys, 2 * KV_PQ_TILE * d, 4, "copies%zu.keys", d);
+    put("<f4", shape_of(n_queries, d, 0), queries, n_queries * d, 4, "copies%zu.queries", d);
+    put("<u1", shape_of(n, 0, 0), rows, n, 1, "copies%zu.rows", d);
+    for (unsigned i = 0; (kernels = kv_key_copies_kernels_at(i)) != NULL; i++) {
+        float *scores = get(2 * n_queries * n, 4);
+
+        kernels->round(d, queries, n_queries, rounded);
+        for (unsigned block = 0; block < 2; block++) {
+            kernels->put(d, means + block * d, keys + block * KV_PQ_TILE * d, 0, KV_PQ_TILE,
+                         copies + block * bytes);
+            for (size_t j = 0; j < n; j++)
+                blocks[j] = copies + block * bytes;
+            kv_key_copies_dots(d, means + block * d, queries, n_queries, rounded);
+            kernels->score_list(d, blocks, rows, n, rounded, n_queries,
+                                scores + block * n_queries * n, n);
+        }
+        put("<u1", shape_of(2, bytes, 0), copies, 2 * bytes, 1, "copies%zu.copies.%s", d,
+            kernels->name);
+        put("<f4", shape_of(2, n_queries, n), scores, 2 * n_queries * n, 4,
+            "copies%zu.scores.%s", d, kernels->name);
+        free(scores);
+    }
+    free(means);
+    free(keys);
+    free(queries);
+    free(rows);
+    free(copies);
+    free(blocks);
+    free(rounded);
 }
 
 static void dump_select(unsigned index, size_t n, size_t k, float scale, int special)
@@ -675,6 +725,9 @@ int main(int argc, char **argv)
     dump_bytes(0, 100003, 6000);
     dump_bytes(1, 30000, 10000);
     dump_bytes(2, 63, 1);
+    dump_copies(64, 300, 3);
+    dump_copies(128, 301, 4);
+    dump_copies(83, 77, 7);
     if (fflush(stdout) != 0)
         fail("cannot write", "standard output");
     return 0;

@@ -366,6 +366,13 @@ SAME(castps_si512)
 SAME(castsi512_ps)
 SAME(castpd_si512)
 
+PLAIN union plain512 plain_mm512_castsi128_si512(__m128i a)
+{
+    const union plain512 r = {.si = {_mm256_zextsi128_si256(a), _mm256_setzero_si256()}};
+
+    return r;
+}
+
 PLAIN __m256 plain_mm512_castps512_ps256(union plain512 a)
 {
     return a.ps[0];
@@ -462,6 +469,7 @@ MOVE(epi32, i32, __mmask16)
 TWO(add_ps, ps, f32, __mmask16)
 TWO(sub_ps, ps, f32, __mmask16)
 TWO(mul_ps, ps, f32, __mmask16)
+TWO(div_ps, ps, f32, __mmask16)
 TWO(min_ps, ps, f32, __mmask16)
 TWO(max_ps, ps, f32, __mmask16)
 TWO(and_ps, ps, f32, __mmask16)
@@ -476,6 +484,10 @@ TWO(add_epi64, si, i64, __mmask8)
 TWO(sub_epi32, si, i32, __mmask16)
 TWO(sub_epi64, si, i64, __mmask8)
 TWO(shuffle_epi8, si, i8, __mmask64)
+TWO(unpacklo_epi32, si, i32, __mmask16)
+TWO(unpackhi_epi32, si, i32, __mmask16)
+TWO(unpacklo_epi64, si, i64, __mmask8)
+TWO(unpackhi_epi64, si, i64, __mmask8)
 TWO(srlv_epi32, si, i32, __mmask16)
 TWO(mul_epu32, si, i64, __mmask8)
 
@@ -606,6 +618,17 @@ PLAIN union plain512 plain_mm512_shuffle_f32x4(union plain512 a, union plain512 
     return r;
 }
 
+PLAIN union plain512 plain_mm512_shuffle_i32x4(union plain512 a, union plain512 b, int how)
+{
+    return plain_mm512_shuffle_f32x4(a, b, how);
+}
+
+PLAIN union plain512 plain_mm512_inserti32x4(union plain512 a, __m128i b, int which)
+{
+    memcpy(a.i32 + 4 * (which & 3), &b, sizeof(b));
+    return a;
+}
+
 COMPRESS(ps, f32, __mmask16)
 COMPRESS(epi8, i8, __mmask64)
 COMPRESS(epi32, i32, __mmask16)
@@ -634,6 +657,24 @@ PLAIN union plain512 plain_mm512_cvtepi32_ps(union plain512 a)
 {
     const union plain512 r = {.ps = {_mm256_cvtepi32_ps(a.si[0]), _mm256_cvtepi32_ps(a.si[1])}};
 
+    return r;
+}
+
+PLAIN union plain512 plain_mm512_cvtps_epi32(union plain512 a)
+{
+    const union plain512 r = {.si = {_mm256_cvtps_epi32(a.ps[0]), _mm256_cvtps_epi32(a.ps[1])}};
+
+    return r;
+}
+
+PLAIN __m128i plain_mm512_cvtepi32_epi8(union plain512 a)
+{
+    int8_t lanes[16];
+    __m128i r;
+
+    for (unsigned i = 0; i < 16; i++)
+        lanes[i] = a.i8[4 * i];
+    memcpy(&r, lanes, sizeof(r));
     return r;
 }
 
@@ -670,7 +711,26 @@ WIDEN(cvtepu16_epi32, __m256i, uint16_t, i32, __mmask16)
 WIDEN(cvtepu8_epi16, __m256i, uint8_t, i16, __mmask32)
 WIDEN(cvtepu32_epi64, __m256i, uint32_t, i64, __mmask8)
 
+/* ---- VNNI -------------------------------------------------------------------------------- */
+
+PLAIN union plain512
+plain_mm512_dpbusd_epi32(union plain512 sums, union plain512 a, union plain512 b)
+{
+    for (unsigned i = 0; i < 64; i++)
+        sums.u32[i / 4] += (uint32_t)(a.u8[i] * b.i8[i]);
+    return sums;
+}
+
 /* ---- across lanes ------------------------------------------------------------------------ */
+
+PLAIN int plain_mm512_reduce_add_epi32(union plain512 a)
+{
+    uint32_t r = 0;
+
+    for (unsigned i = 0; i < sizeof(a.u32) / sizeof(a.u32[0]); i++)
+        r += a.u32[i];
+    return (int)r;
+}
 
 PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 {
@@ -690,6 +750,7 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_castps_si512           plain_mm512_castps_si512
 #define _mm512_castsi512_ps           plain_mm512_castsi512_ps
 #define _mm512_castpd_si512           plain_mm512_castpd_si512
+#define _mm512_castsi128_si512        plain_mm512_castsi128_si512
 #define _mm512_castps512_ps256        plain_mm512_castps512_ps256
 #define _mm512_castsi512_si256        plain_mm512_castsi512_si256
 #define _mm512_cvtss_f32              plain_mm512_cvtss_f32
@@ -726,6 +787,7 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_sub_ps                 plain_mm512_sub_ps
 #define _mm512_mul_ps                 plain_mm512_mul_ps
 #define _mm512_maskz_mul_ps           plain_mm512_maskz_mul_ps
+#define _mm512_div_ps                 plain_mm512_div_ps
 #define _mm512_min_ps                 plain_mm512_min_ps
 #define _mm512_max_ps                 plain_mm512_max_ps
 #define _mm512_mask_min_ps            plain_mm512_mask_min_ps
@@ -742,6 +804,10 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_sub_epi32              plain_mm512_sub_epi32
 #define _mm512_sub_epi64              plain_mm512_sub_epi64
 #define _mm512_shuffle_epi8           plain_mm512_shuffle_epi8
+#define _mm512_unpacklo_epi32         plain_mm512_unpacklo_epi32
+#define _mm512_unpackhi_epi32         plain_mm512_unpackhi_epi32
+#define _mm512_unpacklo_epi64         plain_mm512_unpacklo_epi64
+#define _mm512_unpackhi_epi64         plain_mm512_unpackhi_epi64
 #define _mm512_srlv_epi32             plain_mm512_srlv_epi32
 #define _mm512_mul_epu32              plain_mm512_mul_epu32
 #define _mm512_and_si512              plain_mm512_and_si512
@@ -781,6 +847,8 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_permutex2var_epi16     plain_mm512_permutex2var_epi16
 #define _mm512_shuffle_ps             plain_mm512_shuffle_ps
 #define _mm512_shuffle_f32x4          plain_mm512_shuffle_f32x4
+#define _mm512_shuffle_i32x4          plain_mm512_shuffle_i32x4
+#define _mm512_inserti32x4            plain_mm512_inserti32x4
 #define _mm512_maskz_compress_ps      plain_mm512_maskz_compress_ps
 #define _mm512_maskz_compress_epi8    plain_mm512_maskz_compress_epi8
 #define _mm512_maskz_compress_epi32   plain_mm512_maskz_compress_epi32
@@ -789,6 +857,7 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_cvtph_ps               plain_mm512_cvtph_ps
 #define _mm512_cvtepi32_ps            plain_mm512_cvtepi32_ps
 #define _mm512_maskz_cvttps_epi32     plain_mm512_maskz_cvttps_epi32
+#define _mm512_cvtps_epi32            plain_mm512_cvtps_epi32
 #define _mm512_cvtepi32_epi8          plain_mm512_cvtepi32_epi8
 #define _mm512_cvtps_pd               plain_mm512_cvtps_pd
 #define _mm512_cvtepu8_epi32          plain_mm512_cvtepu8_epi32
@@ -796,6 +865,8 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_cvtepu16_epi32         plain_mm512_cvtepu16_epi32
 #define _mm512_cvtepu8_epi16          plain_mm512_cvtepu8_epi16
 #define _mm512_cvtepu32_epi64         plain_mm512_cvtepu32_epi64
+#define _mm512_dpbusd_epi32           plain_mm512_dpbusd_epi32
+#define _mm512_reduce_add_epi32       plain_mm512_reduce_add_epi32
 #define _mm512_reduce_add_epi64       plain_mm512_reduce_add_epi64
 
 #undef PLAIN

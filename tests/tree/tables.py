@@ -38,8 +38,8 @@ TABLES = [
     Table("gpu-worker/README.md", "option |", "gpu-worker/attention/options.c", OPTION, {}),
     Table("kernels/README.md", "header |", "kernels/*.h", None, dict.fromkeys([
         # Of the folder itself, or of no family.
-        "dispatch.h", "exp.h", "fp16.h", "gather_common.h", "isa.h", "lanes.h",
-        "pq_cells_prefix.h", "select_passes.h", "summary_common.h"])),
+        "dispatch.h", "exp.h", "fp16.h", "gather_common.h", "isa.h", "key_copies_common.h",
+        "lanes.h", "pq_cells_prefix.h", "select_passes.h", "summary_common.h"])),
 ]
 
 
