@@ -30,7 +30,6 @@ struct kv_pq_kernels;
 struct kv_summary_kernels;
 struct kv_rope_kernels;
 struct kv_topk_kernels;
-struct kv_pq_prefilter_kernels;
 struct kv_tile_kernels;
 
 /* Require what the table's own supported() tests: SSE4.2 and PCLMULQDQ, VPCLMULQDQ, or both
@@ -52,7 +51,6 @@ extern const struct kv_pq_kernels kv_pq_avx2;
 extern const struct kv_summary_kernels kv_summary_avx2;
 extern const struct kv_rope_kernels kv_rope_avx2;
 extern const struct kv_topk_kernels kv_topk_avx2;
-extern const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx2;
 extern const struct kv_tile_kernels kv_tile_avx2;
 
 static inline int kv_has_avx2(void)
@@ -70,7 +68,6 @@ extern const struct kv_kmeans_kernels kv_kmeans_avx512;
 extern const struct kv_pq_kernels kv_pq_avx512;
 extern const struct kv_summary_kernels kv_summary_avx512;
 extern const struct kv_topk_kernels kv_topk_avx512;
-extern const struct kv_pq_prefilter_kernels kv_pq_prefilter_avx512;
 extern const struct kv_tile_kernels kv_tile_avx512;
 
 static inline int kv_has_avx512(void)

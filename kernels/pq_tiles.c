@@ -2,13 +2,11 @@
 #include "kernels/dispatch.h"
 
 #include <assert.h>
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
 enum {
     HALF = KV_PQ_TILE / 2,
-    MARGIN_MAX = 64, /* of 255 steps: a larger margin leaves nearly all rows undecided */
 };
 
 static const struct kv_tile_kernels *best;
@@ -116,137 +114,6 @@ void kv_tile_get(const struct kv_pq_shape *shape,
     for (size_t j = 0; j < shape->m; j++)
         for (size_t i = 0; i < n; i++)
             ret_codes[j * codes_stride + i] = code_at(shape, tile, j, begin + i);
-}
-
-void kv_tiles_score_rows(const struct kv_pq_shape *shape,
-                         const float *table,
-                         const uint8_t *const *tiles,
-                         const uint32_t *rows,
-                         size_t n,
-                         float *ret_scores)
-{
-    const size_t n_centroids = kv_pq_n_centroids(shape);
-    const bool is_pair = shape->m == 2 && kv_tile_width(shape) == 6; /* the default shape */
-
-    for (size_t i = 0; i < n; i++) {
-        const uint8_t *tile = tiles[rows[i] / KV_PQ_TILE];
-        const size_t row = rows[i] % KV_PQ_TILE;
-
-        if (is_pair) {
-            ret_scores[i] =
-                table[code6(tile, 0, row)] + table[n_centroids + code6(tile, 1, row)];
-            continue;
-        }
-        float score = table[code_at(shape, tile, 0, row)];
-
-        for (size_t j = 1; j < shape->m; j++)
-            score += table[j * n_centroids + code_at(shape, tile, j, row)];
-        ret_scores[i] = score;
-    }
-}
-
-/* ---- rounded tables ---------------------------------------------------------------------- */
-
-/* Chooses the step: the sum of the ranges of all subspaces, divided by `most`, less m for
- * values that are rounded up.  Each table value is rounded once, by at most half a step, so a
- * sum is at most m / 2 steps from its score; the error bound adds what fp32 and double lose on
- * the way.  Two sums that differ by more than twice the error have the order of their
- * scores. */
-static bool plan_rounding(const struct kv_pq_shape *shape,
-                          const float *table,
-                          uint32_t most,
-                          float *ret_least,
-                          struct kv_pq_table_rounding *ret_rounding,
-                          double *ret_step)
-{
-    const size_t n_centroids = kv_pq_n_centroids(shape);
-    double span = 0, offset = 0, magnitude = 0;
-
-    for (size_t j = 0; j < shape->m; j++) {
-        float least = table[j * n_centroids], largest = least;
-
-        for (size_t c = 0; c < n_centroids; c++) {
-            const float value = table[j * n_centroids + c];
-
-            if (!isfinite(value))
-                return false;
-            least = fminf(least, value);
-            largest = fmaxf(largest, value);
-        }
-        ret_least[j] = least;
-        span += (double)largest - least;
-        offset += least;
-        magnitude += fmax(fabs((double)least), fabs((double)largest));
-    }
-    /* Exact scores must not overflow, and steps must not be subnormal. */
-    if (magnitude > FLT_MAX / 2)
-        return false;
-    double step = span / (most - shape->m);
-    if (step < FLT_MIN * 0x1p24)
-        step = FLT_MIN * 0x1p24;
-    /* Each of the m additions of the exact score rounds by at most 2^-24 of its result. */
-    const double error =
-        shape->m * (0.5 + most * 0x1p-22) * step + (shape->m + 2) * 0x1p-23 * magnitude;
-    const double margin = floor(2 * error / step) + 1;
-    if (!(margin <= (double)most * MARGIN_MAX / 255))
-        return false;
-    *ret_rounding = (struct kv_pq_table_rounding){
-        .offset = (float)offset,
-        .step = (float)step,
-        .error = (float)(error * (1 + 0x1p-20)),
-        .margin = (uint32_t)margin,
-    };
-    *ret_step = step;
-    return true;
-}
-
-/* `most` is a constant where this is called: UINT8_MAX for a table of bytes, UINT16_MAX for one
- * of words.  Every value fits: plan_rounding() keeps even the largest sum of them below it. */
-static inline bool round_table(const struct kv_pq_shape *shape,
-                               const float *table,
-                               uint32_t most,
-                               void *ret_rounded,
-                               struct kv_pq_table_rounding *ret_rounding)
-{
-    const size_t n_centroids = kv_pq_n_centroids(shape),
-                 size = (size_t)1 << kv_tile_width(shape);
-    uint8_t *bytes = ret_rounded;
-    uint16_t *words = ret_rounded;
-    float least[KV_PQ_SUBSPACES_MAX];
-    double step;
-
-    if (!plan_rounding(shape, table, most, least, ret_rounding, &step))
-        return false;
-    memset(ret_rounded, 0,
-           kv_pq_table_rounded_size(shape) *
-               (most == UINT8_MAX ? sizeof(*bytes) : sizeof(*words)));
-    for (size_t j = 0; j < shape->m; j++)
-        for (size_t c = 0; c < n_centroids; c++) {
-            const int value =
-                (int)(((double)table[j * n_centroids + c] - least[j]) / step + 0.5);
-
-            if (most == UINT8_MAX)
-                bytes[j * size + c] = (uint8_t)value;
-            else
-                words[j * size + c] = (uint16_t)value;
-        }
-    return true;
-}
-
-bool kv_pq_table_round8(const struct kv_pq_shape *shape,
-                        const float *table,
-                        uint8_t *ret_rounded,
-                        struct kv_pq_table_rounding *ret_rounding)
-{
-    return round_table(shape, table, UINT8_MAX, ret_rounded, ret_rounding);
-}
-
-bool kv_pq_table_round16(const struct kv_pq_shape *shape,
-                         const float *table,
-                         uint16_t *ret_rounded,
-                         struct kv_pq_table_rounding *ret_rounding)
-{
-    return round_table(shape, table, UINT16_MAX, ret_rounded, ret_rounding);
 }
 
 /* ---- the scalar reference ---------------------------------------------------------------- */
@@ -409,28 +276,6 @@ static void scalar_scan8_max(const struct kv_pq_shape *shape,
     }
 }
 
-static void scalar_scan16(const struct kv_pq_shape *shape,
-                          const uint16_t *tables,
-                          size_t n_queries,
-                          const uint8_t *const *tiles,
-                          size_t n_tiles,
-                          uint16_t *ret_sums,
-                          size_t sums_stride)
-{
-    const size_t size = (size_t)1 << kv_tile_width(shape);
-
-    for (size_t query = 0; query < n_queries; query++)
-        for (size_t row = 0; row < n_tiles * KV_PQ_TILE; row++) {
-            const uint16_t *table = tables + query * kv_pq_table_rounded_size(shape);
-            unsigned sum = 0;
-
-            for (size_t j = 0; j < shape->m; j++)
-                sum += table[j * size +
-                             code_at(shape, tiles[row / KV_PQ_TILE], j, row % KV_PQ_TILE)];
-            ret_sums[query * sums_stride + row] = (uint16_t)sum;
-        }
-}
-
 static const struct kv_tile_kernels scalar = {
     .name = "scalar",
     .supported = always,
@@ -439,7 +284,6 @@ static const struct kv_tile_kernels scalar = {
     .range = scalar_range,
     .round8_to = scalar_round8_to,
     .scan8 = scalar_scan8,
-    .scan16 = scalar_scan16,
     .scan8_max = scalar_scan8_max,
 };
 
@@ -516,17 +360,6 @@ void kv_tiles_scan8(const struct kv_pq_shape *shape,
                     size_t sums_stride)
 {
     best->scan8(shape, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
-}
-
-void kv_tiles_scan16(const struct kv_pq_shape *shape,
-                     const uint16_t *tables,
-                     size_t n_queries,
-                     const uint8_t *const *tiles,
-                     size_t n_tiles,
-                     uint16_t *ret_sums,
-                     size_t sums_stride)
-{
-    best->scan16(shape, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
 }
 
 void kv_tiles_scan8_max(const struct kv_pq_shape *shape,

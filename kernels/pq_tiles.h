@@ -17,18 +17,11 @@
  * the layout where tiles are stored.
  *
  * Scores from codes:
- *   fp32     table[0][code 0] + table[1][code 1] + ..., left to right: the score of pq.h
- *   8 bits   the sum of one byte per subspace, from a rounded table: a fast, rough score of all
- *            rows.  Sums saturate at 255.
- *   16 bits  the same with finer steps, from kv_pq_table_round16()
- *
- * A table is rounded by itself, with a known error (kv_pq_table_round8()), or with a base and a
- * step that several tables share, so that the sums of chapters and queries can be compared
- * (kv_pq_table_round8_to()).
- *
- * For the rounded sums r1, r2 of any two rows of a table rounded by itself, and their exact
- * scores s1, s2:
- *      r1 > r2 + margin   =>   s1 > s2
+ *   fp32    table[0][code 0] + table[1][code 1] + ..., left to right: the score of pq.h
+ *   8 bits  the sum of one byte per subspace, from a table that was rounded by a base and a step
+ *           (kv_pq_table_round8_to()): a fast, rough score of all rows.  Tables of several
+ *           chapters and queries share them, so that their sums can be compared.  Sums saturate
+ *           at 255.
  *
  * Every instruction set gives the same bits; the payload of a NaN is not specified.  Shapes
  * must be valid and codes below 2^bits.
@@ -105,35 +98,6 @@ static inline void kv_tile_score(const struct kv_pq_shape *shape,
     kv_tiles_score(shape, tables, n_queries, &tile, begin, n, ret_scores, scores_stride);
 }
 
-/* Computes the fp32 scores of single rows, numbered as in kv_tiles_score(), for one query.
- *   rows        (n)
- *   ret_scores  (n) */
-void kv_tiles_score_rows(const struct kv_pq_shape *shape,
-                         const float *table,
-                         const uint8_t *const *tiles,
-                         const uint32_t *rows,
-                         size_t n,
-                         float *ret_scores);
-
-/* How a table was rounded: |score - (offset + step * sum)| <= error. */
-struct kv_pq_table_rounding {
-    float offset, step, error;
-    uint32_t margin; /* in steps: sums that differ by more have the order of exact scores */
-};
-
-/* Round a table (m, 2^bits) to whole steps -> ret_rounded (m, 2^width), with zeros after the
- * last centroid.  The largest possible sum is 255 or 65535.  Return false and write nothing if
- * rounded sums could not order the rows: if a value is not finite, or values are so large that
- * fp32 loses their differences. */
-bool kv_pq_table_round8(const struct kv_pq_shape *shape,
-                        const float *table,
-                        uint8_t *ret_rounded,
-                        struct kv_pq_table_rounding *ret_rounding);
-bool kv_pq_table_round16(const struct kv_pq_shape *shape,
-                         const float *table,
-                         uint16_t *ret_rounded,
-                         struct kv_pq_table_rounding *ret_rounding);
-
 /* Computes the least and the largest sum that a row can have by a table (m, 2^bits), in fp32:
  * the least values of the subspaces added left to right, beginning with 0, and the largest
  * values in the same way.  NaNs are skipped; of NaNs alone, the least value is inf and the
@@ -143,8 +107,8 @@ void kv_pq_table_range(const struct kv_pq_shape *shape,
                        float *ret_least,
                        float *ret_most);
 
-/* Rounds a table (m, 2^bits) to bytes by a given base and step -> ret_rounded (m, 2^width), as
- * kv_pq_table_round8() arranges them: a row's sum is about (score - base) / step, clamped to
+/* Rounds a table (m, 2^bits) to bytes by a given base and step -> ret_rounded (m, 2^width),
+ * with zeros after the last centroid: a row's sum is about (score - base) / step, clamped to
  * 0..255.  With
  *      least[j]  the least value of subspace j, NaNs skipped
  *      shift     the least sum (kv_pq_table_range()) - base
@@ -166,8 +130,8 @@ static inline size_t kv_pq_table_rounded_size(const struct kv_pq_shape *shape)
     return (size_t)shape->m << kv_tile_width(shape);
 }
 
-/* Compute the rounded sums of all rows of n_tiles tiles, given by pointers; tiles are
- * prefetched.  Sums of 8 bits are added by saturating additions, left to right.
+/* Computes the rounded sums of all rows of n_tiles tiles, given by pointers; tiles are
+ * prefetched.  Bytes are added by saturating additions, left to right.
  *   tables    (n_queries, m, 2^width)
  *   ret_sums  (n_queries, n_tiles * KV_PQ_TILE), sums_stride apart */
 void kv_tiles_scan8(const struct kv_pq_shape *shape,
@@ -177,13 +141,6 @@ void kv_tiles_scan8(const struct kv_pq_shape *shape,
                     size_t n_tiles,
                     uint8_t *ret_sums,
                     size_t sums_stride);
-void kv_tiles_scan16(const struct kv_pq_shape *shape,
-                     const uint16_t *tables,
-                     size_t n_queries,
-                     const uint8_t *const *tiles,
-                     size_t n_tiles,
-                     uint16_t *ret_sums,
-                     size_t sums_stride);
 
 /* Computes for each row of n_tiles tiles the largest over the queries of
  * clamp(sum + offset, 0, 255), sums being those of kv_tiles_scan8().  With one query and offset
@@ -234,13 +191,6 @@ struct kv_tile_kernels {
                   size_t n_tiles,
                   uint8_t *ret_sums,
                   size_t sums_stride);
-    void (*scan16)(const struct kv_pq_shape *shape,
-                   const uint16_t *tables,
-                   size_t n_queries,
-                   const uint8_t *const *tiles,
-                   size_t n_tiles,
-                   uint16_t *ret_sums,
-                   size_t sums_stride);
     void (*scan8_max)(const struct kv_pq_shape *shape,
                       const uint8_t *tables,
                       const int16_t *offsets,

@@ -18,8 +18,6 @@
  *                 rows, sums of a step
  *   pq            -                                       registers; the rest is ten lines
  *   pq_cells      pq_cells_common.h: blocks of queries    permutes by table instead of compress
- *   pq_prefilter  -                                       comparisons give bytes here, bits
- *                 there
  *   pq_tiles      pq_tiles_common.h: widths of codes      lookups of 16 entries, not 64 or 128
  *   rope          -                                       there is no AVX-512 file
  *   select        select_common.h: blocks of heads,       sums of exps; permutes by table

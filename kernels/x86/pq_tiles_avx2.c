@@ -197,52 +197,6 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
     }
 }
 
-/* A table of 16-bit entries is two tables: low bytes and high bytes. */
-INLINE void scan16_width(const struct kv_pq_shape *shape,
-                         uint32_t m,
-                         uint32_t width,
-                         const uint16_t *tables,
-                         size_t n_queries,
-                         const uint8_t *const *tiles,
-                         size_t n_tiles,
-                         uint16_t *ret_sums,
-                         size_t sums_stride)
-{
-    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
-    const size_t size = (size_t)1 << width;
-    uint8_t low[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
-    uint8_t high[KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
-    uint8_t unpacked[KV_TILE_BYTES_MAX];
-
-    for (size_t query = 0; query < n_queries; query++, tables += m * size) {
-        for (size_t i = 0; i < m * size; i++) {
-            low[i] = (uint8_t)tables[i];
-            high[i] = (uint8_t)(tables[i] >> 8);
-        }
-        for (size_t tile = 0; tile < n_tiles; tile++) {
-            const uint8_t *codes = unpack(shape, width, tiles[tile], unpacked);
-            uint16_t *to = ret_sums + query * sums_stride + tile * KV_PQ_TILE;
-
-            if (ahead < n_tiles - tile)
-                prefetch(tiles[tile + ahead], bytes);
-            for (unsigned part = 0; part < PARTS; part++) {
-                __m256i a = _mm256_setzero_si256(), b = a;
-
-                for (size_t j = 0; j < m; j++) {
-                    const __m256i at = load(codes + j * KV_PQ_TILE + part * BYTES);
-                    const __m256i l = look_up(low + j * size, width, at);
-                    const __m256i h = look_up(high + j * size, width, at);
-
-                    a = _mm256_add_epi16(a, _mm256_unpacklo_epi8(l, h));
-                    b = _mm256_add_epi16(b, _mm256_unpackhi_epi8(l, h));
-                }
-                store(to + part * BYTES, _mm256_permute2x128_si256(a, b, 0x20));
-                store(to + part * BYTES + BYTES / 2, _mm256_permute2x128_si256(a, b, 0x31));
-            }
-        }
-    }
-}
-
 /* ---- rounded tables ---------------------------------------------------------------------- */
 
 INLINE void range_of(const float *values, size_t n, float *ret_least, float *ret_most)
@@ -553,7 +507,6 @@ const struct kv_tile_kernels kv_tile_avx2 = {
     .range = range,
     .round8_to = round8_to,
     .scan8 = scan8,
-    .scan16 = scan16,
     .scan8_max = scan8_max,
 };
 

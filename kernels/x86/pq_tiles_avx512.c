@@ -208,115 +208,6 @@ round16_to(const float *values, size_t i, size_t n, float least, float shift, fl
         _mm512_maskz_cvttps_epi32(there, _mm512_add_ps(clamped, _mm512_set1_ps(0.5f))));
 }
 
-/* ---- look-ups of words ------------------------------------------------------------------- */
-
-/* 16-bit sums of even rows and of odd rows.  A 16-bit word has two codes: unchanged it is an
- * index by the lower one, shifted right by the upper one. */
-struct words {
-    __m512i even, odd;
-};
-
-/* Loads a table of words: of width 4, twice in one register; of width 6, in two registers; of
- * width 8, as a table of low bytes and one of high bytes. */
-INLINE void load_words(const uint16_t *at, uint32_t width, __m512i *ret_table)
-{
-    if (width == 4) {
-        ret_table[0] =
-            _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)at));
-        return;
-    }
-    ret_table[0] = _mm512_loadu_si512(at);
-    ret_table[1] = _mm512_loadu_si512(at + 32);
-}
-
-INLINE struct words
-look_up_words(const uint16_t *at, const uint8_t *planes, uint32_t width, __m512i codes)
-{
-    const __m512i shifted = _mm512_srli_epi16(codes, 8);
-    __m512i table[REGISTERS_MAX];
-    struct words words;
-
-    if (width == 8) {
-        __m512i low, high;
-
-        load_table(planes, width, table);
-        low = look_up(table, width, codes);
-        load_table(planes + 256, width, table);
-        high = look_up(table, width, codes);
-        words.even = _mm512_mask_mov_epi8(low, 0xaaaaaaaaaaaaaaaa, _mm512_slli_epi16(high, 8));
-        words.odd = _mm512_mask_mov_epi8(high, 0x5555555555555555, _mm512_srli_epi16(low, 8));
-        return words;
-    }
-    load_words(at, width, table);
-    if (width == 4) {
-        words.even = _mm512_permutexvar_epi16(codes, table[0]);
-        words.odd = _mm512_permutexvar_epi16(shifted, table[0]);
-    } else {
-        words.even = _mm512_permutex2var_epi16(table[0], codes, table[1]);
-        words.odd = _mm512_permutex2var_epi16(table[0], shifted, table[1]);
-    }
-    return words;
-}
-
-/* The indices that restore the order of 64 rows from even and odd ones. */
-static const uint16_t in_order[2][32] = {
-    {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-    {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-     24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63},
-};
-
-INLINE void store_words(uint16_t *to, struct words words)
-{
-    for (unsigned i = 0; i < 2; i++)
-        _mm512_storeu_si512(
-            to + 32 * i,
-            _mm512_permutex2var_epi16(words.even, _mm512_loadu_si512(in_order[i]), words.odd));
-}
-
-INLINE void scan16_width(const struct kv_pq_shape *shape,
-                         uint32_t m,
-                         uint32_t width,
-                         const uint16_t *tables,
-                         size_t n_queries,
-                         const uint8_t *const *tiles,
-                         size_t n_tiles,
-                         uint16_t *ret_sums,
-                         size_t sums_stride)
-{
-    const size_t bytes = kv_tile_bytes(shape), ahead = 1 + AHEAD_BYTES / bytes;
-    const size_t size = (size_t)1 << width;
-    uint8_t planes[2 * KV_PQ_SUBSPACES_MAX << KV_PQ_BITS_MAX];
-
-    for (size_t query = 0; query < n_queries; query++, tables += m * size) {
-        if (width == 8)
-            for (size_t i = 0; i < m * size; i++) {
-                planes[i / size * 2 * size + i % size] = (uint8_t)tables[i];
-                planes[(i / size * 2 + 1) * size + i % size] = (uint8_t)(tables[i] >> 8);
-            }
-        for (size_t tile = 0; tile < n_tiles; tile++) {
-            uint16_t *to = ret_sums + query * sums_stride + tile * KV_PQ_TILE;
-            __m512i codes[CODES];
-
-            unpack(m, width, 0, tiles[tile], codes);
-            if (ahead < n_tiles - tile)
-                prefetch(tiles[tile + ahead], bytes);
-            for (unsigned half = 0; half < 2; half++) {
-                struct words sums = look_up_words(tables, planes, width, codes[half]);
-
-                for (size_t j = 1; j < m; j++) {
-                    const struct words more = look_up_words(
-                        tables + j * size, planes + 2 * j * size, width, codes[2 * j + half]);
-
-                    sums.even = _mm512_add_epi16(sums.even, more.even);
-                    sums.odd = _mm512_add_epi16(sums.odd, more.odd);
-                }
-                store_words(to + half * ROWS, sums);
-            }
-        }
-    }
-}
-
 /* ---- fp32 -------------------------------------------------------------------------------- */
 
 /* Looks up 16 rows, of which those of the mask are read, in a table of 1, 2 or 4 registers. */
@@ -467,7 +358,6 @@ const struct kv_tile_kernels kv_tile_avx512 = {
     .range = range,
     .round8_to = round8_to,
     .scan8 = scan8,
-    .scan16 = scan16,
     .scan8_max = scan8_max,
 };
 

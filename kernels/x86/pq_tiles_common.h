@@ -35,16 +35,6 @@ INLINE void scan8_width(const struct kv_pq_shape *shape,
                         uint8_t *ret_sums,
                         size_t sums_stride);
 
-INLINE void scan16_width(const struct kv_pq_shape *shape,
-                         uint32_t m,
-                         uint32_t width,
-                         const uint16_t *tables,
-                         size_t n_queries,
-                         const uint8_t *const *tiles,
-                         size_t n_tiles,
-                         uint16_t *ret_sums,
-                         size_t sums_stride);
-
 /* The least and the largest of n values; a NaN is neither. */
 INLINE void range_of(const float *values, size_t n, float *ret_least, float *ret_most);
 
@@ -183,29 +173,6 @@ TARGET static void round8_to(const struct kv_pq_shape *shape,
             _mm_storeu_si128((__m128i *)(void *)(ret_rounded + j * size + i),
                              round16_to(table + j * n_centroids, i, n_centroids, least[j],
                                         j == 0 ? sum - base : 0, inv_step));
-}
-
-TARGET static void scan16(const struct kv_pq_shape *shape,
-                          const uint16_t *tables,
-                          size_t n_queries,
-                          const uint8_t *const *tiles,
-                          size_t n_tiles,
-                          uint16_t *ret_sums,
-                          size_t sums_stride)
-{
-    const uint32_t width = kv_tile_width(shape);
-
-    if (width == 6 && shape->m == 2)
-        scan16_width(shape, 2, 6, tables, n_queries, tiles, n_tiles, ret_sums, sums_stride);
-    else if (width == 6)
-        scan16_width(shape, shape->m, 6, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
-    else if (width == 4)
-        scan16_width(shape, shape->m, 4, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
-    else
-        scan16_width(shape, shape->m, 8, tables, n_queries, tiles, n_tiles, ret_sums,
-                     sums_stride);
 }
 
 #endif

@@ -63,7 +63,7 @@ struct bench_params {
     unsigned n, k;    /* rows, and how many of them are chosen */
     unsigned run;     /* rows that lie side by side */
     const char *isa;  /* instruction set of the kernels */
-    const char *form; /* of the codes: "cells", "tiles", "prefilter" */
+    const char *form; /* of the codes: "cells", "tiles", "bytes" */
     unsigned chapter; /* rows with one codebook */
     const char *operation;
     const char *per;    /* what the value is divided by: "block" */

@@ -1,15 +1,15 @@
 /* What a node does for a query of one kv head, d = 128, m = 2, b = 6: tables for each chapter,
  * scores, one weight from several query heads, exactly k rows, ascending.
  *
- *   cells      scores and weights of cells (sum of the heads' softmaxes)
- *   tiles      those of rows, in fp32 (the same)
- *   prefilter  rows by rounded sums, rescored (each head by itself; one chapter)
+ *   cells  scores and weights of cells (sum of the heads' softmaxes)
+ *   tiles  those of rows, in fp32 (the same)
+ *   bytes  rows by the largest of the heads' rounded sums, each head's offset from a sample
  *
  * Queries are other ones in every turn.  Hot: one head's codes, over and over. */
 #include "tests/bench/kernels.h"
 
+#include "kernels/byte_select.h"
 #include "kernels/pq_cells.h"
-#include "kernels/pq_prefilter.h"
 #include "kvserver/store/query/selection.h"
 
 #include <math.h>
@@ -28,6 +28,7 @@ enum {
     N_QUERIES = 64,
     FEW = 256,
     RUN_ROWS = 4096, /* scored at once, as a node does */
+    SAMPLED = 8,     /* one of so many tiles */
 };
 
 static const struct kv_pq_shape shape = {D, SUBSPACES, BITS};
@@ -35,10 +36,10 @@ static const struct kv_pq_shape shape = {D, SUBSPACES, BITS};
 enum form {
     FORM_CELLS,
     FORM_TILES,
-    FORM_PREFILTER,
+    FORM_BYTES,
     N_FORMS,
 };
-static const char *const forms[N_FORMS] = {"cells", "tiles", "prefilter"};
+static const char *const forms[N_FORMS] = {"cells", "tiles", "bytes"};
 
 struct query {
     const struct kernels *kernels;
@@ -49,7 +50,8 @@ struct query {
     float *centroids, *queries, *tables, *scores;
     uint32_t *counts, *chosen, *at_bound;
     uint64_t *bits, *equal;
-    void *scratch;
+    float *all_tables;       /* of all chapters, for bytes */
+    uint8_t *rounded, *sums; /* the same, rounded; a byte a row */
     struct kvs_selector chooser;
 };
 
@@ -153,19 +155,96 @@ static void by_tiles(struct query *query, size_t unit, const float *vectors)
     kvs_select_rows(&query->chooser, query->chosen, NULL);
 }
 
-static void by_prefilter(struct query *query, size_t unit, const float *vectors)
+/* The k-th largest of bytes (n). */
+static unsigned find_bound(const uint8_t *bytes, size_t n, size_t k)
 {
-    make_tables(query, vectors);
+    unsigned bound = 0;
+
+    for (unsigned bit = 128; bit > 0; bit /= 2)
+        if (kv_bytes_count_from(bytes, n, (uint8_t)(bound | bit)) >= k)
+            bound |= bit;
+    return bound;
+}
+
+/* Tables of all chapters, rounded by one base of each head and one step. */
+static void round_tables(struct query *query, const float *vectors)
+{
+    const size_t size = kv_pq_table_size(&shape), n_chapters = query->n / query->chapter;
+    const size_t rounded_size = kv_pq_table_rounded_size(&shape);
+    float bases[HEADS_MAX], tops[HEADS_MAX], widest = 0;
+
+    for (size_t i = 0; i < n_chapters; i++) {
+        float *tables = query->all_tables + i * query->n_heads * size;
+
+        kv_pq_tables(&shape, query->centroids, vectors, query->n_heads, tables);
+        for (unsigned head = 0; head < query->n_heads; head++) {
+            float least, most;
+
+            kv_pq_table_range(&shape, tables + head * size, &least, &most);
+            bases[head] = i == 0 || least < bases[head] ? least : bases[head];
+            tops[head] = i == 0 || most > tops[head] ? most : tops[head];
+        }
+    }
     for (unsigned head = 0; head < query->n_heads; head++)
-        kv_tiles_top(&shape, query->tables + head * kv_pq_table_size(&shape),
-                     query->tiles + unit * (query->n / KV_PQ_TILE), query->n, query->k,
-                     query->scratch, query->chosen, NULL);
+        widest = tops[head] - bases[head] > widest ? tops[head] - bases[head] : widest;
+    for (size_t i = 0; i < n_chapters * query->n_heads; i++)
+        kv_pq_table_round8_to(&shape, query->all_tables + i * size, bases[i % query->n_heads],
+                              (UINT8_MAX - SUBSPACES) / widest,
+                              query->rounded + i * rounded_size);
+}
+
+/* Finds each head's offset by the sums of every eighth tile. */
+static void sample(struct query *query, const uint8_t *const *tiles, int16_t *ret_offsets)
+{
+    const size_t chapter_tiles = query->chapter / KV_PQ_TILE, n = query->n / SAMPLED;
+    const size_t rounded_size = query->n_heads * kv_pq_table_rounded_size(&shape);
+    unsigned bounds[HEADS_MAX], least = UINT8_MAX;
+    uint8_t *to = query->sums;
+
+    for (size_t i = 0; i < query->n / query->chapter; i++) {
+        const uint8_t *sampled[N_MAX / KV_PQ_TILE / SAMPLED];
+        size_t n_sampled = 0;
+
+        for (size_t tile = 0; tile < chapter_tiles; tile += SAMPLED)
+            sampled[n_sampled++] = tiles[i * chapter_tiles + tile];
+        kv_tiles_scan8(&shape, query->rounded + i * rounded_size, query->n_heads, sampled,
+                       n_sampled, to, n);
+        to += n_sampled * KV_PQ_TILE;
+    }
+    for (unsigned head = 0; head < query->n_heads; head++) {
+        bounds[head] = find_bound(query->sums + head * n, n, query->k / SAMPLED);
+        least = bounds[head] < least ? bounds[head] : least;
+    }
+    for (unsigned head = 0; head < query->n_heads; head++)
+        ret_offsets[head] = (int16_t)((int)least - (int)bounds[head]);
+}
+
+static void by_bytes(struct query *query, size_t unit, const float *vectors)
+{
+    const uint8_t *const *tiles = query->tiles + unit * (query->n / KV_PQ_TILE);
+    const size_t rounded_size = query->n_heads * kv_pq_table_rounded_size(&shape);
+    int16_t offsets[HEADS_MAX] = {0};
+    unsigned bound;
+    uint64_t ties;
+
+    round_tables(query, vectors);
+    if (query->n_heads > 1)
+        sample(query, tiles, offsets);
+    for (size_t row = 0; row < query->n; row += query->chapter)
+        kv_tiles_scan8_max(&shape, query->rounded + row / query->chapter * rounded_size,
+                           offsets, query->n_heads, tiles + row / KV_PQ_TILE,
+                           query->chapter / KV_PQ_TILE, query->sums + row);
+    bound = find_bound(query->sums, query->n, query->k);
+    ties = query->k - (bound < UINT8_MAX
+                           ? kv_bytes_count_from(query->sums, query->n, (uint8_t)(bound + 1))
+                           : 0);
+    kv_bytes_collect(query->sums, query->n, (uint8_t)bound, &ties, 0, query->chosen);
 }
 
 static void answer(void *arg, size_t i)
 {
     static void (*const by[N_FORMS])(struct query *, size_t, const float *) = {
-        [FORM_CELLS] = by_cells, [FORM_TILES] = by_tiles, [FORM_PREFILTER] = by_prefilter};
+        [FORM_CELLS] = by_cells, [FORM_TILES] = by_tiles, [FORM_BYTES] = by_bytes};
     struct query *query = arg;
 
     by[query->form](query, i % query->n_units,
@@ -258,7 +337,7 @@ static bool measure_all(struct query *query, bool is_hot)
                     query->n = sizes[size];
                     query->form = (enum form)form;
                     query->chapter = is_whole ? query->n : chapters[chapter];
-                    if ((form == FORM_PREFILTER || is_hot) && !is_whole)
+                    if (is_hot && !is_whole)
                         continue;
                     if (!measure(query, is_hot))
                         return false;
@@ -289,11 +368,15 @@ bool kernels_query(struct bench *bench, const struct bench_load *load)
     query->at_bound = kernels_alloc(N_MAX, sizeof(uint32_t));
     query->bits = kernels_alloc(N_MAX / 64, sizeof(uint64_t));
     query->equal = kernels_alloc(N_MAX / 64, sizeof(uint64_t));
-    query->scratch = kernels_alloc(kv_tiles_top_bytes(N_MAX), 1);
+    query->all_tables =
+        kernels_alloc((N_MAX >> 10) * HEADS_MAX * kv_pq_table_size(&shape), sizeof(float));
+    query->rounded =
+        kernels_alloc((N_MAX >> 10) * HEADS_MAX * kv_pq_table_rounded_size(&shape), 1);
+    query->sums = kernels_alloc(N_MAX, 1);
     if (query->centroids != NULL && query->queries != NULL && query->tables != NULL &&
         query->scores != NULL && query->counts != NULL && query->chosen != NULL &&
         query->at_bound != NULL && query->bits != NULL && query->equal != NULL &&
-        query->scratch != NULL) {
+        query->all_tables != NULL && query->rounded != NULL && query->sums != NULL) {
         kernels_fill_normal(query->centroids, kv_pq_centroids_size(&shape), 13);
         kernels_fill_normal(query->queries, N_QUERIES * HEADS_MAX * D, 14);
         is_good = measure_all(query, is_hot);
@@ -307,7 +390,9 @@ bool kernels_query(struct bench *bench, const struct bench_load *load)
     free(query->at_bound);
     free(query->bits);
     free(query->equal);
-    free(query->scratch);
+    free(query->all_tables);
+    free(query->rounded);
+    free(query->sums);
     free(query);
     return is_good;
 }

@@ -22,12 +22,11 @@ static const struct kv_pq_shape shapes[] = {
 enum form {
     FORM_FLOAT,
     FORM_8,
-    FORM_16,
     FORM_8_MAX,
     N_FORMS,
 };
 static const char *const names[N_FORMS] = {"kernels.tile.score", "kernels.tile.scan8",
-                                           "kernels.tile.scan16", "kernels.tile.scan8max"};
+                                           "kernels.tile.scan8max"};
 
 struct scan {
     const struct kernels *kernels;
@@ -37,8 +36,7 @@ struct scan {
     size_t n_heads; /* that the memory has */
     const uint8_t **tiles;
     float *tables, *scores;
-    uint8_t *rounded8, *sums8;
-    uint16_t *rounded16, *sums16;
+    uint8_t *rounded, *sums;
 };
 
 static void scan_head(void *arg, size_t i)
@@ -48,16 +46,12 @@ static void scan_head(void *arg, size_t i)
 
     switch (scan->form) {
     case FORM_8:
-        kv_tiles_scan8(&scan->shape, scan->rounded8, scan->n_queries, tiles, HEAD_TILES,
-                       scan->sums8, HEAD_ROWS);
-        break;
-    case FORM_16:
-        kv_tiles_scan16(&scan->shape, scan->rounded16, scan->n_queries, tiles, HEAD_TILES,
-                        scan->sums16, HEAD_ROWS);
+        kv_tiles_scan8(&scan->shape, scan->rounded, scan->n_queries, tiles, HEAD_TILES,
+                       scan->sums, HEAD_ROWS);
         break;
     case FORM_8_MAX:
-        kv_tiles_scan8_max(&scan->shape, scan->rounded8, (const int16_t[]){-40, 0, -20, -3},
-                           scan->n_queries, tiles, HEAD_TILES, scan->sums8);
+        kv_tiles_scan8_max(&scan->shape, scan->rounded, (const int16_t[]){-40, 0, -20, -3},
+                           scan->n_queries, tiles, HEAD_TILES, scan->sums);
         break;
     default:
         kv_tiles_score(&scan->shape, scan->tables, scan->n_queries, tiles, 0, HEAD_ROWS,
@@ -80,7 +74,7 @@ static void round_tables(struct scan *scan)
     for (size_t query = 0; query < QUERIES_MAX; query++)
         kv_pq_table_round8_to(&scan->shape, scan->tables + query * size, bases[query],
                               (float)(UINT8_MAX - scan->shape.m) / widest,
-                              scan->rounded8 + query * kv_pq_table_rounded_size(&scan->shape));
+                              scan->rounded + query * kv_pq_table_rounded_size(&scan->shape));
 }
 
 static bool measure_shape(struct scan *scan)
@@ -88,7 +82,6 @@ static bool measure_shape(struct scan *scan)
     static char text[64];
     const size_t bytes = kv_tile_bytes(&scan->shape);
     const size_t n_tiles = scan->kernels->bytes / bytes / HEAD_TILES * HEAD_TILES;
-    struct kv_pq_table_rounding rounding;
 
     scan->n_heads = n_tiles / HEAD_TILES;
     if (scan->n_heads == 0)
@@ -98,14 +91,6 @@ static bool measure_shape(struct scan *scan)
         return false;
     for (size_t i = 0; i < n_tiles; i++)
         scan->tiles[i] = scan->kernels->to + i * bytes;
-    for (size_t query = 0; query < QUERIES_MAX; query++) {
-        const float *table = scan->tables + query * kv_pq_table_size(&scan->shape);
-        const size_t size = kv_pq_table_rounded_size(&scan->shape);
-
-        if (!kv_pq_table_round16(&scan->shape, table, scan->rounded16 + query * size,
-                                 &rounding))
-            return false;
-    }
     round_tables(scan);
     (void)snprintf(text, sizeof(text), "d=%u m=%u b=%u", scan->shape.d, scan->shape.m,
                    scan->shape.bits);
@@ -147,13 +132,11 @@ bool kernels_tile(struct bench *bench, const struct bench_load *load)
     if (kernels == NULL)
         return false;
     scan.tables = kernels_alloc(n_table, sizeof(float));
-    scan.rounded8 = kernels_alloc(n_table, 1);
-    scan.rounded16 = kernels_alloc(n_table, sizeof(uint16_t));
+    scan.rounded = kernels_alloc(n_table, 1);
     scan.scores = kernels_alloc(QUERIES_MAX * HEAD_ROWS, sizeof(float));
-    scan.sums8 = kernels_alloc(QUERIES_MAX * HEAD_ROWS, 1);
-    scan.sums16 = kernels_alloc(QUERIES_MAX * HEAD_ROWS, sizeof(uint16_t));
-    is_good = scan.tables != NULL && scan.rounded8 != NULL && scan.rounded16 != NULL &&
-              scan.scores != NULL && scan.sums8 != NULL && scan.sums16 != NULL;
+    scan.sums = kernels_alloc(QUERIES_MAX * HEAD_ROWS, 1);
+    is_good =
+        scan.tables != NULL && scan.rounded != NULL && scan.scores != NULL && scan.sums != NULL;
     if (is_good)
         kernels_fill_normal(scan.tables, n_table, 11);
     for (unsigned i = 0; is_good && i < sizeof(shapes) / sizeof(shapes[0]); i++) {
@@ -163,10 +146,8 @@ bool kernels_tile(struct bench *bench, const struct bench_load *load)
         is_good = measure_shape(&scan);
     }
     free(scan.tables);
-    free(scan.rounded8);
-    free(scan.rounded16);
+    free(scan.rounded);
     free(scan.scores);
-    free(scan.sums8);
-    free(scan.sums16);
+    free(scan.sums);
     return is_good;
 }

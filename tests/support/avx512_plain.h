@@ -405,7 +405,6 @@ PLAIN union plain512 plain_mm512_setzero_si512(void)
 SET1(ps, f32, float)
 SET1(pd, f64, double)
 SET1(epi8, i8, char)
-SET1(epi16, i16, short)
 SET1(epi32, i32, int)
 
 PLAIN union plain512 plain_mm512_setr_epi32(int a0,
@@ -453,13 +452,6 @@ PLAIN union plain512 plain_mm512_broadcast_i32x4(__m128i a)
     return r;
 }
 
-PLAIN union plain512 plain_mm512_broadcast_i64x4(__m256i a)
-{
-    const union plain512 r = {.si = {a, a}};
-
-    return r;
-}
-
 /* ---- lane by lane: the AVX2 instruction, twice; each also mask_ and maskz_ --------------- */
 
 MOVE(ps, f32, __mmask16)
@@ -478,7 +470,6 @@ TWO(add_epi8, si, i8, __mmask64)
 TWO(adds_epu8, si, i8, __mmask64)
 TWO(min_epu8, si, i8, __mmask64)
 TWO(max_epu8, si, i8, __mmask64)
-TWO(add_epi16, si, i16, __mmask32)
 TWO(add_epi32, si, i32, __mmask16)
 TWO(add_epi64, si, i64, __mmask8)
 TWO(sub_epi32, si, i32, __mmask16)
@@ -498,7 +489,6 @@ BITS(xor_si512, xor)
 THREE(fmadd_ps, ps, f32, __mmask16)
 THREE(fnmadd_ps, ps, f32, __mmask16)
 
-SHIFT(slli_epi16, sll_epi16, i16, __mmask32)
 SHIFT_BY(sll_epi16)
 SHIFT(slli_epi32, sll_epi32, i32, __mmask16)
 SHIFT(slli_epi64, sll_epi64, i64, __mmask8)
@@ -526,7 +516,6 @@ plain_mm512_ternarylogic_epi32(union plain512 a, union plain512 b, union plain51
 COMPARE(cmpge_epu8_mask, u8, __mmask64, a.u8[i] >= b.u8[i])
 COMPARE(cmpgt_epu8_mask, u8, __mmask64, a.u8[i] > b.u8[i])
 COMPARE(cmpeq_epi8_mask, u8, __mmask64, a.u8[i] == b.u8[i])
-COMPARE(cmpge_epu16_mask, u16, __mmask32, a.u16[i] >= b.u16[i])
 COMPARE(cmpeq_epi32_mask, i32, __mmask16, a.i32[i] == b.i32[i])
 COMPARE(cmpneq_epi32_mask, i32, __mmask16, a.i32[i] != b.i32[i])
 COMPARE(cmple_epu32_mask, u32, __mmask16, a.u32[i] <= b.u32[i])
@@ -598,7 +587,6 @@ SIGNS(epi8, i8, __mmask64)
 
 PERMUTE(ps, f32, u32, __mmask16)
 PERMUTE(epi8, i8, u8, __mmask64)
-PERMUTE(epi16, i16, u16, __mmask32)
 
 PLAIN union plain512 plain_mm512_shuffle_ps(union plain512 a, union plain512 b, int how)
 {
@@ -759,7 +747,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_set1_ps                plain_mm512_set1_ps
 #define _mm512_set1_pd                plain_mm512_set1_pd
 #define _mm512_set1_epi8              plain_mm512_set1_epi8
-#define _mm512_set1_epi16             plain_mm512_set1_epi16
 #define _mm512_set1_epi32             plain_mm512_set1_epi32
 #define _mm512_setr_epi32             plain_mm512_setr_epi32
 #define _mm512_loadu_ps               plain_mm512_loadu_ps
@@ -770,7 +757,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_maskz_loadu_ps         plain_mm512_maskz_loadu_ps
 #define _mm512_mask_storeu_ps         plain_mm512_mask_storeu_ps
 #define _mm512_maskz_loadu_epi8       plain_mm512_maskz_loadu_epi8
-#define _mm512_maskz_loadu_epi16      plain_mm512_maskz_loadu_epi16
 #define _mm512_mask_storeu_epi16      plain_mm512_mask_storeu_epi16
 #define _mm512_maskz_loadu_epi32      plain_mm512_maskz_loadu_epi32
 #define _mm512_mask_storeu_epi32      plain_mm512_mask_storeu_epi32
@@ -778,7 +764,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm256_maskz_loadu_epi16      plain_mm256_maskz_loadu_epi16
 #define _mm_maskz_loadu_epi8          plain_mm_maskz_loadu_epi8
 #define _mm512_broadcast_i32x4        plain_mm512_broadcast_i32x4
-#define _mm512_broadcast_i64x4        plain_mm512_broadcast_i64x4
 #define _mm512_mask_mov_ps            plain_mm512_mask_mov_ps
 #define _mm512_maskz_mov_ps           plain_mm512_maskz_mov_ps
 #define _mm512_mask_mov_epi8          plain_mm512_mask_mov_epi8
@@ -798,7 +783,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_adds_epu8              plain_mm512_adds_epu8
 #define _mm512_min_epu8               plain_mm512_min_epu8
 #define _mm512_max_epu8               plain_mm512_max_epu8
-#define _mm512_add_epi16              plain_mm512_add_epi16
 #define _mm512_add_epi32              plain_mm512_add_epi32
 #define _mm512_add_epi64              plain_mm512_add_epi64
 #define _mm512_sub_epi32              plain_mm512_sub_epi32
@@ -815,7 +799,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_xor_si512              plain_mm512_xor_si512
 #define _mm512_fmadd_ps               plain_mm512_fmadd_ps
 #define _mm512_fnmadd_ps              plain_mm512_fnmadd_ps
-#define _mm512_slli_epi16             plain_mm512_slli_epi16
 #define _mm512_sll_epi16              plain_mm512_sll_epi16
 #define _mm512_slli_epi32             plain_mm512_slli_epi32
 #define _mm512_slli_epi64             plain_mm512_slli_epi64
@@ -827,8 +810,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_mask_cmpge_epu8_mask   plain_mm512_mask_cmpge_epu8_mask
 #define _mm512_mask_cmpgt_epu8_mask   plain_mm512_mask_cmpgt_epu8_mask
 #define _mm512_mask_cmpeq_epi8_mask   plain_mm512_mask_cmpeq_epi8_mask
-#define _mm512_cmpge_epu16_mask       plain_mm512_cmpge_epu16_mask
-#define _mm512_mask_cmpge_epu16_mask  plain_mm512_mask_cmpge_epu16_mask
 #define _mm512_mask_cmpeq_epi32_mask  plain_mm512_mask_cmpeq_epi32_mask
 #define _mm512_mask_cmpneq_epi32_mask plain_mm512_mask_cmpneq_epi32_mask
 #define _mm512_mask_cmple_epu32_mask  plain_mm512_mask_cmple_epu32_mask
@@ -843,8 +824,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_permutex2var_ps        plain_mm512_permutex2var_ps
 #define _mm512_permutexvar_epi8       plain_mm512_permutexvar_epi8
 #define _mm512_permutex2var_epi8      plain_mm512_permutex2var_epi8
-#define _mm512_permutexvar_epi16      plain_mm512_permutexvar_epi16
-#define _mm512_permutex2var_epi16     plain_mm512_permutex2var_epi16
 #define _mm512_shuffle_ps             plain_mm512_shuffle_ps
 #define _mm512_shuffle_f32x4          plain_mm512_shuffle_f32x4
 #define _mm512_shuffle_i32x4          plain_mm512_shuffle_i32x4
