@@ -48,7 +48,9 @@ scalar_exps(float *scores, const uint32_t *counts, size_t n, float scale, float 
     uint64_t sum = 0;
 
     for (size_t i = 0; i < n; i++) {
-        scores[i] = max == -INFINITY ? 0 : kv_exp(fmaf(scores[i], scale, shift));
+        const float x = fmaf(scores[i], scale, shift);
+
+        scores[i] = max == -INFINITY || !(x >= KV_WEIGHT_LEAST) ? 0 : kv_exp(x);
         if (rows_of(counts, i) > 0)
             sum += in_units(scores[i]) * rows_of(counts, i);
     }

@@ -127,18 +127,19 @@ INLINE float max8(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
-/* The exp of exp.h for n vectors in place, n a constant.  Each step runs for all vectors before
+/* The exp of exp.h for n vectors in place, n a constant; 0 for arguments below `least`, which is
+ * KV_EXP_LEAST or more.  Each step runs for all vectors before
  * the next step, because the latency chain of one vector is longer than the core's reorder
  * window covers.  127, the bias of the exponent, is added to the rounder, which saves an
  * addition; the bits are the same, because t is never halfway between two numbers. */
-INLINE void exps8(__m256 *x, unsigned n)
+INLINE void exps8_from(float least, __m256 *x, unsigned n)
 {
     static const float factors[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1, 1};
     const __m256 rounder = _mm256_set1_ps(KV_EXP_ROUNDER + 127);
     __m256 has[EXP_VECTORS], p[EXP_VECTORS], power[EXP_VECTORS];
 
     for (unsigned i = 0; i < n; i++) {
-        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(KV_EXP_LEAST), _CMP_GE_OQ);
+        has[i] = _mm256_cmp_ps(x[i], _mm256_set1_ps(least), _CMP_GE_OQ);
         x[i] = _mm256_min_ps(x[i], _mm256_set1_ps(KV_EXP_MOST));
         power[i] = _mm256_fmadd_ps(x[i], _mm256_set1_ps(KV_EXP_LOG2_E), rounder);
     }
@@ -157,6 +158,11 @@ INLINE void exps8(__m256 *x, unsigned n)
 
         x[i] = _mm256_and_ps(has[i], _mm256_mul_ps(p[i], _mm256_castsi256_ps(to)));
     }
+}
+
+INLINE void exps8(__m256 *x, unsigned n)
+{
+    exps8_from(KV_EXP_LEAST, x, n);
 }
 
 INLINE __m256 exp8(__m256 x)

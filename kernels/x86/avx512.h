@@ -131,11 +131,11 @@ INLINE float max16(__m512 v)
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
-/* The exp of exp.h. */
-INLINE __m512 exp16(__m512 x)
+/* The exp of exp.h in the lanes of `has`, whose arguments must be KV_EXP_LEAST or more; 0 in the
+ * others. */
+INLINE __m512 exp16_some(__mmask16 has, __m512 x)
 {
     const __m512 one = _mm512_set1_ps(1), rounder = _mm512_set1_ps(KV_EXP_ROUNDER);
-    const __mmask16 has = _mm512_cmp_ps_mask(x, _mm512_set1_ps(KV_EXP_LEAST), _CMP_GE_OQ);
     const __m512 most = _mm512_min_ps(x, _mm512_set1_ps(KV_EXP_MOST));
     const __m512 t = _mm512_fmadd_ps(most, _mm512_set1_ps(KV_EXP_LOG2_E), rounder);
     const __m512 k = _mm512_sub_ps(t, rounder);
@@ -153,6 +153,12 @@ INLINE __m512 exp16(__m512 x)
     p = _mm512_fmadd_ps(p, r, one);
     p = _mm512_fmadd_ps(p, r, one);
     return _mm512_maskz_mul_ps(has, p, _mm512_castsi512_ps(power));
+}
+
+/* The exp of exp.h. */
+INLINE __m512 exp16(__m512 x)
+{
+    return exp16_some(_mm512_cmp_ps_mask(x, _mm512_set1_ps(KV_EXP_LEAST), _CMP_GE_OQ), x);
 }
 
 #endif

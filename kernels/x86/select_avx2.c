@@ -57,26 +57,6 @@ AVX2 static float max_of(const float *scores, const uint32_t *counts, size_t n)
     return max8(_mm256_max_ps(_mm256_max_ps(a, b), _mm256_max_ps(c, d))) + 0.0f;
 }
 
-/* Converts four exps to units of the exp sum, plus the rounder's bits, which sums subtract at
- * the end. */
-INLINE __m256i with_rounder(__m128 exps)
-{
-    return _mm256_castpd_si256(
-        _mm256_add_pd(_mm256_cvtps_pd(exps), _mm256_set1_pd(KV_EXP_SUM_ROUNDER)));
-}
-
-/* Multiplies four such numbers, without the rounder's bits, by counts below 2^32.  AVX2 has no
- * 64-bit multiply; the numbers are below 2^40, so two 32-bit ones suffice. */
-INLINE __m256i times(__m256i numbers, __m128i counts)
-{
-    const __m256i zero = _mm256_castpd_si256(_mm256_set1_pd(KV_EXP_SUM_ROUNDER));
-    const __m256i units = _mm256_sub_epi64(numbers, zero), by = _mm256_cvtepu32_epi64(counts);
-
-    return _mm256_add_epi64(
-        _mm256_mul_epu32(units, by),
-        _mm256_slli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(units, 32), by), 32));
-}
-
 INLINE uint64_t sum4(__m256i numbers)
 {
     uint64_t lanes[4];
@@ -85,116 +65,78 @@ INLINE uint64_t sum4(__m256i numbers)
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
-/* Computes n_vectors of exps in place and adds them to two vectors of sums; without counts,
- * with the rounder's bits. */
-INLINE void exps_at(float *scores,
-                    const uint32_t *counts,
-                    unsigned n_vectors,
-                    __m256 scale,
-                    __m256 shift,
-                    int counted,
-                    __m256i *low,
-                    __m256i *high)
+/* Adds exps in units of the exp sum to 64-bit sums of even and of odd lanes. */
+INLINE void add_units(__m256 exps, __m256i sums[2])
 {
-    __m256 exps[EXP_VECTORS];
+    const __m256i units =
+        _mm256_cvtps_epi32(_mm256_mul_ps(exps, _mm256_set1_ps((float)(1 << KV_EXP_SUM_BITS))));
 
-    for (unsigned v = 0; v < n_vectors; v++)
-        exps[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + v * LANES), scale, shift);
-    exps8(exps, n_vectors);
-    for (unsigned v = 0; v < n_vectors; v++) {
-        __m256i a = with_rounder(_mm256_castps256_ps128(exps[v]));
-        __m256i b = with_rounder(_mm256_extractf128_ps(exps[v], 1));
+    sums[0] =
+        _mm256_add_epi64(sums[0], _mm256_blend_epi32(units, _mm256_setzero_si256(), 0xaa));
+    sums[1] = _mm256_add_epi64(sums[1], _mm256_srli_epi64(units, 32));
+}
 
-        _mm256_storeu_ps(scores + v * LANES, exps[v]);
-        if (counted) {
-            const __m256i by =
-                _mm256_loadu_si256((const __m256i *)(const void *)(counts + v * LANES));
+/* The same, times counts. */
+INLINE void add_units_times(__m256 exps, __m256i by, __m256i sums[2])
+{
+    const __m256i units =
+        _mm256_cvtps_epi32(_mm256_mul_ps(exps, _mm256_set1_ps((float)(1 << KV_EXP_SUM_BITS))));
 
-            a = times(a, _mm256_castsi256_si128(by));
-            b = times(b, _mm256_extracti128_si256(by, 1));
-        }
-        *low = _mm256_add_epi64(*low, a);
-        *high = _mm256_add_epi64(*high, b);
+    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(units, by));
+    sums[1] = _mm256_add_epi64(
+        sums[1], _mm256_mul_epu32(_mm256_srli_epi64(units, 32), _mm256_srli_epi64(by, 32)));
+}
+
+/* Computes exps of EXP_VECTORS vectors in place and adds them to sums; if all are 0, without
+ * computing any. */
+INLINE void
+exps_few(float *scores, const uint32_t *counts, __m256 scale, __m256 shift, __m256i sums[2])
+{
+    const __m256 least = _mm256_set1_ps(KV_WEIGHT_LEAST);
+    __m256 x[EXP_VECTORS], any = _mm256_setzero_ps();
+
+    for (unsigned v = 0; v < EXP_VECTORS; v++) {
+        x[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + v * LANES), scale, shift);
+        any = _mm256_or_ps(any, _mm256_cmp_ps(x[v], least, _CMP_GE_OQ));
+    }
+    if (_mm256_movemask_ps(any) == 0) {
+        for (unsigned v = 0; v < EXP_VECTORS; v++)
+            _mm256_storeu_ps(scores + v * LANES, _mm256_setzero_ps());
+        return;
+    }
+    exps8_from(KV_WEIGHT_LEAST, x, EXP_VECTORS);
+    for (unsigned v = 0; v < EXP_VECTORS; v++) {
+        _mm256_storeu_ps(scores + v * LANES, x[v]);
+        if (counts != NULL)
+            add_units_times(
+                x[v], _mm256_loadu_si256((const __m256i *)(const void *)(counts + v * LANES)),
+                sums);
+        else
+            add_units(x[v], sums);
     }
 }
 
-INLINE uint64_t exps_of(
-    float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift, int counted)
+INLINE uint64_t
+exps_of(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift)
 {
     const size_t step = EXP_VECTORS * LANES;
-    const double rounder = KV_EXP_SUM_ROUNDER;
-    __m256i low = _mm256_setzero_si256(), high = low;
-    uint64_t zero, sum;
+    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     size_t i = 0;
 
     for (; i + step <= n; i += step)
-        exps_at(scores + i, counted ? counts + i : NULL, EXP_VECTORS, scale, shift, counted,
-                &low, &high);
-    for (; i + LANES <= n; i += LANES)
-        exps_at(scores + i, counted ? counts + i : NULL, 1, scale, shift, counted, &low, &high);
-    memcpy(&zero, &rounder, sizeof(zero));
-    sum = counted ? 0 : 0 - zero * i;
-    if (i < n) {
+        exps_few(scores + i, counts != NULL ? counts + i : NULL, scale, shift, sums);
+    for (; i < n; i += LANES) {
         const __m256i lanes = first_lanes(n - i);
-        const __m256 exps = exp8(_mm256_fmadd_ps(load_tail(scores + i, n - i), scale, shift));
-        const __m256i by = counted ? _mm256_maskload_epi32((const int *)(counts + i), lanes)
-                                   : _mm256_srli_epi32(lanes, 31);
+        __m256 x = _mm256_fmadd_ps(load_tail(scores + i, n - i), scale, shift);
 
-        _mm256_maskstore_ps(scores + i, lanes, exps);
-        low = _mm256_add_epi64(
-            low, times(with_rounder(_mm256_castps256_ps128(exps)), _mm256_castsi256_si128(by)));
-        high = _mm256_add_epi64(high, times(with_rounder(_mm256_extractf128_ps(exps, 1)),
-                                            _mm256_extracti128_si256(by, 1)));
+        exps8_from(KV_WEIGHT_LEAST, &x, 1);
+        _mm256_maskstore_ps(scores + i, lanes, x);
+        if (counts != NULL)
+            add_units_times(x, _mm256_maskload_epi32((const int *)(counts + i), lanes), sums);
+        else
+            add_units(x, sums);
     }
-    return sum + sum4(_mm256_add_epi64(low, high));
-}
-
-enum {
-    HALF_BITS = KV_EXP_SUM_BITS / 2,
-};
-
-static_assert(KV_EXP_SUM_BITS % 2 == 0, "two halves are the whole");
-
-/* Adds exps, which are at most 1, in units of the exp sum times counts: high halves of
- * HALF_BITS bits to sums[0], low ones to sums[1].  What remains of an exp after its high half
- * is exact, so rounding it is rounding the exp. */
-INLINE void add_halves(__m256 exps, __m256i by, __m256i sums[2])
-{
-    const __m256 up = _mm256_set1_ps((float)(1 << HALF_BITS));
-    const __m256i high = _mm256_cvttps_epi32(_mm256_mul_ps(exps, up));
-    const __m256 left = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(high),
-                                         _mm256_set1_ps(1.0f / (float)(1 << HALF_BITS)), exps);
-    const __m256i low = _mm256_cvtps_epi32(
-        _mm256_mul_ps(left, _mm256_set1_ps((float)((uint64_t)1 << KV_EXP_SUM_BITS))));
-    const __m256i odd = _mm256_srli_epi64(by, 32);
-
-    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(high, by));
-    sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(low, by));
-    sums[0] = _mm256_add_epi64(sums[0], _mm256_mul_epu32(_mm256_srli_epi64(high, 32), odd));
-    sums[1] = _mm256_add_epi64(sums[1], _mm256_mul_epu32(_mm256_srli_epi64(low, 32), odd));
-}
-
-/* Computes exps of a multiple of four vectors of items. */
-INLINE uint64_t
-exps_of_items(float *scores, const uint32_t *counts, size_t n, __m256 scale, __m256 shift)
-{
-    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-
-    for (size_t i = 0; i < n; i += EXP_VECTORS * LANES) {
-        __m256 x[EXP_VECTORS];
-
-        for (unsigned v = 0; v < EXP_VECTORS; v++)
-            x[v] = _mm256_fmadd_ps(_mm256_loadu_ps(scores + i + v * LANES), scale, shift);
-        exps8(x, EXP_VECTORS);
-        for (unsigned v = 0; v < EXP_VECTORS; v++) {
-            _mm256_storeu_ps(scores + i + v * LANES, x[v]);
-            add_halves(
-                x[v],
-                _mm256_loadu_si256((const __m256i *)(const void *)(counts + i + v * LANES)),
-                sums);
-        }
-    }
-    return (sum4(sums[0]) << HALF_BITS) + sum4(sums[1]);
+    return sum4(_mm256_add_epi64(sums[0], sums[1]));
 }
 
 AVX2 static uint64_t
@@ -206,13 +148,9 @@ exps_in_place(float *scores, const uint32_t *counts, size_t n, float scale, floa
         memset(scores, 0, n * sizeof(*scores));
         return 0;
     }
-    if (counts != NULL) {
-        const size_t step = EXP_VECTORS * LANES, n_four = n / step * step;
-        const uint64_t sum = exps_of_items(scores, counts, n_four, by, shift);
-
-        return sum + exps_of(scores + n_four, counts + n_four, n - n_four, by, shift, 1);
-    }
-    return exps_of(scores, NULL, n, by, shift, 0);
+    if (counts != NULL)
+        return exps_of(scores, counts, n, by, shift);
+    return exps_of(scores, NULL, n, by, shift);
 }
 
 INLINE __m256 merge(__m256 exps, __m256 factor, __m256 merged, int is_sum)
@@ -317,11 +255,21 @@ INLINE void count_pass(struct kv_topk *selector,
 {
     const __m256i bound =
         _mm256_set1_epi32(pass > 0 ? (int)(selector->bound >> kv_select_above(pass)) : 0);
+    __m256i zeros = _mm256_setzero_si256(); /* rows of vectors that are all 0 */
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        count_vector(selector->bins, _mm256_loadu_ps(scores + i), counted ? counts + i : NULL,
-                     0xff, bound, pass);
+    for (; i + LANES <= n; i += LANES) {
+        const __m256 at = _mm256_loadu_ps(scores + i);
+
+        if (_mm256_movemask_ps(_mm256_cmp_ps(at, _mm256_setzero_ps(), _CMP_NEQ_UQ)) == 0)
+            zeros = _mm256_add_epi32(
+                zeros, counted ? _mm256_loadu_si256((const __m256i *)(const void *)(counts + i))
+                               : _mm256_set1_epi32(1));
+        else
+            count_vector(selector->bins, at, counted ? counts + i : NULL, 0xff, bound, pass);
+    }
+    count_zeros(selector, (uint32_t)sum4(_mm256_add_epi64(zeros, _mm256_srli_epi64(zeros, 32))),
+                pass);
     if (i < n)
         count_vector(selector->bins, load_tail(scores + i, n - i), counted ? counts + i : NULL,
                      (1u << (n - i)) - 1, bound, pass);

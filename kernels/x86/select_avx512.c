@@ -41,64 +41,69 @@ AVX512 static float max_of(const float *scores, const uint32_t *counts, size_t n
     return max16(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d))) + 0.0f;
 }
 
-/* Converts eight exps to units of the exp sum. */
-INLINE __m512i in_units(__m256 exps)
+/* Adds exps in units of the exp sum, times counts, to 64-bit sums of even and of odd lanes. */
+INLINE void add_units(__m512 exps, const uint32_t *counts, __mmask16 lanes, __m512i sums[2])
 {
-    const __m512d rounder = _mm512_set1_pd(KV_EXP_SUM_ROUNDER);
+    const __m512i units =
+        _mm512_cvtps_epi32(_mm512_mul_ps(exps, _mm512_set1_ps((float)(1 << KV_EXP_SUM_BITS))));
+    __m512i even = _mm512_maskz_mov_epi32(0x5555, units), odd = _mm512_srli_epi64(units, 32);
 
-    return _mm512_sub_epi64(_mm512_castpd_si512(_mm512_add_pd(_mm512_cvtps_pd(exps), rounder)),
-                            _mm512_castpd_si512(rounder));
-}
-
-/* Multiplies by counts below 2^32.  Units are below 2^40, so two 32-bit multiplies suffice,
- * which are faster than VPMULLQ. */
-INLINE __m512i times(__m512i units, __m256i counts)
-{
-    const __m512i by = _mm512_cvtepu32_epi64(counts);
-
-    return _mm512_add_epi64(
-        _mm512_mul_epu32(units, by),
-        _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(units, 32), by), 32));
-}
-
-/* Computes up to 16 exps in place and adds them to two vectors of sums. */
-INLINE void exps_at(float *scores,
-                    const uint32_t *counts,
-                    __mmask16 lanes,
-                    __m512 scale,
-                    __m512 shift,
-                    __m512i *low,
-                    __m512i *high)
-{
-    const __m512 x = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(lanes, scores), scale, shift);
-    const __m512 exps = _mm512_maskz_mov_ps(lanes, exp16(x));
-    __m512i a = in_units(_mm512_castps512_ps256(exps));
-    __m512i b = in_units(_mm512_extractf32x8_ps(exps, 1));
-
-    _mm512_mask_storeu_ps(scores, lanes, exps);
     if (counts != NULL) {
         const __m512i by = _mm512_maskz_loadu_epi32(lanes, counts);
 
-        a = times(a, _mm512_castsi512_si256(by));
-        b = times(b, _mm512_extracti64x4_epi64(by, 1));
+        even = _mm512_mul_epu32(even, by);
+        odd = _mm512_mul_epu32(odd, _mm512_srli_epi64(by, 32));
     }
-    *low = _mm512_add_epi64(*low, a);
-    *high = _mm512_add_epi64(*high, b);
+    sums[0] = _mm512_add_epi64(sums[0], even);
+    sums[1] = _mm512_add_epi64(sums[1], odd);
+}
+
+/* Computes the exps of FEW vectors in place and adds them to sums; if all are 0, without
+ * computing any. */
+INLINE void
+exps_few(float *scores, const uint32_t *counts, __m512 scale, __m512 shift, __m512i sums[2])
+{
+    const __m512 least = _mm512_set1_ps(KV_WEIGHT_LEAST);
+    __mmask16 has[FEW];
+    unsigned any = 0;
+    __m512 x[FEW];
+
+    for (unsigned v = 0; v < FEW; v++) {
+        x[v] = _mm512_fmadd_ps(_mm512_loadu_ps(scores + v * LANES), scale, shift);
+        has[v] = _mm512_cmp_ps_mask(x[v], least, _CMP_GE_OQ);
+        any |= has[v];
+    }
+    if (any == 0) {
+        for (unsigned v = 0; v < FEW; v++)
+            _mm512_storeu_ps(scores + v * LANES, _mm512_setzero_ps());
+        return;
+    }
+    for (unsigned v = 0; v < FEW; v++) {
+        x[v] = exp16_some(has[v], x[v]);
+        _mm512_storeu_ps(scores + v * LANES, x[v]);
+        add_units(x[v], counts != NULL ? counts + v * LANES : NULL, 0xffff, sums);
+    }
 }
 
 INLINE uint64_t
 exps_of(float *scores, const uint32_t *counts, size_t n, __m512 scale, __m512 shift)
 {
-    __m512i low = _mm512_setzero_si512(), high = low;
+    __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        exps_at(scores + i, counts != NULL ? counts + i : NULL, 0xffff, scale, shift, &low,
-                &high);
-    if (i < n)
-        exps_at(scores + i, counts != NULL ? counts + i : NULL, first_lanes(n - i), scale,
-                shift, &low, &high);
-    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(low, high));
+    for (; i + FEW * LANES <= n; i += FEW * LANES)
+        exps_few(scores + i, counts != NULL ? counts + i : NULL, scale, shift, sums);
+    for (; i < n; i += LANES) {
+        const __mmask16 lanes = first_lanes(n - i);
+        const __m512 x =
+            _mm512_fmadd_ps(_mm512_maskz_loadu_ps(lanes, scores + i), scale, shift);
+        const __m512 exps = exp16_some(
+            _mm512_mask_cmp_ps_mask(lanes, x, _mm512_set1_ps(KV_WEIGHT_LEAST), _CMP_GE_OQ), x);
+
+        _mm512_mask_storeu_ps(scores + i, lanes, exps);
+        add_units(exps, counts != NULL ? counts + i : NULL, lanes, sums);
+    }
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(sums[0], sums[1]));
 }
 
 AVX512 static uint64_t
@@ -168,16 +173,20 @@ INLINE __m512i shifted(__m512i keys, unsigned by)
     return _mm512_srlv_epi32(keys, _mm512_set1_epi32((int)by));
 }
 
-/* Counts eight items.  The compiler must not compute the next eight places before, for which
- * there are not enough registers: it would take three times as long. */
-INLINE void count_eight(uint32_t *bins, __m256i places, const uint32_t *counts)
+/* Counts 16 items.  Places are read from memory, two at once: left to itself, the compiler takes
+ * all out of the vector first, has too few registers for them, and needs three times as long. */
+INLINE void count_all(uint32_t *bins, __m512i places, const uint32_t *counts)
 {
-    uint32_t at[LANES / 2];
+    uint64_t at[LANES / 2];
 
-    __asm__("" : "+x"(places) : : "memory");
-    _mm256_storeu_si256((__m256i *)(void *)at, places);
-    for (unsigned lane = 0; lane < LANES / 2; lane++)
-        bins[at[lane]] += counts != NULL ? counts[lane] : 1;
+    _mm512_storeu_si512(at, places);
+    __asm__("" : "+m"(at));
+    for (unsigned i = 0; i < LANES / 2; i++) {
+        const uint64_t pair = at[i];
+
+        bins[(uint32_t)pair] += counts != NULL ? counts[2 * i] : 1;
+        bins[pair >> 32] += counts != NULL ? counts[2 * i + 1] : 1;
+    }
 }
 
 /* Counts the sort keys of a vector that agree with the bound.  After the first pass most
@@ -199,9 +208,7 @@ INLINE void count_vector(uint32_t *bins,
     if (lanes == 0)
         return;
     if (lanes == 0xffff) {
-        count_eight(bins, _mm512_castsi512_si256(places), counts);
-        count_eight(bins, _mm512_extracti64x4_epi64(places, 1),
-                    counts != NULL ? counts + LANES / 2 : NULL);
+        count_all(bins, places, counts);
         return;
     }
     _mm512_storeu_si512(at, places);
@@ -222,11 +229,20 @@ INLINE void count_pass(struct kv_topk *selector,
 {
     const __m512i bound =
         _mm512_set1_epi32(pass > 0 ? (int)(selector->bound >> kv_select_above(pass)) : 0);
+    __m512i zeros = _mm512_setzero_si512(); /* rows of vectors that are all 0 */
     size_t i = 0;
 
-    for (; i + LANES <= n; i += LANES)
-        count_vector(selector->bins, _mm512_loadu_ps(scores + i), counted ? counts + i : NULL,
-                     0xffff, bound, pass);
+    for (; i + LANES <= n; i += LANES) {
+        const __m512 at = _mm512_loadu_ps(scores + i);
+
+        if (_mm512_cmp_ps_mask(at, _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0)
+            zeros = _mm512_add_epi32(zeros, counted ? _mm512_loadu_si512(counts + i)
+                                                    : _mm512_set1_epi32(1));
+        else
+            count_vector(selector->bins, at, counted ? counts + i : NULL, 0xffff, bound, pass);
+    }
+    zeros = _mm512_add_epi64(zeros, _mm512_srli_epi64(zeros, 32));
+    count_zeros(selector, (uint32_t)_mm512_reduce_add_epi64(zeros), pass);
     if (i < n) {
         const __mmask16 lanes = first_lanes(n - i);
 

@@ -31,6 +31,17 @@ INLINE float number_of(uint32_t sort_key)
     return number;
 }
 
+/* Counts n_rows of score 0 in one pass.  Many weights are 0, and counted one by one each would
+ * wait for the one before, in the same bin. */
+INLINE void count_zeros(struct kv_topk *selector, uint32_t n_rows, uint32_t pass)
+{
+    const uint32_t sort_key = kv_score_key(0);
+
+    if (pass == 0 ||
+        sort_key >> kv_select_above(pass) == selector->bound >> kv_select_above(pass))
+        selector->bins[sort_key >> kv_select_shift(pass) & kv_select_mask(pass)] += n_rows;
+}
+
 /* Defined by each instruction set.
  *
  * Merges up to MERGED heads; n_queries and is_sum are constants at the calls. */

@@ -159,10 +159,11 @@ def check_select(case, get, tiers):
     order = np.lexsort((-np.where(np.isnan(scores), -np.inf, wide), np.isnan(scores)))
     chosen = np.sort(order[:k])
     most = np.where(np.isnan(scores), -np.inf, scores).max()
+    least = np.float32(-24 * np.log(2))
 
     def exp(x):
         x = np.where(np.isnan(x), -np.inf, np.minimum(x, 0))
-        return np.exp(np.where(x < -87, -np.inf, x))
+        return np.exp(np.where(x.astype(np.float32) < least, -np.inf, x))
 
     for tier in tiers("max"):
         expect(f"{case}.max.{tier}", get(f"max.{tier}")[0] == most)
@@ -176,7 +177,7 @@ def check_select(case, get, tiers):
         near(f"{case}.exps.{tier}", exps, weights, weights * error)
         # Each is rounded to a unit.
         near(f"{case}.exp_sum.{tier}", get(f"exp_sum.{tier}"), np.sum(exps.astype(np.float64)),
-             len(exps) * 2.0**-39)
+             len(exps) * 2.0**-31)
         before = np.arange(len(exps), dtype=np.float32) / np.float32(len(exps))
         sums = exps.astype(np.float64) * factor + before
         near(f"{case}.sums.{tier}", get(f"sums.{tier}"), sums, EPS * np.abs(sums) + 1e-45)

@@ -709,7 +709,7 @@ int main(int argc, char **argv)
         dump_keys((enum kv_key_type)type, 33, 83, 3);
     }
     dump_select(0, 100003, 5000, 0.125f, 0);
-    dump_select(1, 5000, 1234, 1, 0);
+    dump_select(1, 5000, 1234, 6, 0); /* half of the weights are 0 */
     dump_select(2, 4001, 1000, 0.125f, 1);
     dump_select(3, 4001, 3500, 2, 1);
     dump_select(4, 1, 1, 1, 0);

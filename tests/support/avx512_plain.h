@@ -641,6 +641,13 @@ PLAIN union plain512 plain_mm512_cvtph_ps(__m256i a)
     return r;
 }
 
+PLAIN union plain512 plain_mm512_cvtps_epi32(union plain512 a)
+{
+    const union plain512 r = {.si = {_mm256_cvtps_epi32(a.ps[0]), _mm256_cvtps_epi32(a.ps[1])}};
+
+    return r;
+}
+
 PLAIN union plain512 plain_mm512_cvtepi32_ps(union plain512 a)
 {
     const union plain512 r = {.ps = {_mm256_cvtepi32_ps(a.si[0]), _mm256_cvtepi32_ps(a.si[1])}};
@@ -834,6 +841,7 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_extractf32x8_ps        plain_mm512_extractf32x8_ps
 #define _mm512_extracti64x4_epi64     plain_mm512_extracti64x4_epi64
 #define _mm512_cvtph_ps               plain_mm512_cvtph_ps
+#define _mm512_cvtps_epi32            plain_mm512_cvtps_epi32
 #define _mm512_cvtepi32_ps            plain_mm512_cvtepi32_ps
 #define _mm512_maskz_cvttps_epi32     plain_mm512_maskz_cvttps_epi32
 #define _mm512_cvtps_epi32            plain_mm512_cvtps_epi32

@@ -8,8 +8,8 @@
 
 #define EPSILON    5.9604644775390625e-8 /* 2^-24: one rounding of fp32 */
 #define EXP_ERROR  3e-7                  /* of the polynomial (kernels/select.h) */
-#define EXP_LEAST  (-87.0)               /* below it exp() is 0 */
-#define EXP_UNIT   (1.0 / (1ull << 38))  /* in which masses are counted */
+#define EXP_LEAST  (-16.635532)          /* below it a weight is 0: -24 ln 2 */
+#define EXP_UNIT   (1.0 / (1ull << 30))  /* in which masses are counted */
 #define SURE_TERMS 4 /* roundings that are added to the root of their number */
 
 enum {
@@ -170,6 +170,8 @@ static struct oracle_range exps_of(const struct oracle_range *scores,
 static void divide(struct oracle_range *exps, uint32_t n, struct oracle_range sum)
 {
     for (uint32_t i = 0; i < n; i++) {
+        if (exps[i].high == 0) /* by definition, and surely: no rounding makes it more */
+            continue;
         exps[i].low = sum.high > 0 ? exps[i].low / sum.high * (1 - 2 * EPSILON) : 0;
         exps[i].high = sum.low > 0 ? exps[i].high / sum.low * (1 + 2 * EPSILON) : 1;
         exps[i].high = exps[i].high + 1e-44; /* where it is not a normal number */
@@ -397,6 +399,18 @@ static void merge(const struct oracle_question *question,
     }
 }
 
+/* Rows that surely weigh nothing tie, whatever their scores are: one class. */
+static void unite_weightless(const struct oracle_range *merged, uint32_t n, uint32_t *classes)
+{
+    uint32_t first = 0;
+
+    while (first < n && merged[first].high > 0)
+        first++;
+    for (uint32_t i = first; i < n; i++)
+        if (merged[i].high == 0)
+            classes[i] = classes[first];
+}
+
 /* What a step goes by. */
 struct step {
     struct oracle_range *scores;  /* (n_queries, n) */
@@ -442,6 +456,8 @@ static void step_make(struct step *step,
     }
     merge(question, step->weights, rows->n, step->merged);
     find_classes(rows, by_code, step->classes);
+    if (merges(question))
+        unite_weightless(step->merged, rows->n, step->classes);
 }
 
 static void step_free(struct step *step)

@@ -163,7 +163,7 @@ static void exp_is_exp(void **state)
     for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
         double worst = 0;
 
-        for (float x = -87; x <= 0; x += 0.00073f) {
+        for (float x = KV_WEIGHT_LEAST; x <= 0; x += 0.00011f) {
             const double exact = exp((double)x),
                          error = fabs(exp_of(kernels, x) - exact) / exact;
 
@@ -172,7 +172,8 @@ static void exp_is_exp(void **state)
         print_message("exp: %s: relative error %.2g\n", kernels->name, worst);
         assert_true(worst <= 3e-7);
         assert_true(exp_of(kernels, 0) == 1);
-        assert_true(exp_of(kernels, -87.001f) == 0);
+        assert_true(fabs((double)exp_of(kernels, KV_WEIGHT_LEAST) * 0x1p24 - 1) <= 1e-6);
+        assert_true(exp_of(kernels, nextafterf(KV_WEIGHT_LEAST, -INFINITY)) == 0);
         assert_true(exp_of(kernels, -INFINITY) == 0);
         assert_true(exp_of(kernels, NAN) == 0);
         assert_true(exp_of(kernels, INFINITY) == 1);
@@ -200,12 +201,16 @@ static void sums_are_right(void **state)
             for (size_t j = 0; j < n; j++)
                 max = fmaxf(max, scores[j]);
             EXPECT(kernels->max(scores, NULL, n) == max);
-            for (size_t j = 0; j < n; j++)
-                sum += exp((double)scale * ((double)scores[j] - (double)max));
-            /* exp()'s own error, the argument's two roundings, and half a unit for each. */
-            bound = 3e-7 + 4 * (double)scale * 0x1p-24 + (double)n * 0x1p-39;
+            for (size_t j = 0; j < n; j++) {
+                const double x = (double)scale * ((double)scores[j] - (double)max);
+
+                sum += x < (double)KV_WEIGHT_LEAST ? 0 : exp(x);
+            }
+            /* exp()'s own error, the argument's two roundings, half a unit for each, and one that
+             * is about the least weight. */
+            bound = 3e-7 + 4 * (double)scale * 0x1p-24 + (double)n * 0x1p-31 + 0x1p-24;
             units = kernels->exps(scores, NULL, n, scale, max);
-            EXPECT(fabs((double)units * 0x1p-38 - sum) <= bound * sum);
+            EXPECT(fabs((double)units * 0x1p-30 - sum) <= bound * sum);
             EXPECT(kv_weights_sum(scores, NULL, n) == units);
 
             const float factor = kv_softmax_factor(units);
@@ -216,6 +221,85 @@ static void sums_are_right(void **state)
             free(scores);
             free(merged);
         }
+}
+
+/* Scores of which most are too light for a weight, in runs that are longer than a step of any
+ * implementation: exactly those weigh nothing, a NaN too, and chosen are rows of weight, then
+ * the lowest others. */
+static void light_rows_weigh_nothing(void **state)
+{
+    const enum float_kind kind = FLOATS_UNIFORM;
+    const struct kv_topk_kernels *plain = kv_topk_kernels_at(0), *kernels;
+
+    (void)state;
+    for (int round = 0; round < ROUNDS / 8; round++) {
+        const size_t n = 1 + length();
+        void *bases[3];
+        float *scores = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[0]);
+        float *weights = floats_exact(&dice, n * sizeof(float), sizeof(float), &bases[1]);
+        uint32_t *counts = some_counts(n, &bases[2]);
+        size_t n_heavy = 0;
+
+        for (size_t i = 0, run; i < n; i += run) {
+            const bool is_light = kv_random_below(&dice, 4) > 0;
+
+            run = 1 + kv_random_below(&dice, is_light ? 300 : 20);
+            run = run < n - i ? run : n - i;
+            for (size_t j = i; j < i + run; j++)
+                scores[j] = is_light
+                                ? nextafterf(KV_WEIGHT_LEAST, -INFINITY) - (float)(j % 3) * 40
+                                : KV_WEIGHT_LEAST + 16 * fabsf(floats_uniform(&dice));
+            if (kv_random_below(&dice, 8) == 0)
+                scores[i] = NAN;
+        }
+        for (size_t i = 0; i < n; i++)
+            n_heavy += scores[i] >= KV_WEIGHT_LEAST;
+        memcpy(weights, scores, n * sizeof(float));
+        const uint64_t sum = plain->exps(weights, NULL, n, 1, 0);
+        memcpy(weights, scores, n * sizeof(float));
+        const uint64_t rows = plain->exps(weights, counts, n, 1, 0);
+        const size_t k = kv_random_below(&dice, n + 1);
+
+        for (unsigned i = 0; (kernels = kv_topk_kernels_at(i)) != NULL; i++) {
+            static struct kv_topk one, other;
+            uint32_t *chosen = malloc((n + KV_TOPK_SPARE) * sizeof(uint32_t));
+            size_t n_chosen, n_light = k > n_heavy ? k - n_heavy : 0;
+
+            assert_non_null(chosen);
+            memcpy(weights, scores, n * sizeof(float));
+            EXPECT(kernels->exps(weights, NULL, n, 1, 0) == sum);
+            memcpy(weights, scores, n * sizeof(float));
+            EXPECT(kernels->exps(weights, counts, n, 1, 0) == rows);
+            for (size_t j = 0; j < n; j++)
+                EXPECT((weights[j] > 0) == (scores[j] >= KV_WEIGHT_LEAST));
+
+            kv_topk_begin(&one, k);
+            other = one;
+            for (int pass = 0; k > 0 && pass < KV_TOPK_PASSES; pass++) {
+                const uint32_t *by = round % 2 == 0 ? counts : NULL;
+
+                plain->count(&other, weights, by, n);
+                kernels->count(&one, weights, by, n);
+                EXPECT(memcmp(&one, &other, sizeof(one)) == 0);
+                kv_topk_next(&one);
+                kv_topk_next(&other);
+            }
+            if (k > 0 && round % 2 != 0 && n_light > 0) {
+                n_chosen = kernels->collect(&one, weights, NULL, n, 0, chosen);
+                EXPECT(n_chosen == k);
+                for (size_t j = 0, at = 0; j < n; j++) {
+                    const bool is_in = weights[j] > 0 || n_light > 0;
+
+                    n_light -= is_in && !(weights[j] > 0);
+                    EXPECT(!is_in || chosen[at] == j);
+                    at += is_in;
+                }
+            }
+            free(chosen);
+        }
+        for (int i = 0; i < 3; i++)
+            free(bases[i]);
+    }
 }
 
 /* A score is never above the largest but by rounding, which huge ones and those that no row has
@@ -510,6 +594,7 @@ int main(void)
         cmocka_unit_test(all_is_the_same),
         cmocka_unit_test(exp_is_exp),
         cmocka_unit_test(sums_are_right),
+        cmocka_unit_test(light_rows_weigh_nothing),
         cmocka_unit_test(weights_are_at_most_one),
         cmocka_unit_test(nothing_and_nan),
         cmocka_unit_test(choosing_is_sorting),
