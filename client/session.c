@@ -54,6 +54,18 @@ struct kvc_node *kvc_session_node(const struct kv_session *session, uint32_t pos
     return kvc_row_node(session->client, &session->row, position);
 }
 
+const struct kvc_node *kvc_session_node_below(const struct kv_session *session,
+                                              uint32_t version)
+{
+    for (uint32_t i = 0; i < session->row.n_nodes; i++) {
+        const struct kvc_node *node = kvc_session_node(session, i);
+
+        if (node->state == KVC_NODE_CONNECTED && node->version < version)
+            return node;
+    }
+    return NULL;
+}
+
 uint32_t kvc_row_position(const struct kv_placement_row *row, const struct kvc_node *node)
 {
     for (uint32_t i = 0; i < row->n_nodes; i++)

@@ -103,6 +103,9 @@ struct kvc_node *kvc_row_node(const struct kv_client *client,
                               const struct kv_placement_row *row,
                               uint32_t position);
 struct kvc_node *kvc_session_node(const struct kv_session *session, uint32_t position);
+/* Returns a node of the row that is connected and speaks a version below this one; NULL: none. */
+const struct kvc_node *kvc_session_node_below(const struct kv_session *session,
+                                              uint32_t version);
 
 /* Returns the position of a node in a row; KV_ROW_NODES: it is not in the row. */
 uint32_t kvc_row_position(const struct kv_placement_row *row, const struct kvc_node *node);

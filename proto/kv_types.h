@@ -46,9 +46,10 @@ enum {
     KV_TOKENS_MAX = 16 << 20, /* tokens of a session */
     KV_NAME_BYTES_MAX = 255,  /* of a model's or an object's name, without the final 0 */
     KV_OBJECT_BYTES_MAX = 64 << 20,
-    KV_QUERIES_MAX = 32,    /* query vectors of one kv head in a query */
-    KV_RANGES_MAX = 256,    /* ranges of eligible rows in a query */
-    KV_SELECTED_MAX = 8192, /* k, and rerank * k, of one query vector */
+    KV_QUERIES_MAX = 32,       /* query vectors of one kv head in a query */
+    KV_RANGES_MAX = 256,       /* ranges of eligible rows in a query */
+    KV_SELECTED_MAX = 8192,    /* k of a query, and what each of its query vectors may select */
+    KV_CANDIDATES_MAX = 16384, /* of a query whose vectors select together */
     KV_SUBSPACES_MAX = 16,
     KV_CODE_BITS_MAX = 8,
     KV_KMEANS_ITERATIONS_MAX = 1000, /* k-means iterations */
@@ -74,6 +75,12 @@ enum kv_answer {
     KV_ANSWER_IDS = 1,    /* tokens */
     KV_ANSWER_ROWS = 2,   /* tokens and their rows */
     KV_ANSWER_ATTEND = 3, /* attention output over the rows, and its log-sum-exp */
+};
+
+/* What a query scores its candidates by before it reads their keys. */
+enum kv_first_cut {
+    KV_CUT_NONE = 0,
+    KV_CUT_INT4 = 1, /* copies of the keys in 4 bits (kernels/key_copies.h) */
 };
 
 /* How many rows a query selects, at most k. */

@@ -36,6 +36,7 @@
  *   fetch          units[n_units], ids[sum of n_ids]
  *   index          struct kv_wire_index, units[n_units]
  *   query          struct kv_wire_query, units[n_units], ranges[n_ranges],
+ *                  with KV_WIRE_EACH: candidates[n_units], as in the query, 32 bits each,
  *                  queries[n_units][n_queries][d_k] in fp32, cached[sum of n_ids]
  *   object_put     name[name_bytes], crcs[pieces of object_bytes], bytes if bulk_bytes is 0
  *   object_*       name[name_bytes]
@@ -46,8 +47,9 @@
  *   replies        read, fetch: crcs[n_rows], rows if bulk_bytes is 0
  *                  object_get:  the bytes if bulk_bytes is 0
  *                  index:       struct kv_wire_index_result
- *                  query:       struct kv_wire_query_times, results[n_units],
- *                               ids[sum of n_ids],
+ *                  query:       struct kv_wire_query_times,
+ *                               with KV_WIRE_READS: struct kv_wire_query_reads,
+ *                               results[n_units], ids[sum of n_ids],
  *                               with KV_WIRE_WEIGHTS: weights[sum of n_ids] in fp32,
  *                               with KV_MERGE_NONE: query_masks[sum of n_ids],
  *                               with KV_ANSWER_ATTEND or summaries: outputs
@@ -100,6 +102,8 @@ extern "C" {
  *   8  replies may travel together
  *   9  prefixes are shared by content; objects have times, and are listed: fields and operations
  *      that kvstore.proto says so of, and two fields of object_put
+ *  10  codes of rotated keys, copies of keys, first cuts: flags of an index request, fields of a
+ *      query and of its reply
  *
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
@@ -314,7 +318,9 @@ enum kv_wire_index_flags {
     KV_WIRE_INDEX_WAIT = 1 << 0,    /* reply when the codes exist, not at once */
     KV_WIRE_INDEX_ROTATES = 1 << 1, /* codes are of rotated keys (kernels/rotation.h); to nodes
                                      * from KV_WIRE_VERSION_FIRST_CUT on */
-    KV_WIRE_INDEX_FLAGS = KV_WIRE_INDEX_WAIT | KV_WIRE_INDEX_ROTATES,
+    KV_WIRE_INDEX_COPIES =
+        1 << 2, /* beside the codes, copies of the keys in 4 bits; as above */
+    KV_WIRE_INDEX_FLAGS = KV_WIRE_INDEX_WAIT | KV_WIRE_INDEX_ROTATES | KV_WIRE_INDEX_COPIES,
 };
 
 struct kv_wire_index {
@@ -353,6 +359,9 @@ static_assert(sizeof(struct kv_wire_index_result) == 40, "as in the byte table")
 enum kv_wire_query_flags {
     KV_WIRE_WEIGHTS = 1 << 0, /* return the merged weights of the ids returned */
     KV_WIRE_IDS = 1 << 1,     /* KV_ANSWER_ATTEND: return all selected ids, not only cached */
+    KV_WIRE_EACH = 1 << 2,    /* each unit has its own number of candidates; to nodes from
+                               * KV_WIRE_VERSION_FIRST_CUT on, as are those that follow */
+    KV_WIRE_READS = 1 << 3,   /* return what was read */
 };
 
 /* Selects, in each unit of the request, the rows that matter most to its query vectors.
@@ -366,18 +375,27 @@ enum kv_wire_query_flags {
  *            rows that were not selected would have added, estimated from their summaries
  *            (kernels/estimate.h): one output and log-sum-exp per query vector, together.
  *
+ * With a first cut, step 1 takes candidates * k rows instead, and these are scored by the copies
+ * of their keys (kernels/key_copies.h), or by their keys if they have none.  Weights over them
+ * alone are computed and merged; the rerank * k rows of largest weight go to step 2.  Step 2
+ * with rerank 1 has nothing left to select: then it is skipped unless weights are requested.
+ * With TOP, and SUM or MAX, step 1 ranks rows by bytes instead of weights
+ * (kvserver/store/query/byte_scores.h), where the eligible rows are enough for that.
+ *
  * With NONE, a vector attends to the rows that it selected; else to all selected rows.  Only
  * eligible rows contribute.  If an output is not finite, because a row has a NaN or an
  * infinity, the query fails with KV_INVALID.  (A score that is NaN counts as -inf: that row
  * comes last.)
  *
- * Ties go to the lower token.  With UNION and NONE, k and rerank * k are per query vector.
+ * Ties go to the lower token.  With UNION and NONE, k, rerank * k and candidates * k are per
+ * query vector.
  *
  *    0  u8   answer      enum kv_answer
  *    1  u8   merge       enum kv_merge
  *    2  u16  n_queries   query vectors per unit, 1..KV_QUERIES_MAX
  *    4  u32  k           1..KV_SELECTED_MAX
- *    8  u32  rerank      1.. ; rerank * k is reduced to KV_SELECTED_MAX, never below k
+ *    8  u32  rerank      1.. ; rerank * k is reduced to KV_CANDIDATES_MAX (UNION, NONE, and
+ *                        below KV_WIRE_VERSION_FIRST_CUT: KV_SELECTED_MAX), never below k
  *   12  f32  scale       of scores before the softmax: usually 1 / sqrt(d_k)
  *   16  u32  n_ranges    the tokens of these ranges are eligible; ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags
@@ -387,7 +405,13 @@ enum kv_wire_query_flags {
  *                        applies it, and passes rerank times as many rows to step 2
  *   32  f32  fraction    MASS: of all weight; THRESHOLD: of the largest; above 0, at most 1.
  *                        0 with TOP
- *   36  u32  reserved    0
+ *   36  u8   first_cut   enum kv_first_cut
+ *   37  u8   reserved    0
+ *   38  u16  candidates  with a first cut: rerank.. ; candidates * k is reduced as rerank * k is;
+ *                        without one 0
+ *
+ * With KV_WIRE_EACH, a unit's own number takes the place of `candidates`, or of `rerank` if
+ * there is no first cut, and has its bounds.
  */
 struct kv_wire_query {
     uint8_t answer;
@@ -401,7 +425,9 @@ struct kv_wire_query {
     uint32_t summaries;
     uint32_t selection;
     float fraction;
-    uint32_t reserved;
+    uint8_t first_cut;
+    uint8_t reserved;
+    uint16_t candidates;
 };
 static_assert(sizeof(struct kv_wire_query) == 40, "as in the byte table");
 
@@ -436,6 +462,26 @@ struct kv_wire_query_times {
 };
 static_assert(sizeof(struct kv_wire_query_times) == 8, "as in the byte table");
 
+/* A query's reply: bytes that the node read of its memory for the whole message, each piece once
+ * for each unit that it was read for.
+ *
+ *    0  u64  books      centroids, and matrices of rotations
+ *    8  u64  codes      or the lists of rows by code
+ *   16  u64  copies
+ *   24  u64  keys       scored
+ *   32  u64  rows       attended or sent
+ *   40  u64  summaries
+ */
+struct kv_wire_query_reads {
+    uint64_t books;
+    uint64_t codes;
+    uint64_t copies;
+    uint64_t keys;
+    uint64_t rows;
+    uint64_t summaries;
+};
+static_assert(sizeof(struct kv_wire_query_reads) == 48, "as in the byte table");
+
 /* A query's reply: the result of one unit, in the order of the request.
  *
  *    0  u16  layer
@@ -445,7 +491,7 @@ static_assert(sizeof(struct kv_wire_query_times) == 8, "as in the byte table");
  *                              KV_WIRE_IDS
  *    8  u32  n_scored_by_code  eligible rows that step 1 scored by code
  *   12  u32  n_scored_by_key   eligible rows that step 1 scored by key
- *   16  u32  n_reranked        candidates that step 2 scored by key
+ *   16  u32  n_reranked        candidates that were scored by key, in the first cut or step 2
  *   20  u32  n_chapters        codebooks used
  *   24  f32  recall            of exact top-k, a moving average over some queries; NaN: unknown
  *   28  u32  committed         rows that the unit has

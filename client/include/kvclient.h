@@ -566,6 +566,9 @@ struct kv_index_options {
      * subspaces so that their variances are even.  No bytes a row, a matrix for a unit, and
      * fewer rows that the codes miss (OPQ: Ge et al., 2013).  d_k is at most 256. */
     bool rotates;
+    /* Beside the codes, copies of the keys in 4 bits, for queries with a first cut: half of d_k and
+     * 2 bytes a row. */
+    bool copies;
     uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
     uint64_t seed;       /* of k-means */
@@ -620,9 +623,14 @@ struct kv_cached_block {
  *      comes with its natural log-sum-exp, so that the caller can combine it with attention
  *      over other rows (FlashAttention, arXiv:2205.14135, section 3.1).
  *
- * The weights returned are those of step 2, or of step 1 if rerank is 1.  If rerank * k is not
- * less than the number of eligible rows, step 1 is skipped, and n_scored_by_code and
- * n_scored_by_key are 0.
+ * With a first cut (KV_CUT_INT4), step 1 takes candidates * k rows, whose copies in 4 bits
+ * (kv_index_options.copies) are scored before step 2, and the rerank * k rows of largest weight go
+ * on: copies find what codes miss, and are a quarter of the bytes of keys.  With rerank 1 they
+ * select the rows.  Candidates without a copy are scored by their keys.
+ *
+ * The weights returned are those of step 2, which is then taken in any case, or of step 1 if rerank
+ * is 1 and there is no first cut.  If step 1 would take every eligible row, it is skipped, and
+ * n_scored_by_code and n_scored_by_key are 0.
  *
  * Ties go to the lower token.  If fewer than k rows are eligible, all are selected.  To
  * prefetch, begin the query early: the rows wait in the caller's buffer. */
@@ -637,9 +645,17 @@ struct kv_query {
     uint32_t k;                  /* 1..KV_SELECTED_MAX; with UNION and NONE, of each vector */
     enum kv_selection selection; /* how many rows are selected, at most k; 0: k */
     float fraction;              /* 0 with KV_SELECT_TOP; else above 0, at most 1 */
-    /* Candidates per selected row, from 1.  With KV_SELECT_TOP, rerank * k is at most
-     * KV_SELECTED_MAX unless fewer rows are eligible; with the others, so many are taken. */
+    /* Rows per selected row that step 2 scores, from 1.  With KV_SELECT_TOP, rerank * k, and with a
+     * first cut candidates * k, is at most KV_CANDIDATES_MAX (UNION, NONE, and nodes of a version
+     * below 10: KV_SELECTED_MAX) unless fewer rows are eligible; with the others, so many are
+     * taken. */
     uint32_t rerank;
+    enum kv_first_cut first_cut; /* 0: none.  Others need nodes of version 10 */
+    uint32_t candidates;         /* per selected row, rerank to 65,535; 0 without a first cut */
+    /* (n_kv_heads) of each head instead, at most as many: `candidates`, or `rerank` where there is
+     * no first cut; NULL: all alike. */
+    const uint32_t *candidates_each;
+    bool want_reads;    /* kv_op_query_reads() */
     bool want_weights;  /* return the merged weights; KV_ANSWER_ATTEND: of the ids returned */
     bool want_ids;      /* KV_ANSWER_ATTEND: return all selected ids, not only cached ones */
     uint32_t summaries; /* summaries per 1,024 rows for the estimate of step 3: 0 (no estimate),
@@ -708,7 +724,7 @@ struct kv_query_result {
     uint32_t n_estimated;      /* rows that summaries stand for; with NONE, for some vector */
     uint32_t n_scored_by_code; /* eligible rows that step 1 scored by code */
     uint32_t n_scored_by_key;  /* eligible rows that step 1 scored by key */
-    uint32_t n_reranked;       /* candidates that step 2 scored */
+    uint32_t n_reranked;       /* candidates that were scored by key */
     uint32_t n_chapters;       /* codebooks used */
     float recall;              /* of exact top-k, estimated by the node; NaN: unknown */
     uint32_t node;             /* that replied: its position in the client's list */
@@ -723,6 +739,20 @@ struct kv_query_result {
 KV_API kv_status_t kv_op_query_result(const struct kv_op *op,
                                       uint32_t head,
                                       struct kv_query_result *ret_result);
+
+/* Bytes that nodes read of their memory for a query, as they have counted them. */
+struct kv_query_reads {
+    uint64_t books;  /* codebooks, and matrices of rotations */
+    uint64_t codes;  /* or lists of rows by code */
+    uint64_t copies; /* of candidates' keys */
+    uint64_t keys;   /* scored exactly */
+    uint64_t rows;   /* attended, or returned */
+    uint64_t summaries;
+};
+
+/* Returns what all nodes read; zeros unless `op` is a query that succeeded, with want_reads, and all
+ * its nodes count (version 10). */
+KV_API void kv_op_query_reads(const struct kv_op *op, struct kv_query_reads *ret_reads);
 
 /* Returns a hash of a block's row CRCs in one kv head.  It distinguishes blocks with the same
  * number and different rows.

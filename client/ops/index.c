@@ -63,7 +63,8 @@ static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
         .budget_us = index->budget_us,
         .seed = index->seed,
         .flags = (index->wait ? KV_WIRE_INDEX_WAIT : 0) |
-                 (index->rotates ? KV_WIRE_INDEX_ROTATES : 0),
+                 (index->rotates ? KV_WIRE_INDEX_ROTATES : 0) |
+                 (index->copies ? KV_WIRE_INDEX_COPIES : 0),
         .summaries = index->summaries,
     };
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
@@ -235,15 +236,12 @@ kv_status_t kv_index_begin(struct kv_session *session,
                              "index: %s: layers %u+%u, tokens %u, m %u, bits %u", fault,
                              index->layer_begin, index->n_layers, index->tokens, index->m,
                              index->bits);
-    for (uint32_t i = 0; i < session->row.n_nodes && index->rotates; i++) {
-        const struct kvc_node *node = kvc_session_node(session, i);
-
-        if (node->state == KVC_NODE_CONNECTED && node->version < KV_WIRE_VERSION_FIRST_CUT)
-            return kvc_set_error(&session->client->loop, KV_UNSUPPORTED,
-                                 "index: rotates: node %s speaks version %u, which has no "
-                                 "rotation; %d does",
-                                 node->name, node->version, KV_WIRE_VERSION_FIRST_CUT);
-    }
+    const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
+    if (old != NULL && (index->rotates || index->copies))
+        return kvc_set_error(&session->client->loop, KV_UNSUPPORTED,
+                             "index: %s: node %s speaks version %u, which has none; %d does",
+                             index->rotates ? "rotates" : "copies", old->name, old->version,
+                             KV_WIRE_VERSION_FIRST_CUT);
     status = kvc_op_begin(session->client, &index_type, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

@@ -37,6 +37,7 @@ static size_t request_bytes(const struct kvc_query_part *part, size_t n_units, s
 {
     return sizeof(struct kv_wire_query) + n_units * sizeof(struct kv_wire_unit) +
            part->query.n_ranges * sizeof(struct kv_wire_range) +
+           (part->query.candidates_each != NULL ? n_units * sizeof(uint32_t) : 0) +
            n_units * part->query.n_queries * part->d_k * sizeof(float) +
            n_cached * sizeof(struct kv_wire_cached_block);
 }
@@ -95,10 +96,14 @@ static void fill(const struct kvc_query_part *part,
         .n_queries = (uint16_t)query->n_queries,
         .k = query->k,
         .rerank = query->rerank < KV_SELECTED_MAX ? query->rerank : KV_SELECTED_MAX,
+        .first_cut = (uint8_t)query->first_cut,
+        .candidates = (uint16_t)query->candidates,
         .scale = query->scale,
         .n_ranges = query->n_ranges,
-        .flags =
-            (query->want_weights ? KV_WIRE_WEIGHTS : 0) | (query->want_ids ? KV_WIRE_IDS : 0),
+        .flags = (query->want_weights ? KV_WIRE_WEIGHTS : 0) |
+                 (query->want_ids ? KV_WIRE_IDS : 0) |
+                 (query->candidates_each != NULL ? KV_WIRE_EACH : 0) |
+                 (part->has_reads ? KV_WIRE_READS : 0),
         .selection = (uint32_t)query->selection,
         .fraction = query->fraction,
         .summaries = query->summaries,
@@ -113,6 +118,12 @@ static void fill(const struct kvc_query_part *part,
         struct kv_wire_range range = {query->ranges[i].begin, query->ranges[i].end};
 
         memcpy(at, &range, sizeof(range));
+    }
+    for (uint32_t i = 0; query->candidates_each != NULL && i < n_units; i++) {
+        const uint32_t candidates = kvc_query_candidates(part, units[i].kv_head);
+
+        memcpy(at, &candidates, sizeof(candidates));
+        at += sizeof(candidates);
     }
     for (uint32_t i = 0; i < n_units; i++, at += vectors_bytes)
         memcpy(at,
@@ -235,24 +246,6 @@ static const char *ranges_fault(const struct kv_query *query)
     return end > KV_TOKENS_MAX ? "ranges: beyond the largest session" : NULL;
 }
 
-/* Computes how many rows each step scores.  Step 1 is skipped if every eligible row becomes a
- * candidate, step 2 if there is nothing left to select or to weight. */
-static void expect_work(struct kvc_query_part *part, uint32_t n_groups)
-{
-    const struct kv_query *query = &part->query;
-    const uint64_t wanted = (uint64_t)query->k * query->rerank;
-    const uint64_t n_group = wanted < KV_SELECTED_MAX ? wanted : KV_SELECTED_MAX;
-    const bool is_scored = query->selection != KV_SELECT_TOP || n_group < part->n_candidates;
-    const bool is_reranked =
-        is_scored ? query->rerank > 1 : query->k < part->n_candidates || query->want_weights;
-    const uint64_t most = n_group * n_groups;
-
-    part->n_scored = is_scored ? part->n_candidates : 0;
-    part->n_reranked_max = !is_reranked                ? 0
-                           : most < part->n_candidates ? (uint32_t)most
-                                                       : part->n_candidates;
-}
-
 /* Checks the fields that sizes depend on, and computes the sizes in `part`.  Returns NULL if
  * the query fits the schema. */
 static const char *shape_fault(const kv_schema_t *schema,
@@ -301,7 +294,6 @@ static const char *shape_fault(const kv_schema_t *schema,
                       : query->k < part->n_candidates   ? query->k
                                                         : part->n_candidates;
     part->n_ids_max = most < part->n_candidates ? (uint32_t)most : part->n_candidates;
-    expect_work(part, n_vectors);
     part->row_bytes = layer->row_bytes;
     part->d_k = layer->d_k;
     part->d_v = layer->d_v;
@@ -337,24 +329,73 @@ static double size_of(const float *vector, uint32_t d)
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
+/* Checks how many candidates each step takes: a node would take fewer than were asked for. */
+static const char *candidates_fault(const struct kvc_query_part *part)
+{
+    const struct kv_query *query = &part->query;
+    const bool is_cut = query->first_cut != KV_CUT_NONE;
+    const uint32_t most = query->merge >= KV_MERGE_UNION ? KV_SELECTED_MAX : KV_CANDIDATES_MAX;
+
+    if (query->rerank == 0)
+        return "rerank: must be 1 or more";
+    if (query->first_cut != KV_CUT_NONE && query->first_cut != KV_CUT_INT4)
+        return "unknown first_cut";
+    if (is_cut ? query->candidates < query->rerank || query->candidates > UINT16_MAX
+               : query->candidates != 0)
+        return "candidates: must be at least rerank and at most 65535, and 0 without a first "
+               "cut";
+    for (uint32_t i = 0; query->candidates_each != NULL && i < part->n_heads; i++)
+        if (query->candidates_each[i] < (is_cut ? query->rerank : 1) ||
+            query->candidates_each[i] > (is_cut ? query->candidates : query->rerank))
+            return "candidates_each: more than candidates, or fewer than rerank";
+    if (query->selection != KV_SELECT_TOP || part->n_candidates <= most)
+        return NULL;
+    if ((uint64_t)query->k * query->rerank > most)
+        return "rerank: rerank * k must be at most 16384 (UNION and NONE: 8192), where that "
+               "many "
+               "rows are eligible";
+    if ((uint64_t)query->k * query->candidates > most)
+        return "candidates: candidates * k must be at most 16384 (UNION and NONE: 8192), where "
+               "that many rows are eligible";
+    return NULL;
+}
+
+/* Checks that all nodes know what the query asks for; what they read is counted where they can. */
+static kv_status_t check_versions(struct kv_session *session, struct kvc_query_part *part)
+{
+    const struct kv_query *query = &part->query;
+    const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
+    const bool is_many = query->selection == KV_SELECT_TOP &&
+                         part->n_candidates > KV_SELECTED_MAX &&
+                         (uint64_t)query->k * query->rerank > KV_SELECTED_MAX;
+
+    part->has_reads = query->want_reads && old == NULL;
+    if (old == NULL ||
+        (query->first_cut == KV_CUT_NONE && query->candidates_each == NULL && !is_many))
+        return KV_OK;
+    return kvc_set_error(
+        &session->client->loop, KV_UNSUPPORTED,
+        "query: layer %u: node %s speaks version %u, which has no first cut, no "
+        "candidates of each head, and at most %d candidates; %d does",
+        query->layer, old->name, old->version, KV_SELECTED_MAX, KV_WIRE_VERSION_FIRST_CUT);
+}
+
 /* Checks the other fields, and computes the bounds in `part` that depend on them. */
 static const char *values_fault(const struct kv_session *session, struct kvc_query_part *part)
 {
     const struct kv_query *query = &part->query;
     const size_t n_vectors = (size_t)part->n_heads * query->n_queries;
     const float *element = query->queries;
+    const char *fault;
     double most = 0;
 
     if (query->ranges[query->n_ranges - 1].end > session->tokens_max)
         return "ranges: beyond the session's tokens_max";
     if (query->snapshot > session->tokens_max)
         return "snapshot is beyond the session's tokens_max";
-    if (query->rerank == 0)
-        return "rerank: must be 1 or more";
-    /* A node would take fewer than was asked for. */
-    if (query->selection == KV_SELECT_TOP && part->n_candidates > KV_SELECTED_MAX &&
-        (uint64_t)query->k * query->rerank > KV_SELECTED_MAX)
-        return "rerank: rerank * k must be at most 8192, where that many rows are eligible";
+    fault = candidates_fault(part);
+    if (fault != NULL)
+        return fault;
     if (!isfinite(query->scale) || query->scale <= 0)
         return "scale: must be above 0";
     if (query->selection == KV_SELECT_TOP ? query->fraction != 0
@@ -412,8 +453,10 @@ static bool keep(struct kv_op *op, size_t n_cached)
     const size_t ranges_bytes = query->n_ranges * sizeof(*query->ranges);
     const size_t queries_bytes = n * query->n_queries * part->d_k * sizeof(*query->queries);
     const size_t cached_bytes = n_cached * sizeof(*query->cached);
-    uint8_t *at =
-        kvc_op_capacity(op, results_bytes + ranges_bytes + queries_bytes + cached_bytes);
+    const size_t each_bytes =
+        query->candidates_each != NULL ? n * sizeof(*query->candidates_each) : 0;
+    uint8_t *at = kvc_op_capacity(op, results_bytes + ranges_bytes + queries_bytes +
+                                          cached_bytes + each_bytes);
 
     if (at == NULL)
         return false;
@@ -426,6 +469,8 @@ static bool keep(struct kv_op *op, size_t n_cached)
     query->ranges = kvc_op_keep(&at, query->ranges, ranges_bytes);
     query->queries = kvc_op_keep(&at, query->queries, queries_bytes);
     query->cached = kvc_op_keep(&at, query->cached, cached_bytes);
+    if (each_bytes > 0)
+        query->candidates_each = kvc_op_keep(&at, query->candidates_each, each_bytes);
     query->n_cached = NULL;
     return true;
 }
@@ -459,6 +504,9 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (fault != NULL)
         return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
                              fault);
+    status = check_versions(session, &part);
+    if (status != KV_OK)
+        return status;
     if (kvc_query_has_rows(query) &&
         (io == NULL || !kvc_buffer_holds(client, io->buffer, io->offset,
                                          part.n_heads * kvc_query_head_bytes_max(&part))))
@@ -528,4 +576,19 @@ kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result
 uint32_t kv_block_fingerprint(const uint32_t *crcs)
 {
     return kv_wire_block_fingerprint(crcs);
+}
+
+void kv_op_query_reads(const struct kv_op *op, struct kv_query_reads *ret_reads)
+{
+    *ret_reads = (struct kv_query_reads){0};
+    if (op->type != &query_type || op->status != KV_OK)
+        return;
+    const struct kv_wire_query_reads *reads = &kvc_query_of(op)->reads;
+
+    *ret_reads = (struct kv_query_reads){.books = reads->books,
+                                         .codes = reads->codes,
+                                         .copies = reads->copies,
+                                         .keys = reads->keys,
+                                         .rows = reads->rows,
+                                         .summaries = reads->summaries};
 }

@@ -4,6 +4,7 @@
 
 #include "client/include/kvclient.h"
 #include "client/op.h"
+#include "proto/kv_wire.h"
 
 #include <assert.h>
 
@@ -14,9 +15,9 @@ struct kvc_query_part {
     uint32_t n_candidates;
     uint32_t n_ids_min, n_ids_max; /* selected of one head */
     uint32_t n_blocks;             /* with eligible rows */
-    uint32_t n_scored;             /* by step 1; 0: skipped */
-    uint32_t n_reranked_max;       /* by step 2; 0: skipped */
-    float output_most, lse_most;   /* bounds of absolute values */
+    bool has_reads;                /* replies say what was read */
+    struct kv_wire_query_reads reads;
+    float output_most, lse_most; /* bounds of absolute values */
     size_t row_bytes;
     uint32_t n_placed;               /* heads whose rows have a place in the buffer */
     uint8_t *base;                   /* of all rows */

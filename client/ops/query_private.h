@@ -53,6 +53,23 @@ static inline size_t kvc_query_outputs_bytes(const struct kvc_query_part *part)
                : 0;
 }
 
+/* Returns where a reply's results begin. */
+static inline size_t kvc_query_results_at(const struct kvc_query_part *part)
+{
+    return sizeof(struct kv_wire_query_times) +
+           (part->has_reads ? sizeof(struct kv_wire_query_reads) : 0);
+}
+
+/* Returns how many candidates a head has for each selected row. */
+static inline uint32_t kvc_query_candidates(const struct kvc_query_part *part, uint32_t head)
+{
+    const struct kv_query *query = &part->query;
+
+    if (query->candidates_each != NULL)
+        return query->candidates_each[head - query->kv_head_begin];
+    return query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
+}
+
 /* Returns the bytes of a reply's body before the CRCs. */
 static inline size_t
 kvc_query_names_bytes(const struct kvc_query_part *part, size_t n_units, size_t n_ids)
@@ -61,7 +78,7 @@ kvc_query_names_bytes(const struct kvc_query_part *part, size_t n_units, size_t 
     size_t id_bytes = sizeof(uint32_t) + (query->want_weights ? sizeof(float) : 0) +
                       (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
 
-    return sizeof(struct kv_wire_query_times) +
+    return kvc_query_results_at(part) +
            n_units * (sizeof(struct kv_wire_query_result) + kvc_query_outputs_bytes(part)) +
            n_ids * id_bytes;
 }

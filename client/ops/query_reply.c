@@ -30,6 +30,7 @@
  * unit.  It belongs to the operation, whose results point into it, until the operation ends. */
 struct kvc_saved_reply {
     struct kv_wire_query_times times;
+    struct kv_wire_query_reads reads;
     struct kv_wire_query_result *results; /* (n_units) */
     uint32_t *ids;                        /* (n_ids) tokens */
     uint32_t *row_index;                  /* (n_ids) counted from the unit's first; rows only */
@@ -80,6 +81,39 @@ static uint32_t n_estimated_max(const struct kvc_query_part *part,
                                               : part->n_candidates - result->n_selected;
 }
 
+/* How many rows the steps of a unit's query score.  Step 1 is skipped if every eligible row becomes
+ * a candidate, step 2 if there is nothing left to select or to weight. */
+struct work {
+    uint32_t n_scored;                       /* by step 1; 0: skipped */
+    uint64_t n_reranked_min, n_reranked_max; /* by their keys, in a cut or step 2 */
+};
+
+static struct work expect_work(const struct kvc_query_part *part,
+                               const struct kv_wire_unit *unit,
+                               const struct kv_wire_query_result *result)
+{
+    const struct kv_query *query = &part->query;
+    const bool merges = query->merge < KV_MERGE_UNION;
+    const uint64_t cap = merges ? KV_CANDIDATES_MAX : KV_SELECTED_MAX;
+    const uint64_t n_groups = merges ? 1 : query->n_queries, n = part->n_candidates;
+    const uint32_t candidates = kvc_query_candidates(part, unit->kv_head);
+    const uint64_t wanted = (uint64_t)query->k * candidates,
+                   n_group = wanted < cap ? wanted : cap;
+    const uint64_t most = n_group * n_groups < n ? n_group * n_groups : n;
+    const bool is_scored = query->selection != KV_SELECT_TOP || n_group < n;
+    const bool is_reranked = is_scored ? candidates > 1 : query->k < n || query->want_weights;
+    struct work work = {.n_scored = is_scored ? part->n_candidates : 0};
+
+    if (query->first_cut != KV_CUT_NONE) {
+        /* Candidates may have copies or not; those that the cut leaves are scored again. */
+        work.n_reranked_max = 2 * most;
+    } else if (is_reranked) {
+        work.n_reranked_min = result->n_selected;
+        work.n_reranked_max = most;
+    }
+    return work;
+}
+
 /* Checks the counts of a unit's result, and that it is the requested unit. */
 static struct fault result_fault(const struct kvc_request *request,
                                  const struct kv_wire_unit *unit,
@@ -88,6 +122,7 @@ static struct fault result_fault(const struct kvc_request *request,
     const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     const bool is_part = kvc_query_names_cached_only(&part->query);
     const uint64_t n_scored = (uint64_t)result->n_scored_by_code + result->n_scored_by_key;
+    const struct work work = expect_work(part, unit, result);
     const uint64_t n_ids_max =
         is_part ? (uint64_t)unit->n_ids * KV_BLOCK_TOKENS : result->n_selected;
     const struct {
@@ -103,11 +138,10 @@ static struct fault result_fault(const struct kvc_request *request,
              (is_part || result->n_ids == result->n_selected)},
         {{"n_estimated", result->n_estimated},
          result->n_estimated <= n_estimated_max(part, result)},
-        {{"n_scored_by_code + n_scored_by_key", (double)n_scored}, n_scored == part->n_scored},
+        {{"n_scored_by_code + n_scored_by_key", (double)n_scored}, n_scored == work.n_scored},
         {{"n_reranked", result->n_reranked},
-         part->n_reranked_max == 0 ? result->n_reranked == 0
-                                   : result->n_reranked >= result->n_selected &&
-                                         result->n_reranked <= part->n_reranked_max},
+         result->n_reranked >= work.n_reranked_min &&
+             result->n_reranked <= work.n_reranked_max},
         {{"n_chapters", result->n_chapters},
          result->n_chapters <= part->n_blocks &&
              result->n_chapters <= result->n_scored_by_code &&
@@ -310,6 +344,7 @@ static void copy_body(struct kvc_saved_reply *saved,
     const size_t n_lses = (size_t)n_units * part->query.n_queries;
 
     body = copy_next(&saved->times, body, sizeof(saved->times));
+    body = copy_next(&saved->reads, body, part->has_reads ? sizeof(saved->reads) : 0);
     body = copy_next(saved->results, body, n_units * sizeof(*saved->results));
     body = copy_next(saved->ids, body, n_ids * sizeof(*saved->ids));
     body = copy_next(saved->weights, body, n_ids * sizeof(*saved->weights));
@@ -417,7 +452,7 @@ static kv_status_t check_counts(const struct kvc_request *request,
         struct kv_wire_query_result result;
         struct fault fault;
 
-        memcpy(&result, body + sizeof(times) + i * sizeof(result), sizeof(result));
+        memcpy(&result, body + kvc_query_results_at(part) + i * sizeof(result), sizeof(result));
         fault = result_fault(request, &units_of(request)[i], &result);
         if (fault.field != NULL)
             return refuse_unit(&units_of(request)[i], fault, detail, detail_bytes);
@@ -472,7 +507,7 @@ kv_status_t kvc_query_reply(struct kvc_request *request,
 
 kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t detail_bytes)
 {
-    const struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
+    struct kvc_query_part *part = kvc_query_of(kvc_request_op(request));
     const struct kv_wire_unit *units = units_of(request);
     const struct kvc_saved_reply *saved = part->saved[request->position];
     const uint8_t *rows = kvc_query_has_rows(&part->query) ? place_of(request) : NULL;
@@ -530,5 +565,11 @@ kv_status_t kvc_query_finish(struct kvc_request *request, char *detail, size_t d
         first += result.n_ids;
     }
     request->node->rows_out += first_row;
+    part->reads.books += saved->reads.books;
+    part->reads.codes += saved->reads.codes;
+    part->reads.copies += saved->reads.copies;
+    part->reads.keys += saved->reads.keys;
+    part->reads.rows += saved->reads.rows;
+    part->reads.summaries += saved->reads.summaries;
     return KV_OK;
 }

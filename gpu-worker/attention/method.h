@@ -20,6 +20,7 @@
 #ifndef KV_GPU_WORKER_ATTENTION_METHOD_H
 #define KV_GPU_WORKER_ATTENTION_METHOD_H
 
+#include "client/include/kvclient.h"
 #include "gpu-worker/attention/options.h"
 #include "gpu-worker/kvcache/setup.h"
 
@@ -48,6 +49,7 @@ struct kvw_method_stats {
     uint64_t rows_reranked;
     uint64_t rows_estimated;             /* rows not selected, estimated by summaries */
     double nodes_worked_s;               /* time of the nodes' threads, on queries */
+    struct kv_query_reads nodes_read;    /* bytes of the nodes' memory, for queries */
     uint64_t rows_selected, rows_cached; /* rows_cached: in the worker's cache */
     uint64_t rows_sent;                  /* to answer queries */
     uint32_t codebooks_trained, codebooks_found;

@@ -11,7 +11,8 @@ const struct kvw_method_options kvw_method_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
     .index =
         {.summaries = 16, .chapter_blocks = 128, .subspaces = 2, .bits = 6, .rotates = true},
-    .rerank = 4,
+    .candidates = 8,
+    .rerank = KVW_USUAL,
     .cache = KVW_CACHE_LRU,
     .cache_tokens = 4096,
 };
@@ -46,14 +47,39 @@ static bool set_seed(struct kvw_method_options *options, const char *value)
     return *end == '\0';
 }
 
-static bool set_rerank(struct kvw_method_options *options, const char *value)
+static bool parse_factor(const char *value, uint32_t *ret_factor)
 {
     if (strcmp(value, "auto") == 0) {
-        options->rerank = 0;
+        *ret_factor = KVW_ADAPTED;
         return true;
     }
-    return kvw_budget_parse_count(value, 1, &options->rerank) &&
-           options->rerank <= KV_SELECTED_MAX;
+    return kvw_budget_parse_count(value, 1, ret_factor) && *ret_factor <= KV_SELECTED_MAX;
+}
+
+static bool set_rerank(struct kvw_method_options *options, const char *value)
+{
+    if (strcmp(value, "usual") == 0) {
+        options->rerank = KVW_USUAL;
+        return true;
+    }
+    return parse_factor(value, &options->rerank);
+}
+
+static bool set_candidates(struct kvw_method_options *options, const char *value)
+{
+    return parse_factor(value, &options->candidates);
+}
+
+static bool set_first_cut(struct kvw_method_options *options, const char *value)
+{
+    options->first_cut = strcmp(value, "int4") == 0 ? KV_CUT_INT4 : KV_CUT_NONE;
+    options->index.copies = options->first_cut == KV_CUT_INT4;
+    return options->index.copies || strcmp(value, "none") == 0;
+}
+
+static bool has_first_cut(const struct kvw_method_options *options)
+{
+    return options->first_cut != KV_CUT_NONE;
 }
 
 /* Sets *ret_index to the index of `value` in names (n). */
@@ -198,13 +224,37 @@ static const struct kvw_method_option method_options[] = {
      .expected = "a number of rows, at least 1, or half",
      .value = "N|half",
      .set = set_window},
-    {.name = "rerank",
-     .fallback = "4",
+    {.name = "first-cut",
+     .fallback = "none",
      .help =
-         "candidates rescored exactly per selected row; 1: no reranking; auto: 4, raised in "
-         "layers with low estimated recall (fixed at 4 with --seed)",
+         "int4: nodes keep copies of keys in 4 bits, and score the candidates by these first; "
+         "none: by their keys",
+     .expected = "none or int4",
+     .choices = "none|int4",
+     .needs_index = true,
+     .is_of_codes = true,
+     .set = set_first_cut},
+    {.name = "candidates",
+     .fallback = "8",
+     .help =
+         "rows that the first cut scores per selected row; auto: 8, raised in layers with low "
+         "estimated recall (fixed at 8 with --seed)",
      .expected = "a number from 1 to 8192, or auto",
      .value = "N|auto",
+     .needs_index = true,
+     .is_of_codes = true,
+     .matters = has_first_cut,
+     .condition = "with first-cut int4",
+     .set = set_candidates},
+    {.name = "rerank",
+     .fallback = "usual",
+     .help = "rows rescored exactly per selected row; 1: no reranking; usual: 4, and 1 with a "
+             "first "
+             "cut; auto, without a first cut: 4, raised in layers with low estimated recall "
+             "(fixed at "
+             "4 with --seed)",
+     .expected = "a number from 1 to 8192, usual, or auto",
+     .value = "N|usual|auto",
      .needs_index = true,
      .is_of_codes = true,
      .set = set_rerank},

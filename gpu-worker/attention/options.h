@@ -8,6 +8,7 @@
 #include "gpu-worker/attention/budget.h"
 #include "gpu-worker/kvcache/index_schedule.h"
 #include "proto/kv_status.h"
+#include "proto/kv_types.h"
 
 /* Which blocks of rows a worker caches, besides sinks and window. */
 enum kvw_cache_policy {
@@ -26,6 +27,9 @@ enum kvw_result_mode {
     KVW_RESULT_ATTEND, /* the attention output over the selected rows */
 };
 
+#define KVW_ADAPTED 0u
+#define KVW_USUAL   UINT32_MAX
+
 /* The options of all methods; each method reads those that concern it. */
 struct kvw_method_options {
     struct kvw_budget_options budget;
@@ -33,8 +37,12 @@ struct kvw_method_options {
 
     /* Methods with an index in the store. */
     struct kvw_index_options index;
-    uint32_t rerank; /* candidates per selected row; 0: adapted to the nodes' estimates
-                        of recall */
+    enum kv_first_cut first_cut;
+    /* Per selected row: rows that the first cut scores, and those of them that are scored by their
+     * keys.  KVW_ADAPTED: as many as the nodes' estimates of recall ask for; of `rerank`,
+     * KVW_USUAL: 1 with a first cut, else 4. */
+    uint32_t candidates;
+    uint32_t rerank;
     enum kvw_result_mode answer;
     enum kvw_cache_policy cache;
     uint32_t cache_tokens; /* per layer */
@@ -48,12 +56,20 @@ static inline bool kvw_method_returns_outputs(const struct kvw_method_options *o
     return options->answer == KVW_RESULT_AUTO || options->answer == KVW_RESULT_ATTEND;
 }
 
-/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; rerank 4, 16 summaries, chapters of 128
- * blocks, 2 subspaces of 6 bits, a cache of 4096 tokens; seed 0, recall not measured */
+/* Returns the rows per selected row that are scored by their keys; KVW_ADAPTED: they are adapted. */
+static inline uint32_t kvw_method_rerank(const struct kvw_method_options *options)
+{
+    return options->rerank != KVW_USUAL        ? options->rerank
+           : options->first_cut == KV_CUT_NONE ? 4
+                                               : 1;
+}
+
+/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; 16 summaries, chapters of 128 blocks, 2 subspaces
+ * of 6 bits, no first cut, a cache of 4096 tokens; seed 0, recall not measured */
 extern const struct kvw_method_options kvw_method_defaults;
 
 enum {
-    KVW_METHOD_OPTIONS_MAX = 20,
+    KVW_METHOD_OPTIONS_MAX = 24,
 };
 
 struct kvw_method_option {

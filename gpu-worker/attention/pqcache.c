@@ -119,7 +119,7 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
     pq->rerank = malloc(pq->n_layers * sizeof(pq->rerank[0]));
     status = pq->rerank == NULL ? KV_NO_MEMORY : query_memory(pq);
     for (uint32_t i = 0; status == KV_OK && i < pq->n_layers; i++)
-        kvw_rerank_begin(&pq->rerank[i]);
+        kvw_rerank_begin(&pq->rerank[i], kvw_pqcache_usual(pq));
     if (status == KV_OK)
         status = kvw_session_create(&setup->session, &pq->base.session, detail, detail_bytes);
     if (status == KV_OK)
@@ -247,7 +247,8 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
 
     if (options->seed != now->seed || index->chapter_blocks != now->index.chapter_blocks ||
         index->subspaces != now->index.subspaces || index->bits != now->index.bits ||
-        index->rotates != now->index.rotates || index->iterations != now->index.iterations ||
+        index->rotates != now->index.rotates || index->copies != now->index.copies ||
+        index->iterations != now->index.iterations ||
         (index->summaries != 0 && index->summaries != pq->setup.options.index.summaries) ||
         options->answer != now->answer || options->cache != now->cache ||
         options->cache_tokens != now->cache_tokens)
@@ -255,8 +256,14 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
     pq->options = *options;
     kvw_index_schedule_wait(pq->index, index->wait);
     for (uint32_t i = 0; i < pq->n_layers; i++)
-        kvw_rerank_begin(&pq->rerank[i]);
+        kvw_rerank_begin(&pq->rerank[i], kvw_pqcache_usual(pq));
     return KV_OK;
+}
+
+static void take_all(struct kvw_pqcache *pq)
+{
+    pq->options.first_cut = KV_CUT_NONE;
+    pq->options.rerank = KV_SELECTED_MAX;
 }
 
 /* A control: what is lost by the selection alone, were the codes perfect.  Nodes score all rows by
@@ -269,16 +276,16 @@ static kv_status_t oracle_rest_create(const struct kvw_method_setup *setup,
     struct kvw_method *attention;
     kv_status_t status;
 
-    if (setup->session.capacity > KV_SELECTED_MAX) {
+    if (setup->session.capacity > KV_CANDIDATES_MAX) {
         snprintf(detail, detail_bytes, "oracle+rest: %u tokens: at most %d",
-                 setup->session.capacity, KV_SELECTED_MAX);
+                 setup->session.capacity, KV_CANDIDATES_MAX);
         return KV_INVALID;
     }
     status = pqcache_create(setup, &attention, detail, detail_bytes);
     if (status != KV_OK)
         return status;
     attention->ops = &kvw_method_oracle_rest;
-    pqcache_of(attention)->options.rerank = KV_SELECTED_MAX;
+    take_all(pqcache_of(attention));
     *ret_attention = attention;
     return KV_OK;
 }
@@ -288,7 +295,7 @@ static kv_status_t oracle_rest_set_options(struct kvw_method *attention,
 {
     const kv_status_t status = pqcache_set_options(attention, options);
 
-    pqcache_of(attention)->options.rerank = KV_SELECTED_MAX;
+    take_all(pqcache_of(attention));
     return status;
 }
 

@@ -22,7 +22,7 @@ struct kvw_pqcache {
     struct kvw_block_cache *cached; /* NULL: no cache */
     uint32_t n_layers, d;
     size_t row_bytes;
-    struct kvw_rerank *rerank; /* (n_layers) with --rerank auto and no seed */
+    struct kvw_rerank *rerank; /* (n_layers) for adapted numbers of candidates */
     struct kvw_index_schedule *index;
 
     /* A query. */
@@ -56,6 +56,12 @@ static inline uint32_t kvw_pqcache_group_of(const struct kvw_pqcache *pq)
     return params->n_q_heads / params->n_kv_heads;
 }
 
+/* The number of candidates that one adapts from. */
+static inline uint32_t kvw_pqcache_usual(const struct kvw_pqcache *pq)
+{
+    return pq->options.first_cut == KV_CUT_NONE ? KVW_RERANK_USUAL : KVW_CANDIDATES_USUAL;
+}
+
 /* Computes attention of the token in one layer, whose device rows are in place. */
 kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
                                    uint32_t layer,
@@ -67,6 +73,9 @@ kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
 void kvw_pqcache_count_found(struct kvw_pqcache *pq,
                              const struct kvw_budget *budget,
                              const struct kv_query_result *found);
+
+/* Adds what nodes read for a query. */
+void kvw_pqcache_count_reads(struct kvw_pqcache *pq, const struct kv_op *op);
 
 /* Returns the time that nodes worked on a query, from its results `found` (n_kv_heads). */
 uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads);

@@ -67,37 +67,51 @@ static kv_status_t fetch_rows(struct kvw_pqcache *pq,
     return status;
 }
 
+/* Returns the option that says how many candidates step 1 takes. */
+static uint32_t candidates_option(const struct kvw_pqcache *pq)
+{
+    return pq->options.first_cut == KV_CUT_NONE ? kvw_method_rerank(&pq->options)
+                                                : pq->options.candidates;
+}
+
 /* Nodes estimate recall when they have time; with a seed, runs must be reproducible. */
-static bool adapts_rerank(const struct kvw_pqcache *pq)
+static bool adapts_candidates(const struct kvw_pqcache *pq)
 {
-    return pq->options.rerank == 0 && pq->options.seed == 0;
+    return candidates_option(pq) == KVW_ADAPTED && pq->options.seed == 0;
 }
 
-static uint32_t rerank_of(const struct kvw_pqcache *pq, uint32_t layer, uint32_t k)
+static uint32_t candidates_of(const struct kvw_pqcache *pq, uint32_t layer, uint32_t k)
 {
-    const uint32_t most = KV_SELECTED_MAX / k;
-
-    if (pq->options.rerank > 0)
-        return pq->options.rerank; /* the store says so if these are too many */
-    return kvw_pqcache_smaller(
-        adapts_rerank(pq) ? pq->rerank[layer].factor : (uint32_t)KVW_RERANK_USUAL, most);
+    if (candidates_option(pq) != KVW_ADAPTED)
+        return candidates_option(pq); /* the store says so if these are too many */
+    return kvw_pqcache_smaller(adapts_candidates(pq) ? pq->rerank[layer].factor
+                                                     : kvw_pqcache_usual(pq),
+                               KV_CANDIDATES_MAX / k);
 }
 
-/* --rerank auto: more candidates where nodes measure that codes miss too much. */
-static void adapt_rerank(struct kvw_pqcache *pq,
-                         uint32_t layer,
-                         const struct kvw_budget *budget,
-                         const struct kv_query_result *found)
+/* With a first cut, "auto" is of the candidates: what it leaves is rescored as always. */
+static uint32_t rerank_of(const struct kvw_pqcache *pq)
+{
+    const uint32_t rerank = kvw_method_rerank(&pq->options);
+
+    return rerank == KVW_ADAPTED ? 1 : rerank;
+}
+
+/* More candidates where nodes measure that codes miss too much. */
+static void adapt_candidates(struct kvw_pqcache *pq,
+                             uint32_t layer,
+                             const struct kvw_budget *budget,
+                             const struct kv_query_result *found)
 {
     float least = NAN;
 
-    if (!adapts_rerank(pq))
+    if (!adapts_candidates(pq))
         return;
     for (uint32_t head = 0; head < pq->setup.session.model->params.n_kv_heads; head++)
         least = fminf(least, found[head].recall); /* NaN: not known */
-    /* More than KV_SELECTED_MAX candidates are not taken. */
+    /* More than KV_CANDIDATES_MAX are not taken. */
     kvw_rerank_note(&pq->rerank[layer], least,
-                    kvw_pqcache_smaller(KVW_RERANK_MAX, KV_SELECTED_MAX / budget->k));
+                    kvw_pqcache_smaller(KVW_RERANK_MAX, KV_CANDIDATES_MAX / budget->k));
 }
 
 /* Appends the runs of a head's selected rows after n_runs others; returns the new number of
@@ -182,8 +196,9 @@ static kv_status_t attend_found(struct kvw_pqcache *pq,
         kvw_pqcache_count_found(pq, budget, &found[head]);
     }
     if (op != NULL) {
+        kvw_pqcache_count_reads(pq, op);
         pq->node_stats.nodes_worked_s += (double)kvw_pqcache_worked_us(found, n_heads) / 1e6;
-        adapt_rerank(pq, layer, budget, found);
+        adapt_candidates(pq, layer, budget, found);
     }
     if (op != NULL && pq->answer == KV_ANSWER_IDS)
         status = fetch_rows(pq, layer, found, rows_before);
@@ -236,13 +251,20 @@ static kv_status_t begin_query(struct kvw_pqcache *pq,
         .scale = 1 / sqrtf((float)pq->d),
         .merge = KV_MERGE_SUM,
         .k = kvw_pqcache_smaller(budget->k, KV_SELECTED_MAX),
-        .rerank = rerank_of(pq, layer, kvw_pqcache_smaller(budget->k, KV_SELECTED_MAX)),
+        .first_cut = pq->options.first_cut,
+        .want_reads = true,
         .summaries = pq->options.index.summaries,
         .n_ranges = 1,
         .ranges = &middle,
     };
     kv_status_t status;
 
+    if (query.first_cut == KV_CUT_NONE) {
+        query.rerank = candidates_of(pq, layer, query.k);
+    } else {
+        query.rerank = rerank_of(pq);
+        query.candidates = candidates_of(pq, layer, query.k);
+    }
     query.answer = pq->answer = answer_for(pq, query.k);
     pq->device->ops->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
     if (pq->answer == KV_ANSWER_ROWS && pq->cached != NULL)

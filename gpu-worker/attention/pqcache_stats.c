@@ -25,6 +25,19 @@ void kvw_pqcache_count_found(struct kvw_pqcache *pq,
     }
 }
 
+void kvw_pqcache_count_reads(struct kvw_pqcache *pq, const struct kv_op *op)
+{
+    struct kv_query_reads *sum = &pq->node_stats.nodes_read, reads;
+
+    kv_op_query_reads(op, &reads);
+    sum->books += reads.books;
+    sum->codes += reads.codes;
+    sum->copies += reads.copies;
+    sum->keys += reads.keys;
+    sum->rows += reads.rows;
+    sum->summaries += reads.summaries;
+}
+
 /* The time that nodes worked on a query.  Heads answered by one message report that message's
  * times, so each message is counted once. */
 uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads)

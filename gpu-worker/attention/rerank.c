@@ -6,9 +6,9 @@
 /* The range in which recall is kept. */
 static const float RECALL_WANTED = 0.9f, RECALL_PLENTY = 0.97f;
 
-void kvw_rerank_begin(struct kvw_rerank *rerank)
+void kvw_rerank_begin(struct kvw_rerank *rerank, uint32_t usual)
 {
-    *rerank = (struct kvw_rerank){.factor = KVW_RERANK_USUAL, .last = NAN};
+    *rerank = (struct kvw_rerank){.usual = usual, .factor = usual, .last = NAN};
 }
 
 static bool is_new(const struct kvw_rerank *rerank, float recall)
@@ -31,7 +31,7 @@ void kvw_rerank_note(struct kvw_rerank *rerank, float recall, uint32_t most)
         return;
     if (recall < RECALL_WANTED)
         rerank->factor += recall > rerank->last ? 1 : (now + 1) / 2;
-    else if (recall > RECALL_PLENTY && now > KVW_RERANK_USUAL)
+    else if (recall > RECALL_PLENTY && now > rerank->usual)
         rerank->factor--;
     if (rerank->factor > now && rerank->factor > most)
         rerank->factor = now > most ? now : most;

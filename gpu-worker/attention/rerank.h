@@ -1,4 +1,5 @@
-/* rerank.h - --rerank auto: how many candidates per selected row a layer's queries take.
+/* rerank.h - --candidates auto, or --rerank auto where there is no first cut: how many candidates
+ * per selected row a layer's queries take.
  *
  *     kvw_rerank_begin();  for each query: use factor;  kvw_rerank_note();
  *
@@ -19,19 +20,21 @@
 #include <stdint.h>
 
 enum {
-    KVW_RERANK_USUAL = 4,
+    KVW_RERANK_USUAL = 4,     /* where it begins without a first cut, */
+    KVW_CANDIDATES_USUAL = 8, /* and with one */
     KVW_RERANK_MAX = 16,
     KVW_RERANK_EVERY = 64,  /* queries between two estimates, as nodes sample */
     KVW_RERANK_STALE = 256, /* queries after which an equal estimate counts as a new one */
 };
 
 struct kvw_rerank {
+    uint32_t usual;     /* where it began */
     uint32_t factor;    /* to be used now */
     uint32_t n_queries; /* since the last estimate that counted */
     float last;         /* that estimate; NaN: none */
 };
 
-void kvw_rerank_begin(struct kvw_rerank *rerank);
+void kvw_rerank_begin(struct kvw_rerank *rerank, uint32_t usual);
 
 /* Takes the estimate that came with a query: the least of the layer's kv heads; NaN: unknown.
  * The factor stays at most `most`. */

@@ -196,6 +196,7 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
         .m = index->options.subspaces,
         .bits = index->options.bits,
         .rotates = index->options.rotates,
+        .copies = index->options.copies,
         .seed = index->seed,
         .summaries = index->options.summaries,
         .wait = true,

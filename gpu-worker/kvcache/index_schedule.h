@@ -32,6 +32,7 @@ struct kvw_index_options {
     uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
     uint32_t subspaces, bits; /* of a code */
     bool rotates;             /* codes are of rotated keys */
+    bool copies;              /* beside the codes, copies of keys in 4 bits */
     uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
     bool wait;                /* steps wait for their codebooks */
 };

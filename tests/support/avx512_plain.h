@@ -689,17 +689,6 @@ PLAIN union plain512 plain_mm512_maskz_cvttps_epi32(__mmask16 k, union plain512 
     return r;
 }
 
-PLAIN __m128i plain_mm512_cvtepi32_epi8(union plain512 a)
-{
-    uint8_t lanes[16];
-    __m128i r;
-
-    for (unsigned i = 0; i < 16; i++)
-        lanes[i] = (uint8_t)a.u32[i];
-    memcpy(&r, lanes, sizeof(r));
-    return r;
-}
-
 WIDEN(cvtepu8_epi32, __m128i, uint8_t, i32, __mmask16)
 WIDEN(cvtepi8_epi32, __m128i, int8_t, i32, __mmask16)
 WIDEN(cvtepu16_epi32, __m256i, uint16_t, i32, __mmask16)

@@ -8,6 +8,7 @@
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +16,15 @@
 enum {
     PIECE_BLOCKS = 8, /* whose rows are listed by item at a time: some us */
     JOBS_PER_LOOK = 16,
-    ROTATION_ROWS = 4096, /* that a rotation is made of: some 32 for each element of a key */
+    SAMPLE_ROWS = 4096, /* that a mean, or a rotation, is made of: some 32 for each element of a
+                         * key */
+    MEAN_FLOATS = 8 << 10,       /* of keys that are added in a piece: some 10 us */
     ROTATION_PRODUCTS = 1 << 15, /* of elements, in a piece: some 10 us */
 };
 
 enum job_state {
     JOB_QUEUED,
+    JOB_MEAN,       /* if the plan has copies */
     JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
     JOB_DIAGONALIZE,
     JOB_TRAIN,
@@ -354,6 +358,16 @@ static struct kvs_rotation *rotation_before(const struct kvs_indexer *indexer,
                : NULL;
 }
 
+/* Begins the rotation, if one is wanted and not there. */
+static kv_status_t begin_rotation(struct kvs_indexer *indexer, struct job *job)
+{
+    if (!job->plan.rotates || book_of(indexer, job)->rotation != NULL)
+        return begin_means(indexer, job);
+    job->cursor = 0;
+    job->state = JOB_COVARIANCE;
+    return KV_OK;
+}
+
 static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_codebooks *books = indexer->books;
@@ -390,34 +404,75 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
     book_of(indexer, job)->block_begin = job->block_begin;
     if (rotation != NULL)
         kvs_codebook_share_rotation(book_of(indexer, job), rotation);
-    if (!job->plan.rotates || rotation != NULL)
-        return begin_means(indexer, job);
     memset(job->training, 0, bytes);
-    job->state = JOB_COVARIANCE;
+    if (!job->plan.copies)
+        return begin_rotation(indexer, job);
+    memset(kvs_codebook_mean(book_of(indexer, job)), 0, job->plan.shape.d * sizeof(float));
+    job->state = JOB_MEAN;
     return KV_OK;
 }
 
-/* Adds some keys of the sample, every stride-th row, to what the rotation is made of. */
+/* Loads at most n_max further keys of the sample, every stride-th row, which are at most
+ * KVS_CODEBOOK_KEYS floats.  *ret_n is their number; *ret_last: the sample has no more. */
+static kv_status_t load_sample(struct kvs_indexer *indexer,
+                               struct job *job,
+                               uint32_t n_max,
+                               float *ret_keys,
+                               uint32_t *ret_n,
+                               bool *ret_last)
+{
+    const uint32_t stride = (job->n_rows + SAMPLE_ROWS - 1) / SAMPLE_ROWS;
+    const uint32_t n_left = (job->n_rows + stride - 1) / stride - job->cursor;
+    struct job_rows rows = {indexer, job};
+    uint32_t n = n_max < n_left ? n_max : n_left;
+
+    if (n > KVS_CODEBOOK_KEYS / job->plan.shape.d)
+        n = KVS_CODEBOOK_KEYS / job->plan.shape.d;
+    const kv_status_t status = load_keys(&rows, job->cursor * stride, stride, n, ret_keys);
+    job->cursor += n;
+    *ret_n = n;
+    *ret_last = n == n_left;
+    return status;
+}
+
+/* Adds some keys of the sample to their mean, and in the end divides it. */
+static kv_status_t mean_piece(struct kvs_indexer *indexer, struct job *job)
+{
+    const uint32_t d = job->plan.shape.d;
+    float *mean = kvs_codebook_mean(book_of(indexer, job));
+    float keys[KVS_CODEBOOK_KEYS];
+    uint32_t n;
+    bool is_last;
+    const kv_status_t status =
+        load_sample(indexer, job, 1 + MEAN_FLOATS / d, keys, &n, &is_last);
+
+    if (status != KV_OK)
+        return status;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < d; j++)
+            mean[j] += keys[i * d + j];
+    if (!is_last)
+        return KV_OK;
+    /* Keys that are not finite have no mean: then copies are of the keys as they are. */
+    for (uint32_t i = 0; i < d; i++)
+        mean[i] = isfinite(mean[i]) ? mean[i] / (float)job->cursor : 0;
+    return begin_rotation(indexer, job);
+}
+
+/* Adds some keys of the sample to what the rotation is made of. */
 static kv_status_t covariance_piece(struct kvs_indexer *indexer, struct job *job)
 {
     const uint32_t d = job->plan.shape.d;
-    const uint32_t stride = (job->n_rows + ROTATION_ROWS - 1) / ROTATION_ROWS;
-    const uint32_t n_left = (job->n_rows + stride - 1) / stride - job->cursor;
-    uint32_t n = ROTATION_PRODUCTS / (d * d) + 1;
-    struct job_rows rows = {indexer, job};
     float keys[KVS_CODEBOOK_KEYS];
-    kv_status_t status;
+    uint32_t n;
+    bool is_last;
+    const kv_status_t status =
+        load_sample(indexer, job, ROTATION_PRODUCTS / (d * d) + 1, keys, &n, &is_last);
 
-    if (n > n_left)
-        n = n_left;
-    if (n > KVS_CODEBOOK_KEYS / d)
-        n = KVS_CODEBOOK_KEYS / d;
-    status = load_keys(&rows, job->cursor * stride, stride, n, keys);
     if (status != KV_OK)
         return status;
     kv_rotation_add(d, job->training, keys, n);
-    job->cursor += n;
-    if (n == n_left)
+    if (is_last)
         job->state = JOB_DIAGONALIZE;
     return KV_OK;
 }
@@ -677,6 +732,9 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
                 job->wants_lists && begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         else
             status = begin_training(indexer, job);
+        break;
+    case JOB_MEAN:
+        status = mean_piece(indexer, job);
         break;
     case JOB_COVARIANCE:
         status = covariance_piece(indexer, job);

@@ -2,8 +2,8 @@
  * job per chapter of a unit.  Sessions that have jobs take turns (job_queue.h).  What is learnt
  * of keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
- *   kvs_index_schedule() -> QUEUED -> [COVARIANCE ... -> DIAGONALIZE ... ->] TRAIN ...
- *                                -> ENCODE ... -> LISTS ... -> SUMMARIES ...
+ *   kvs_index_schedule() -> QUEUED -> [MEAN ... ->] [COVARIANCE ... -> DIAGONALIZE ... ->]
+ *                                -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
  *                                -> freed; one slice per kvs_indexer_step()
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or

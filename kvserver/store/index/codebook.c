@@ -41,12 +41,15 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
 {
     const struct kv_pq_shape *shape = &plan->shape;
     const struct kvs_scorer_ops *scorer = kvs_scorer_at(plan->scorer);
-    const size_t n_bytes = scorer->codebook_bytes(shape);
+    const size_t n_bytes =
+        scorer->codebook_bytes(shape) + (plan->copies ? shape->d * sizeof(float) : 0);
     const int class_id = kvs_arena_class_rounded(books->store->arena, n_bytes);
     struct kvs_column learnt;
     struct kvs_codebook *book;
 
-    static_assert((int)KV_TILE_BYTES_MAX <= (int)KVS_ARENA_PAGE, "a tile has a class");
+    static_assert((int)KV_TILE_BYTES_MAX + KV_PQ_TILE * KVS_CODEBOOK_DIM_MAX <=
+                      (int)KVS_ARENA_PAGE,
+                  "codes and copies have a class");
     if (class_id < 0)
         return KV_TOO_LARGE;
     book = kv_pool_get(books->pool);
@@ -64,8 +67,9 @@ kv_status_t kvs_codebook_create(struct kvs_codebooks *books,
         .shape = *shape,
         .plan = *plan,
         .learnt = learnt,
-        .tile_class = kvs_arena_class_hold(books->store->arena, scorer->codes_bytes(shape)),
     };
+    book->tile_class =
+        kvs_arena_class_hold(books->store->arena, kvs_codebook_codes_bytes(book));
     *ret_codebook = kv_pool_index(books->pool, book);
     return KV_OK;
 }

@@ -14,6 +14,10 @@
  * that was made for the first of them, because a query reads a chapter's codebook and its
  * rotation: of one for each chapter, twice as many bytes.
  *
+ * A codebook may keep the mean of its keys, too: then copies of the keys in 4 bits, less the mean,
+ * lie behind the codes of each segment, in the same column: they are made, verified, lost and
+ * made again with the codes.
+ *
  * Cells and summaries with a wrong checksum are counted and lost: they are not used any more,
  * until new ones have been made (kvs_index_repair()).
  *
@@ -65,6 +69,7 @@ struct kvs_index_plan {
     uint32_t chapter_blocks; /* 0: one codebook for all rows, and open (codebook.h) */
     struct kv_pq_shape shape;
     bool rotates; /* codes are of rotated keys; d is at most KV_ROTATION_DIM_MAX */
+    bool copies;  /* beside their codes, keys are kept in 4 bits (kernels/key_copies.h) */
     enum kv_key_type type;
     uint32_t d_v;            /* elements of a value */
     uint32_t summaries_bits; /* KV_SUMMARY_16, KV_SUMMARY_64; 0: no summaries */
@@ -86,8 +91,9 @@ struct kvs_codebook {
     uint32_t n_most; /* the same, by the pass before that */
     struct kv_pq_shape shape;
     struct kvs_rotation *rotation; /* NULL: none; of a job that trains: none yet */
-    struct kvs_column learnt;      /* what the scorer has learnt: codebook_bytes() (scorer.h) */
-    int tile_class;                /* of codes */
+    struct kvs_column learnt;      /* what the scorer has learnt: codebook_bytes() (scorer.h);
+                                    * with copies, then the keys' mean (d) */
+    int tile_class;                /* of codes, and copies */
     struct kvs_column lists;       /* (kernels/pq_cells.h) of the first n_celled rows */
     uint32_t n_celled;
     struct kvs_summaries summaries; /* of the first segments' rows, keys and values */
@@ -172,6 +178,13 @@ bool kvs_codebook_can_mend_summaries(const struct kvs_codebook *book, uint32_t n
 static inline float *kvs_codebook_centroids(const struct kvs_codebook *book)
 {
     return book->learnt.bytes;
+}
+
+/* Returns the mean of the keys, of a codebook with copies. */
+static inline float *kvs_codebook_mean(const struct kvs_codebook *book)
+{
+    return (float *)(void *)((uint8_t *)book->learnt.bytes + book->learnt.n_bytes) -
+           book->shape.d;
 }
 
 static inline const float *kvs_codebook_rotation(const struct kvs_codebook *book)

@@ -1,5 +1,6 @@
 #include "kvserver/store/index/encode.h"
 
+#include "kernels/key_copies.h"
 #include "kvserver/store/index/scorer.h"
 
 #include <assert.h>
@@ -9,6 +10,30 @@ static_assert((int)KV_PQ_TILE == (int)KV_BLOCK_TOKENS, "the codes of a block are
 static_assert((int)KV_PQ_SUBSPACES_MAX == (int)KV_SUBSPACES_MAX &&
                   (int)KV_PQ_BITS_MAX == (int)KV_CODE_BITS_MAX,
               "what a caller may ask for, the kernels can");
+
+enum {
+    COPIES_ALIGN = 64, /* a copy of 128 elements is one line of the cache */
+};
+
+/* Returns where copies begin, behind the codes. */
+static size_t copies_at(const struct kvs_codebook *book)
+{
+    return (book->scorer->codes_bytes(&book->shape) + COPIES_ALIGN - 1) / COPIES_ALIGN *
+           COPIES_ALIGN;
+}
+
+uint32_t kvs_codebook_codes_bytes(const struct kvs_codebook *book)
+{
+    return (uint32_t)(book->plan.copies ? copies_at(book) + kv_key_copies_bytes(book->shape.d)
+                                        : book->scorer->codes_bytes(&book->shape));
+}
+
+const void *kvs_segment_copies(const struct kvs_codebook *book, const struct kvs_codes *codes)
+{
+    return book->plan.copies && codes->column.bytes != NULL
+               ? (const uint8_t *)codes->column.bytes + copies_at(book)
+               : NULL;
+}
 
 /* Returns the codes of a segment that has some. */
 static struct kvs_codes *
@@ -58,6 +83,9 @@ static void encode(struct kvs_codebooks *books,
         kv_exact_scores_load(type, rows + (size_t)begin * row_bytes, row_bytes, n,
                              book->shape.d, keys);
         book->scorer->encode(book, keys, begin, n, codes->column.bytes);
+        if (book->plan.copies)
+            kv_key_copies_put(book->shape.d, kvs_codebook_mean(book), keys, begin, n,
+                              (uint8_t *)codes->column.bytes + copies_at(book));
         codes->n_coded = (uint8_t)(begin + n);
     }
     kvs_column_seal(&codes->column);
@@ -93,7 +121,7 @@ static kv_status_t begin_codes(struct kvs_codebooks *books,
 
     if (codes == NULL ||
         !kvs_column_create(&codes->column, books->store->arena, KVS_COLUMN_CODES,
-                           book->tile_class, (uint32_t)book->scorer->codes_bytes(&book->shape)))
+                           book->tile_class, kvs_codebook_codes_bytes(book)))
         return KV_NO_MEMORY;
     memset(codes->column.bytes, 0, codes->column.n_bytes);
     codes->codebook = codebook;

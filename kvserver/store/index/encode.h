@@ -1,4 +1,5 @@
-/* encode.h - the codes of a segment's keys: makes, verifies, loses and remakes them.
+/* encode.h - the codes of a segment's keys, and copies of the keys in 4 bits if the codebook has
+ * them: makes, verifies, loses and remakes them.
  *
  * A column of the segment stores the bytes (segment.h); its codebook gives them their meaning.
  * A segment is one of the block that has its rows, at the unit's place in it.
@@ -21,6 +22,13 @@ static inline uint32_t kvs_segment_coded(const struct kvs_codebooks *books,
         return 0;
     return codes->n_coded < n_rows ? codes->n_coded : n_rows;
 }
+
+/* Returns the bytes of a segment's codes and copies. */
+uint32_t kvs_codebook_codes_bytes(const struct kvs_codebook *book);
+
+/* Returns the copies of a segment's keys (kernels/key_copies.h), by its codes: of as many rows as
+ * have these; NULL: there are none. */
+const void *kvs_segment_copies(const struct kvs_codebook *book, const struct kvs_codes *codes);
 
 /* Encodes the segment's rows [n_coded, n_rows), which are good, with the codebook.  A segment
  * that has codes keeps its codebook, which must be that one.  Keys are of `type`.  After

@@ -85,8 +85,8 @@ struct kvs_scorer_ops {
 
     /* ---- scores (query/score.c) ------------------------------------------------------------ */
 
-    /* What the codebook makes of query vectors (n_queries, d), once for all of its rows; of
-     * each KVS_SCORE_TABLE floats at most (query/score.h). */
+    /* What the codebook makes of query vectors (n_queries, d), rotated if it is of rotated keys,
+     * once for all of its rows; of each KVS_SCORE_TABLE floats at most (query/score.h). */
     void (*make_tables)(const struct kvs_codebook *book,
                         const float *queries,
                         uint32_t n_queries,
@@ -102,6 +102,34 @@ struct kvs_scorer_ops {
                        uint32_t n,
                        float *ret_scores,
                        size_t scores_stride);
+
+    /* ---- scores of a byte (query/byte_scores.h) --------------------------------------------- */
+
+    /* The least and the largest score that a query's table gives. */
+    void (*table_range)(const struct kvs_codebook *book,
+                        const float *table,
+                        float *ret_least,
+                        float *ret_most);
+    /* Rounds the table to bytes: a row's sum is about (score - base) * inv_step. */
+    void (*round_table)(const struct kvs_codebook *book,
+                        const float *table,
+                        float base,
+                        float inv_step,
+                        uint8_t *ret_rounded);
+    /* Sums of all rows of n blocks for one query -> ret_sums (n, KV_BLOCK_TOKENS). */
+    void (*sum_rows)(const struct kvs_codebook *book,
+                     const uint8_t *rounded,
+                     const uint8_t *const *codes,
+                     uint32_t n,
+                     uint8_t *ret_sums);
+    /* The same, with each query's offset added: the largest over n_queries queries. */
+    void (*most_rows)(const struct kvs_codebook *book,
+                      const uint8_t *rounded,
+                      const int16_t *offsets,
+                      uint32_t n_queries,
+                      const uint8_t *const *codes,
+                      uint32_t n,
+                      uint8_t *ret_most);
 
     /* ---- items ----------------------------------------------------------------------------- */
 

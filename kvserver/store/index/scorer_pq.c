@@ -3,8 +3,7 @@
 #include "kvserver/store/index/scorer_pq.h"
 
 enum {
-    PREFETCH_ITEMS = 8,  /* lists that are asked for ahead */
-    QUERIES_AT_ONCE = 8, /* that are rotated */
+    PREFETCH_ITEMS = 8, /* lists that are asked for ahead */
 };
 
 static size_t codebook_bytes(const struct kv_pq_shape *shape)
@@ -36,16 +35,7 @@ static void make_tables(const struct kvs_codebook *book,
                         uint32_t n_queries,
                         float *ret_tables)
 {
-    const size_t table = kv_pq_table_size(&book->shape);
-    float rotated[QUERIES_AT_ONCE * KVS_CODEBOOK_DIM_MAX];
-    uint32_t n;
-
-    for (uint32_t q = 0; q < n_queries; q += n) {
-        n = n_queries - q < QUERIES_AT_ONCE ? n_queries - q : QUERIES_AT_ONCE;
-        kv_pq_tables(&book->shape, kvs_codebook_centroids(book),
-                     kvs_pq_rotate(book, queries + (size_t)q * book->shape.d, n, rotated), n,
-                     ret_tables + q * table);
-    }
+    kv_pq_tables(&book->shape, kvs_codebook_centroids(book), queries, n_queries, ret_tables);
 }
 
 static void score_rows(const struct kvs_codebook *book,
@@ -58,6 +48,43 @@ static void score_rows(const struct kvs_codebook *book,
                        size_t scores_stride)
 {
     kv_tiles_score(&book->shape, tables, n_queries, codes, begin, n, ret_scores, scores_stride);
+}
+
+static void table_range(const struct kvs_codebook *book,
+                        const float *table,
+                        float *ret_least,
+                        float *ret_most)
+{
+    kv_pq_table_range(&book->shape, table, ret_least, ret_most);
+}
+
+static void round_table(const struct kvs_codebook *book,
+                        const float *table,
+                        float base,
+                        float inv_step,
+                        uint8_t *ret_rounded)
+{
+    kv_pq_table_round8_to(&book->shape, table, base, inv_step, ret_rounded);
+}
+
+static void sum_rows(const struct kvs_codebook *book,
+                     const uint8_t *rounded,
+                     const uint8_t *const *codes,
+                     uint32_t n,
+                     uint8_t *ret_sums)
+{
+    kv_tiles_scan8(&book->shape, rounded, 1, codes, n, ret_sums, (size_t)n * KV_PQ_TILE);
+}
+
+static void most_rows(const struct kvs_codebook *book,
+                      const uint8_t *rounded,
+                      const int16_t *offsets,
+                      uint32_t n_queries,
+                      const uint8_t *const *codes,
+                      uint32_t n,
+                      uint8_t *ret_most)
+{
+    kv_tiles_scan8_max(&book->shape, rounded, offsets, n_queries, codes, n, ret_most);
 }
 
 /* ---- items ------------------------------------------------------------------------------- */
@@ -196,6 +223,10 @@ const struct kvs_scorer_ops kvs_scorer_pq = {
     .encode = encode,
     .make_tables = make_tables,
     .score_rows = score_rows,
+    .table_range = table_range,
+    .round_table = round_table,
+    .sum_rows = sum_rows,
+    .most_rows = most_rows,
     .items_pay = items_pay,
     .lists_bytes = lists_bytes,
     .lists_add = lists_add,

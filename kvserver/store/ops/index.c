@@ -61,6 +61,7 @@ static struct kvs_index_plan plan_of(const struct kvs_request *request, uint32_t
         .chapter_blocks = index->chapter_blocks,
         .shape = {.d = layer->d_k, .m = index->m, .bits = index->bits},
         .rotates = (index->flags & KV_WIRE_INDEX_ROTATES) != 0,
+        .copies = (index->flags & KV_WIRE_INDEX_COPIES) != 0,
         .type = (enum kv_key_type)layer->dtype,
         .d_v = layer->d_v,
         .summaries_bits = kvs_summaries_bits(index->summaries),

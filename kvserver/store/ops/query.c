@@ -305,6 +305,12 @@ static void count(struct kvs_request *request, const struct kvs_query_entry *ent
         kvs_count(&stats->rows_selected, found->n_selected);
         kvs_count(&stats->rows_estimated, found->n_estimated);
     }
+    kvs_count(&stats->read_books_bytes, entry->reads.books);
+    kvs_count(&stats->read_codes_bytes, entry->reads.codes);
+    kvs_count(&stats->read_copies_bytes, entry->reads.copies);
+    kvs_count(&stats->read_keys_bytes, entry->reads.keys);
+    kvs_count(&stats->read_rows_bytes, entry->reads.rows);
+    kvs_count(&stats->read_summaries_bytes, entry->reads.summaries);
     kvs_count(&stats->rows_attended, entry->n_attended);
     kvs_count(&stats->rows_attended_unsummarised, entry->n_attended_unsummarised);
     kvs_count(&stats->rows_out, entry->n_rows);
@@ -352,6 +358,8 @@ static uint8_t *close_body(struct kvs_request *request, const struct kvs_query_e
     uint8_t *to = (uint8_t *)input->ids + ids_bytes;
 
     memcpy(request->reply_body, &times, sizeof(times));
+    if (kvs_query_of(request)->flags & KV_WIRE_READS)
+        memcpy(request->reply_body + sizeof(times), &entry->reads, sizeof(entry->reads));
     if (input->weights != NULL)
         to = append(to, input->weights, ids_bytes);
     if (input->query_masks != NULL)

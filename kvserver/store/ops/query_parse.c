@@ -15,11 +15,62 @@ const struct kv_wire_range *kvs_query_ranges(const struct kvs_request *request)
     return kvs_behind_units(request);
 }
 
+/* Of each unit, if it has its own number of them; NULL: all have the query's. */
+static const uint32_t *candidates_of(const struct kvs_request *request)
+{
+    const struct kv_wire_query *query = kvs_query_of(request);
+
+    return query->flags & KV_WIRE_EACH
+               ? (const uint32_t *)(const void *)(kvs_query_ranges(request) + query->n_ranges)
+               : NULL;
+}
+
 /* For each unit (n_queries, d_k); the cached blocks follow the last. */
 static const float *vectors_of(const struct kvs_request *request)
 {
-    return (const float *)(const void *)(kvs_query_ranges(request) +
-                                         kvs_query_of(request)->n_ranges);
+    const uint32_t *candidates = candidates_of(request);
+
+    return candidates != NULL
+               ? (const float *)(const void *)(candidates + request->header.n_units)
+               : (const float *)(const void *)(kvs_query_ranges(request) +
+                                               kvs_query_of(request)->n_ranges);
+}
+
+/* Returns the bytes before the vectors. */
+static uint64_t head_bytes(const struct kvs_request *request)
+{
+    const struct kv_wire_query *query = kvs_query_of(request);
+
+    return kvs_units_bytes(request) + query->n_ranges * sizeof(struct kv_wire_range) +
+           (query->flags & KV_WIRE_EACH ? request->header.n_units * sizeof(uint32_t) : 0);
+}
+
+/* Checks how many candidates there are, of each unit.  Returns false after failing the request. */
+static bool check_candidates(struct kvs_request *request)
+{
+    const struct kv_wire_query *query = kvs_query_of(request);
+    const bool is_cut = query->first_cut == KV_CUT_INT4;
+    const uint32_t *candidates = candidates_of(request);
+    const uint32_t least = is_cut ? query->rerank : 1, most = kvs_query_candidates(query);
+
+    if (query->first_cut > KV_CUT_INT4 || query->reserved != 0 ||
+        (is_cut ? query->candidates < query->rerank : query->candidates != 0)) {
+        kvs_request_fail(
+            request, KV_INVALID,
+            "query: first cut %u with %u candidates, rerank %u: value out of range",
+            query->first_cut, query->candidates, query->rerank);
+        return false;
+    }
+    for (uint32_t i = 0; candidates != NULL && i < request->header.n_units; i++) {
+        if (candidates[i] >= least && candidates[i] <= most)
+            continue;
+        kvs_request_fail(request, KV_INVALID,
+                         "query: layer %u head %u: %u candidates: must be %u to %u",
+                         kvs_units(request)[i].layer, kvs_units(request)[i].kv_head,
+                         candidates[i], least, most);
+        return false;
+    }
+    return true;
 }
 
 /* Checks the fixed part and the ranges.  Returns false after failing the request. */
@@ -29,9 +80,7 @@ static bool check_query(struct kvs_request *request)
     const struct kv_wire_query *query = kvs_query_of(request);
 
     if (!kvs_units_are_there(request) || query->n_ranges == 0 ||
-        query->n_ranges > KV_RANGES_MAX ||
-        kvs_units_bytes(request) + query->n_ranges * sizeof(struct kv_wire_range) >
-            header->body_bytes) {
+        query->n_ranges > KV_RANGES_MAX || head_bytes(request) > header->body_bytes) {
         kvs_request_fail(request, KV_INVALID,
                          "query: %u units and %u ranges in a body of %u bytes", header->n_units,
                          query->n_ranges, header->body_bytes);
@@ -42,11 +91,11 @@ static bool check_query(struct kvs_request *request)
                          query->summaries);
         return false;
     }
-    const uint32_t flags =
-        KV_WIRE_WEIGHTS | (query->answer == KV_ANSWER_ATTEND ? KV_WIRE_IDS : 0);
+    const uint32_t flags = KV_WIRE_WEIGHTS | KV_WIRE_EACH | KV_WIRE_READS |
+                           (query->answer == KV_ANSWER_ATTEND ? KV_WIRE_IDS : 0);
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND ||
         query->merge < KV_MERGE_SUM || query->merge > KV_MERGE_NONE ||
-        (query->flags & ~flags) != 0 || query->reserved != 0) {
+        (query->flags & ~flags) != 0) {
         kvs_request_fail(request, KV_INVALID, "query: unknown answer %u, merge %u or flags %#x",
                          query->answer, query->merge, query->flags);
         return false;
@@ -66,6 +115,8 @@ static bool check_query(struct kvs_request *request)
                          query->n_queries, query->k, query->rerank, (double)query->scale);
         return false;
     }
+    if (!check_candidates(request))
+        return false;
     const struct kv_wire_range *ranges = kvs_query_ranges(request);
     for (uint32_t i = 0; i < query->n_ranges; i++) {
         if (ranges[i].begin >= ranges[i].end || ranges[i].end > request->session->tokens_max ||
@@ -144,6 +195,14 @@ check_unit(struct kvs_request *request, uint32_t i, uint64_t n_selected, struct 
     return true;
 }
 
+/* Returns where the results begin in the reply's body. */
+static size_t results_at(const struct kvs_request *request)
+{
+    return sizeof(struct kv_wire_query_times) + (kvs_query_of(request)->flags & KV_WIRE_READS
+                                                     ? sizeof(struct kv_wire_query_reads)
+                                                     : 0);
+}
+
 /* Checks that the reply fits a message and the scores fit the pipeline.  Returns false after
  * failing the request. */
 static bool
@@ -155,7 +214,7 @@ check_room(struct kvs_request *request, uint32_t n_eligible, const struct sums *
     const uint64_t per_name = 2 * sizeof(uint32_t) +
                               (query->flags & KV_WIRE_WEIGHTS ? sizeof(float) : 0) +
                               (query->merge == KV_MERGE_NONE ? sizeof(uint32_t) : 0);
-    const uint64_t body = sizeof(struct kv_wire_query_times) +
+    const uint64_t body = results_at(request) +
                           request->header.n_units * sizeof(struct kv_wire_query_result) +
                           sums->n_names * per_name + sums->floats_out * sizeof(float);
 
@@ -262,8 +321,8 @@ static void place_result(const struct kvs_request *request, struct kvs_query_inp
         n_outputs += (uint64_t)query->n_queries * kvs_unit_layer(request, i)->d_v;
         n_lses += query->n_queries;
     }
-    input->found = (struct kv_wire_query_result *)(void *)(request->reply_body +
-                                                           sizeof(struct kv_wire_query_times));
+    input->found =
+        (struct kv_wire_query_result *)(void *)(request->reply_body + results_at(request));
     at = (uint32_t *)(void *)(input->found + input->n_units);
     input->ids = at;
     at += n_ids;
@@ -296,6 +355,7 @@ void kvs_query_parse(const struct kvs_request *request, struct kvs_query_input *
         .n_units = request->header.n_units,
         .named = kvs_units(request),
         .unit_at = unit_at,
+        .candidates = candidates_of(request),
         .queries = vectors_of(request),
         .cached = (const struct kv_wire_cached_block *)(const void *)cached,
         .layers = request->session->schema->layers,

@@ -23,6 +23,7 @@ void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate
     estimate->range = estimate->at_selected = estimate->at_scored = 0;
     estimate->token = input->score->ranges[0].begin;
     estimate->n_pending = estimate->n_estimated = estimate->n_exact = 0;
+    estimate->summaries_bytes = 0;
     estimate->bad = estimate->lost = UINT32_MAX;
     kvs_attention_begin(&estimate->attention, shape, input->score->unit, input->score->queries,
                         input->each);
@@ -235,6 +236,7 @@ static void add_group(struct kvs_estimate *estimate,
     }
     asked.counts_stride = counts_differ ? n_summaries : 0;
     kv_estimate_add(shape, group, &asked, estimate->state);
+    estimate->summaries_bytes += kv_summary_bytes(shape);
     estimate->at_selected += n_selected;
     estimate->at_scored += n_scored;
     estimate->token = end;

@@ -46,10 +46,11 @@ struct kvs_estimate {
     struct kvs_attention attention;  /* over rows without summaries */
     uint32_t n_pending;              /* such rows, not yet attended: they may still be moved */
     uint32_t pending[KVS_ATTENTION_ROWS], pending_query_mask[KVS_ATTENTION_ROWS];
-    uint32_t n_estimated; /* rows estimated for at least one query vector */
-    uint32_t n_exact;     /* rows attended */
-    uint32_t bad;         /* a token whose row is bad, or UINT32_MAX */
-    uint32_t lost;        /* first block of a chapter whose summaries were bad, or UINT32_MAX */
+    uint32_t n_estimated;     /* rows estimated for at least one query vector */
+    uint32_t n_exact;         /* rows attended */
+    uint64_t summaries_bytes; /* read */
+    uint32_t bad;             /* a token whose row is bad, or UINT32_MAX */
+    uint32_t lost; /* first block of a chapter whose summaries were bad, or UINT32_MAX */
 
     float state[KV_QUERIES_MAX * (2 + KV_SUMMARY_D_MAX)]; /* of the summaries */
     float squares[KV_QUERIES_MAX];                        /* of the query vectors */

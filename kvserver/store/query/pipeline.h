@@ -11,16 +11,19 @@
  *
  * Each unit goes through these stages, in steps as kvclient.h defines them:
  *
- *     step 1   score -> select candidates -> expand     from eligible rows to candidates:
- *                                                       one entry after the other
- *     step 2   rerank                                   all entries together
- *              select                                   from candidates to selected rows:
- *     step 3   gather or attend -> estimate             from selected rows to the result:
- *                                                       one entry after the other
+ *     step 1   bytes, or                               from eligible rows to candidates:
+ *              score -> select candidates -> expand    one entry after the other
+ *     cut      cut                                     scores of copies: all entries together
+ *              select cut                              from candidates to fewer
+ *     step 2   rerank                                  all entries together
+ *              select                                  from candidates to selected rows:
+ *     step 3   gather or attend -> estimate            from selected rows to the result:
+ *                                                      one entry after the other
  *
- * Step 1 of a top-k query is skipped if every eligible row would become a candidate.  Step 2 is
- * then skipped as well if every candidate would be selected and no weights are requested.  With
- * rerank 1, step 1's candidates are the selected rows.
+ * Step 1 of a top-k query is skipped if every eligible row would become a candidate, and the cut
+ * if there is none, or it would leave all of them.  Step 2 is skipped if every candidate would be
+ * selected and no weights are requested; weights of a query without a cut whose candidates are
+ * the selected rows are those of step 1.
  *
  * The pipeline knows nothing of requests: the caller passes inputs, with arrays for the results.
  * Between slices, rows may be added to units; units may not change otherwise while an entry that
@@ -41,6 +44,7 @@
 
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/query/attend.h"
+#include "kvserver/store/query/byte_scores.h"
 #include "kvserver/store/query/estimate.h"
 #include "kvserver/store/query/expand.h"
 #include "kvserver/store/query/score.h"
@@ -53,9 +57,12 @@ enum {
 
 enum kvs_query_stage {
     KVS_QUERY_UNIT,              /* next unit */
+    KVS_QUERY_BYTES,             /* step 1 of a query with a first cut */
     KVS_QUERY_SCORE,             /* step 1: score the eligible rows */
     KVS_QUERY_SELECT_CANDIDATES, /* step 1: merge and select */
     KVS_QUERY_EXPAND,            /* step 1: list the candidates */
+    KVS_QUERY_CUT,               /* scores of copies, of all entries */
+    KVS_QUERY_SELECT_CUT,        /* merge and select */
     KVS_QUERY_RERANK,            /* step 2: exact scores, of all entries */
     KVS_QUERY_SELECT,            /* step 2: merge and select */
     KVS_QUERY_GATHER,            /* step 3: ids and rows */
@@ -71,7 +78,9 @@ struct kvs_query_input {
     uint32_t n_units;                   /* in a pipeline, all entries name the same units */
     const struct kv_wire_unit *named;   /* (n_units) */
     struct kvs_unit *(*unit_at)(void *arg, uint32_t i);
-    const float *queries;                      /* per unit (query->n_queries, d_k) */
+    const uint32_t *candidates; /* (n_units) instead of the query's, or of its rerank if it has
+                                 * no first cut; NULL: the query's */
+    const float *queries;       /* per unit (query->n_queries, d_k) */
     const struct kv_wire_cached_block *cached; /* per unit (n_ids), ascending */
     const struct kv_layer_schema *layers;      /* by number */
 
@@ -105,7 +114,8 @@ struct kvs_query_input {
 struct kvs_query_entry {
     struct kvs_query_input input;
     bool is_active;       /* neither complete nor removed */
-    bool is_reranked;     /* the unit's candidates are rescored */
+    bool is_cut;          /* the unit's candidates are scored by their copies, */
+    bool is_reranked;     /* and those that are left by their keys */
     uint32_t n_again;     /* restarts of the unit because of bad cells */
     const float *queries; /* of the unit */
     const struct kv_wire_cached_block *cached,
@@ -113,11 +123,15 @@ struct kvs_query_entry {
     const struct kv_wire_cached_block *looked; /* the last one whose fingerprint was compared */
     bool looked_same;
     struct kvs_score score;
-    struct kvs_selection candidate_selection, selection; /* of step 1, of step 2 */
+    struct kvs_selection candidate_selection, cut_selection,
+        selection;              /* of step 1, of the cut, of step 2 */
     uint32_t k[KV_QUERIES_MAX]; /* rows that the selection wants of each group */
     uint32_t n_candidates, n_selected;
-    uint32_t n_scored; /* rows that step 2 scored */
+    uint32_t n_scored; /* rows that the cut, or step 2, scored */
+    uint32_t n_exact;  /* of them by their keys */
     uint32_t cursor;   /* rows done in the current stage */
+    uint32_t kept;     /* where the next kept score may be that step 2 improves */
+    struct kv_wire_query_reads reads; /* so far */
 
     /* The unit's candidates, in the pipeline's floats. */
     uint32_t *candidates;  /* tokens of step 1's candidates; then of the selected rows */
@@ -142,7 +156,7 @@ struct kvs_query_pipeline {
     enum kvs_query_stage stage;
     uint32_t unit, n_units; /* the current one, of all entries */
     uint32_t entry;         /* the current one */
-    uint32_t span_end;      /* RERANK: candidates before it are rescored; UINT32_MAX: all */
+    uint32_t span_end;      /* CUT, RERANK: candidates before it are scored; UINT32_MAX: all */
     uint32_t bad;           /* token of a bad row, after a slice has failed */
     struct kvs_query_entry *done; /* the entry that the last slice completed, or NULL */
 
@@ -157,6 +171,11 @@ struct kvs_query_pipeline {
     struct kvs_estimate *estimate;
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
     float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
+    float *rotated;              /* (KV_QUERIES_MAX, KV_ROTATION_DIM_MAX) */
+    struct kvs_byte_scores *byte_scores;
+    void *rounded;                            /* queries for copies, of rounded_of's unit */
+    const struct kvs_query_entry *rounded_of; /* NULL: of none */
+    uint64_t rounded_serial;                  /* of the codebook whose mean they are for */
 
     /* What the current entry uses, n_work at most: in step 1 as kvs_score.room, in step 2 to
      * select.  From `n_free` on, what the entries keep from one step to the next. */
@@ -237,7 +256,13 @@ bool kvs_query_has_outputs(const struct kv_wire_query *query);
 /* Returns whether the result has ids only of rows that the client has cached. */
 bool kvs_query_names_cached_only(const struct kv_wire_query *query);
 
-/* Returns the query's selection, with `rerank` times as many rows. */
-struct kvs_selection kvs_query_selection(const struct kv_wire_query *query, uint32_t rerank);
+/* Returns the query's selection, with `factor` times as many rows. */
+struct kvs_selection kvs_query_selection(const struct kv_wire_query *query, uint32_t factor);
+
+/* Returns how many candidates step 1 takes for each selected row, of any unit at most. */
+static inline uint32_t kvs_query_candidates(const struct kv_wire_query *query)
+{
+    return query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
+}
 
 #endif

@@ -1,6 +1,7 @@
 /* The memory of a query pipeline: allocated once, but for what large queries need. */
 #include "kvserver/store/query/pipeline.h"
 
+#include "kernels/key_copies.h"
 #include "kvserver/base/memory.h"
 
 #include <stdlib.h>
@@ -24,7 +25,8 @@ static size_t rows_max(size_t n_floats)
 /* Returns the candidates that each unit has at most. */
 static size_t candidates_max(const struct kv_wire_query *query, uint32_t n_eligible)
 {
-    const struct kvs_selection selection = kvs_query_selection(query, query->rerank);
+    const struct kvs_selection selection =
+        kvs_query_selection(query, kvs_query_candidates(query));
 
     return kvs_selection_max(&selection, n_eligible);
 }
@@ -55,6 +57,8 @@ size_t kvs_query_pipeline_need(const struct kv_wire_query *query, uint32_t n_eli
                           KVS_QUERY_STEP_1_FLOATS + KV_TOPK_SPARE <=
                       KVS_QUERY_PIPELINE_FLOATS,
                   "the largest query keeps scores twice, tokens twice, and masks");
+    static_assert((int)KV_CANDIDATES_MAX <= (int)KV_QUERIES_MAX * KV_SELECTED_MAX,
+                  "vectors that select together have no more candidates than others");
     static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX * (KVS_SELECT_CAPACITY + 2) <=
                       KVS_QUERY_STEP_1_FLOATS,
                   "step 2 needs less than step 1 may");
@@ -94,11 +98,13 @@ static size_t fixed_bytes(void)
     const size_t runs = KVS_SCORE_RUNS_MAX * sizeof(struct kvs_score_run);
     const size_t tables = (size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE * sizeof(float);
     const size_t expander = sizeof(struct kvs_expander) + 2 * (size_t)KVS_EXPAND_ROWS_MAX / 8;
+    const size_t rotated = (size_t)KV_QUERIES_MAX * KV_ROTATION_DIM_MAX * sizeof(float);
+    const size_t rounded = kv_key_copies_query_bytes(KVS_CODEBOOK_DIM_MAX, KV_QUERIES_MAX);
     const size_t spare = (size_t)KV_TOPK_SPARE * sizeof(uint32_t);
 
     return sizeof(struct kvs_query_pipeline) + sizeof(struct kvs_selector) +
-           sizeof(struct kvs_attention) + sizeof(struct kvs_estimate) + runs + tables +
-           expander + spare;
+           sizeof(struct kvs_attention) + sizeof(struct kvs_estimate) +
+           sizeof(struct kvs_byte_scores) + runs + tables + rotated + rounded + expander + spare;
 }
 
 size_t kvs_query_pipeline_bytes(size_t n_floats)
@@ -192,13 +198,19 @@ struct kvs_query_pipeline *kvs_query_pipeline_create(size_t n_own, size_t n_floa
     pipeline->floats = kv_memory_reserve(n_floats * sizeof(float));
     pipeline->runs = calloc(KVS_SCORE_RUNS_MAX, sizeof(*pipeline->runs));
     pipeline->tables = calloc((size_t)KV_QUERIES_MAX * KVS_SCORE_TABLE, sizeof(float));
+    pipeline->rotated = calloc((size_t)KV_QUERIES_MAX * KV_ROTATION_DIM_MAX, sizeof(float));
+    pipeline->rounded =
+        calloc(1, kv_key_copies_query_bytes(KVS_CODEBOOK_DIM_MAX, KV_QUERIES_MAX));
+    pipeline->byte_scores = calloc(1, sizeof(*pipeline->byte_scores));
     pipeline->selector = calloc(1, sizeof(*pipeline->selector));
     pipeline->expander = kvs_expander_create((uint32_t)rows_max(n_floats));
     pipeline->attention = calloc(1, sizeof(*pipeline->attention));
     pipeline->estimate = calloc(1, sizeof(*pipeline->estimate));
     if (pipeline->floats == NULL || pipeline->runs == NULL || pipeline->tables == NULL ||
-        pipeline->selector == NULL || pipeline->expander == NULL ||
-        pipeline->attention == NULL || pipeline->estimate == NULL) {
+        pipeline->rotated == NULL || pipeline->rounded == NULL ||
+        pipeline->byte_scores == NULL || pipeline->selector == NULL ||
+        pipeline->expander == NULL || pipeline->attention == NULL ||
+        pipeline->estimate == NULL) {
         kvs_query_pipeline_destroy(pipeline);
         return NULL;
     }
@@ -214,6 +226,9 @@ void kvs_query_pipeline_destroy(struct kvs_query_pipeline *pipeline)
     kvs_expander_destroy(pipeline->expander);
     free(pipeline->runs);
     free(pipeline->tables);
+    free(pipeline->rotated);
+    free(pipeline->rounded);
+    free(pipeline->byte_scores);
     free(pipeline->selector);
     free(pipeline->attention);
     free(pipeline->estimate);

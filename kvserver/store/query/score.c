@@ -168,13 +168,11 @@ static bool encode_some(const struct kvs_score *score,
                               n_coded + n) == KV_OK;
 }
 
-/* Returns how many of the segment's first n_rows rows have codes.  Encodes some that follow an
- * open codebook, and sets *ret_made then. */
-static uint32_t coded_rows(const struct kvs_score *score,
-                           struct kvs_codebooks *books,
-                           uint32_t at,
-                           uint32_t n_rows,
-                           bool *ret_made)
+uint32_t kvs_score_coded(const struct kvs_score *score,
+                         struct kvs_codebooks *books,
+                         uint32_t at,
+                         uint32_t n_rows,
+                         bool *ret_made)
 {
     struct kvs_block *block = kvs_unit_block(score->unit, at);
     const uint32_t unit_at = score->unit->at;
@@ -191,11 +189,34 @@ static uint32_t coded_rows(const struct kvs_score *score,
     return kvs_segment_coded(books, kvs_block_codes(block, unit_at), n_rows);
 }
 
+/* Returns the query vectors as the codebook takes them.  Those of one unit mostly share a
+ * rotation. */
+static const float *rotated(struct kvs_score *score, const struct kvs_codebook *book)
+{
+    if (book->rotation == NULL)
+        return score->queries;
+    if (score->rotated_by != book->rotation) {
+        kv_rotate(book->shape.d, kvs_codebook_rotation(book), score->queries, score->n_queries,
+                  score->rotated);
+        score->rotated_by = book->rotation;
+        score->books_bytes += book->rotation->matrix.n_bytes;
+    }
+    return score->rotated;
+}
+
+void kvs_score_make_tables(struct kvs_score *score,
+                           const struct kvs_codebook *book,
+                           float *ret_tables)
+{
+    book->scorer->make_tables(book, rotated(score, book), score->n_queries, ret_tables);
+    score->books_bytes += book->learnt.n_bytes;
+}
+
 static void make_tables(struct kvs_score *score, const struct kvs_codebook *book)
 {
     if (book->serial == score->serial)
         return;
-    book->scorer->make_tables(book, score->queries, score->n_queries, score->tables);
+    kvs_score_make_tables(score, book, score->tables);
     score->serial = book->serial;
     score->n_chapters++;
 }
@@ -285,6 +306,7 @@ static void score_cells(struct kvs_score *score,
     if (book->scorer->n_items(book) == run->n_items) {
         book->scorer->score_items(book, score->tables, score->n_queries,
                                   score->scores + run->item, score->n_items);
+        score->codes_bytes += book->scorer->lists_bytes(&book->shape, 0);
         count_cells(score, books, book, run->token_begin - first, run->token_end - first,
                     score->counts + run->item);
     } else { /* the cells went bad since the query began: every item counts 0 rows */
@@ -327,7 +349,7 @@ static uint32_t score_coded(struct kvs_score *score,
     for (uint32_t end = KV_BLOCK_TOKENS; end == KV_BLOCK_TOKENS && n_tiles < most &&
                                          !has_made && at * KV_BLOCK_TOKENS < run->token_end;
          at++) {
-        end = coded_rows(score, books, at, rows_end(run, at), &has_made);
+        end = kvs_score_coded(score, books, at, rows_end(run, at), &has_made);
         const struct kvs_codes *codes = kvs_unit_codes(score->unit, at);
         if (end <= (n_tiles == 0 ? begin : 0) || (n_tiles > 0 && codes->codebook != codebook))
             break;
@@ -344,23 +366,33 @@ static uint32_t score_coded(struct kvs_score *score,
                              score->scores + (run->item + score->token - run->token_begin),
                              score->n_items);
     score->n_coded += n;
+    score->codes_bytes += n_tiles * book->scorer->codes_bytes(&book->shape);
     return n;
+}
+
+void kvs_score_keys(
+    struct kvs_score *score, uint32_t token, uint32_t n, float *ret_scores, size_t stride)
+{
+    const uint32_t row_bytes = score->unit->row_bytes;
+    const uint32_t bad = kvs_unit_known_bad(score->unit, token, n);
+
+    if (bad < token + n && score->bad == UINT32_MAX)
+        score->bad = bad;
+    kv_exact_scores_score(score->type, kvs_unit_row(score->unit, token), row_bytes, n, score->d,
+                          score->queries, score->n_queries, ret_scores, stride);
+    score->n_exact += n;
+    score->keys_bytes += (uint64_t)n * kv_dtype_bytes(score->type) * score->d;
 }
 
 /* Scores the rows from score->token on by their keys, in one segment.  Returns their number. */
 static uint32_t score_exactly(struct kvs_score *score, const struct kvs_score_run *run)
 {
-    const uint32_t at = score->token / KV_BLOCK_TOKENS, begin = score->token % KV_BLOCK_TOKENS;
-    const uint32_t n = rows_end(run, at) - begin, row_bytes = score->unit->row_bytes;
+    const uint32_t n =
+        rows_end(run, score->token / KV_BLOCK_TOKENS) - score->token % KV_BLOCK_TOKENS;
 
-    const uint32_t bad = kvs_unit_known_bad(score->unit, score->token, n);
-    if (bad < score->token + n && score->bad == UINT32_MAX)
-        score->bad = bad;
-    kv_exact_scores_score(score->type, kvs_unit_row(score->unit, score->token), row_bytes, n,
-                          score->d, score->queries, score->n_queries,
-                          score->scores + (run->item + score->token - run->token_begin),
-                          score->n_items);
-    score->n_exact += n;
+    kvs_score_keys(score, score->token, n,
+                   score->scores + (run->item + score->token - run->token_begin),
+                   score->n_items);
     return n;
 }
 

@@ -50,6 +50,7 @@ struct kvs_score {
     size_t room_floats;         /* at least n * (n_queries + KVS_SCORE_SPARE) */
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) the caller's */
     float *tables;              /* (n_queries, KVS_SCORE_TABLE) the caller's */
+    float *rotated;              /* (n_queries, d) the caller's: rotated queries */
 
     /* Set by kvs_score_begin(). */
     uint32_t n_runs, n_items;
@@ -67,7 +68,11 @@ struct kvs_score {
 
     uint32_t run, token; /* where the next piece begins */
     uint32_t n_coded, n_exact, n_chapters;
-    uint64_t serial; /* of the codebook that `tables` are for; 0: none */
+    uint64_t serial;                      /* of the codebook that `tables` are for; 0: none */
+    const struct kvs_rotation *rotated_by; /* by which `rotated` was made; NULL: not yet */
+
+    /* Bytes that were read: centroids and rotations, codes or lists, keys. */
+    uint64_t books_bytes, codes_bytes, keys_bytes;
 };
 
 enum {
@@ -88,6 +93,26 @@ void kvs_score_begin(struct kvs_score *score, const struct kvs_codebooks *books)
 
 /* Scores some segments, or the items of one chapter.  Returns true when all items are scored. */
 bool kvs_score_piece(struct kvs_score *score, struct kvs_codebooks *books);
+
+/* ---- for other ways to score them (byte_scores.h) ---- */
+
+/* Makes the codebook's tables of the query vectors (n_queries, table). */
+void kvs_score_make_tables(struct kvs_score *score,
+                           const struct kvs_codebook *book,
+                           float *ret_tables);
+
+/* Returns how many of the first n_rows rows of the unit's block have codes.  Encodes some that
+ * follow an open codebook, and sets *ret_made then. */
+uint32_t kvs_score_coded(const struct kvs_score *score,
+                         struct kvs_codebooks *books,
+                         uint32_t at,
+                         uint32_t n_rows,
+                         bool *ret_made);
+
+/* Scores n rows of one block by their keys -> ret_scores (n_queries, n), stride apart; sets `bad` if
+ * one is. */
+void kvs_score_keys(
+    struct kvs_score *score, uint32_t token, uint32_t n, float *ret_scores, size_t stride);
 
 /* Maps indices of eligible rows, which ascend from call to call, to tokens of the ranges. */
 struct kvs_range_walk {

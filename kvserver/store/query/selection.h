@@ -33,8 +33,8 @@ struct kvs_selection {
     uint32_t k;
     const uint32_t
         *per_query;  /* (kvs_selection_groups()) k of each group, at most k; NULL: k */
-    uint32_t factor; /* so many times as many rows are selected, at most KV_SELECTED_MAX: rerank
-                      * in step 1 */
+    uint32_t factor; /* so many times as many rows are selected, at most kvs_selection_cap():
+                      * candidates in step 1 */
 };
 
 /* The state of a selection among some items. */
@@ -72,13 +72,20 @@ static inline uint32_t kvs_selection_groups(const struct kvs_selection *selectio
     return kvs_selection_merges(selection) ? 1 : selection->n_queries;
 }
 
+/* Returns how many rows a group selects at most. */
+static inline uint32_t kvs_selection_cap(const struct kvs_selection *selection)
+{
+    return kvs_selection_merges(selection) ? KV_CANDIDATES_MAX : KV_SELECTED_MAX;
+}
+
 /* Returns how many rows each group selects if the selection wants k. */
 static inline uint32_t kvs_selection_n_candidates(const struct kvs_selection *selection,
                                                   uint32_t k)
 {
     const uint64_t wanted = (uint64_t)k * selection->factor;
+    const uint32_t cap = kvs_selection_cap(selection);
 
-    return wanted < KV_SELECTED_MAX ? (uint32_t)wanted : KV_SELECTED_MAX;
+    return wanted < cap ? (uint32_t)wanted : cap;
 }
 
 /* Returns how many of n rows are selected at most. */

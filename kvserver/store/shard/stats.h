@@ -31,6 +31,12 @@
     X(rows_summarised, "rows that index jobs summarized")                             \
     X(summaries_failed, "chapters without summaries because memory ran out")          \
     X(rows_estimated, "rows that queries estimated from summaries")                   \
+    X(read_books_bytes, "codebooks and rotations that queries read")                  \
+    X(read_codes_bytes, "codes, or lists of rows by code, that queries read")         \
+    X(read_copies_bytes, "copies of keys in 4 bits that queries read")                \
+    X(read_keys_bytes, "keys that queries scored")                                    \
+    X(read_rows_bytes, "rows that queries attended to or returned")                   \
+    X(read_summaries_bytes, "summaries that queries read")                            \
     X(rows_attended_unsummarised,                                                     \
       "unselected rows attended exactly because they had no summaries")               \
     X(index_us, "time that data threads spent on index jobs")                         \

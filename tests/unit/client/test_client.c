@@ -2870,14 +2870,29 @@ static void test_query_arguments(void **state)
     REFUSED(k, 0, KV_INVALID);
     REFUSED(k, KV_SELECTED_MAX + 1, KV_INVALID);
     REFUSED(rerank, 0, KV_INVALID);
+    REFUSED(first_cut, (enum kv_first_cut)(KV_CUT_INT4 + 1), KV_INVALID);
+    REFUSED(first_cut, KV_CUT_INT4, KV_INVALID); /* without candidates */
+    REFUSED(candidates, 4, KV_INVALID);          /* without a first cut */
+    static const uint32_t each[N_HEADS] = {[N_HEADS - 1] = UINT32_MAX};
+    REFUSED(candidates_each, each, KV_INVALID);
     /* More candidates than a node takes, unless all eligible rows are. */
-    f.session->tokens_max = KV_SELECTED_MAX + 1;
-    asked->ranges[1].end = KV_SELECTED_MAX + 1;
+    f.session->tokens_max = KV_CANDIDATES_MAX + 1;
+    asked->ranges[1].end = KV_CANDIDATES_MAX + 1;
     asked->ranges[0] = (struct kv_range){0, 1};
     asked->ranges[1].begin = 1;
-    REFUSED(rerank, KV_SELECTED_MAX / good.k + 1, KV_INVALID);
+    REFUSED(rerank, KV_CANDIDATES_MAX / good.k + 1, KV_INVALID);
     assert_non_null(strstr(kv_client_detail(f.client), "rerank * k"));
-    asked->ranges[1].end = KV_SELECTED_MAX;
+    *query = good;
+    query->first_cut = KV_CUT_INT4;
+    query->rerank = 1;
+    query->candidates = KV_CANDIDATES_MAX / good.k + 1;
+    assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_INVALID);
+    assert_non_null(strstr(kv_client_detail(f.client), "candidates * k"));
+    asked->ranges[1].end = KV_CANDIDATES_MAX;
+    assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_OK);
+    kv_op_free(op);
+    *query = good;
+    query->rerank = KV_CANDIDATES_MAX / good.k + 1;
     assert_int_equal(kv_query_begin(f.session, query, &io, 0, &op), KV_OK);
     kv_op_free(op);
     f.session->tokens_max = N_TOKENS;

@@ -36,7 +36,7 @@ static void it_follows_recall(void **state)
     struct kvw_rerank rerank;
 
     (void)state;
-    kvw_rerank_begin(&rerank);
+    kvw_rerank_begin(&rerank, KVW_RERANK_USUAL);
     note(&rerank, 1000, (double)NAN);
     assert_int_equal(rerank.factor, KVW_RERANK_USUAL);
     for (unsigned i = 0; i < sizeof(script) / sizeof(script[0]); i++) {
@@ -51,7 +51,7 @@ static void an_estimate_counts_once(void **state)
     struct kvw_rerank rerank;
 
     (void)state;
-    kvw_rerank_begin(&rerank);
+    kvw_rerank_begin(&rerank, KVW_RERANK_USUAL);
     note(&rerank, 1, 0.5);
     assert_int_equal(rerank.factor, 6);
     note(&rerank, KVW_RERANK_STALE - 1, 0.5);
@@ -60,7 +60,7 @@ static void an_estimate_counts_once(void **state)
     assert_int_equal(rerank.factor, 9);
 
     /* Of several kv heads, one after the other. */
-    kvw_rerank_begin(&rerank);
+    kvw_rerank_begin(&rerank, KVW_RERANK_USUAL);
     note(&rerank, 1, 0.5);
     for (unsigned i = 1; i < KVW_RERANK_EVERY; i++)
         note(&rerank, 1, 0.5 - i / 1000.0);
@@ -75,7 +75,7 @@ static void it_has_bounds(void **state)
     struct kvw_rerank rerank;
 
     (void)state;
-    kvw_rerank_begin(&rerank);
+    kvw_rerank_begin(&rerank, KVW_RERANK_USUAL);
     for (unsigned i = 0; i < 20; i++)
         estimate(&rerank, 0.8 - i / 100.0);
     assert_int_equal(rerank.factor, KVW_RERANK_MAX);

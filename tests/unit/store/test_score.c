@@ -20,6 +20,7 @@ enum {
 static struct bench bench;
 static float queries[QUERIES_MAX * D], room[(QUERIES_MAX + KVS_SCORE_SPARE) * 2 * ROWS_MAX];
 static struct kvs_score_run runs[KVS_SCORE_RUNS_MAX];
+static float rotated[KV_QUERIES_MAX * KV_ROTATION_DIM_MAX];
 static float tables[QUERIES_MAX * KVS_SCORE_TABLE];
 
 static void train_to(
@@ -89,6 +90,7 @@ static struct kvs_score scan_of(struct kvs_unit *unit,
         .room_floats = sizeof(room) / sizeof(room[0]),
         .runs = runs,
         .tables = tables,
+        .rotated = rotated,
     };
 }
 
