@@ -82,7 +82,7 @@ size_t kv_estimate_count(const struct kv_summary_shape *shape,
                          uint8_t *ret_numbers)
 {
     const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
-    uint64_t is_selected[KV_SUMMARY_ROWS / 64] = {0};
+    uint64_t is_selected[KV_SUMMARY_ROWS_MAX / 64] = {0};
     uint16_t left[KV_SUMMARY_NONE + 1];
     struct kv_summary_head head;
     size_t n_over = 0;

@@ -45,19 +45,18 @@ static bool are_scales(const float *scales, size_t n)
 
 bool kv_summary_valid(const struct kv_summary_shape *shape, const void *group)
 {
-    static const uint8_t zero[3];
     const size_t n_summaries = kv_summary_count(shape);
     const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
     uint16_t counts[KV_SUMMARIES_MAX] = {0};
     struct kv_summary_head head;
 
     memcpy(&head, group, sizeof(head));
-    if (head.format != KV_SUMMARY_FORMAT || head.n_rows < 1 || head.n_rows > KV_SUMMARY_ROWS ||
+    if (head.format != KV_SUMMARY_FORMAT || head.n_rows < 1 || head.n_rows > shape->rows ||
         head.d_k != shape->d_k || head.d_v != shape->d_v || head.bits != shape->bits ||
-        memcmp(head.zero, zero, sizeof(zero)) != 0 ||
+        head.rows != shape->rows || head.zero != 0 ||
         !(head.variance >= 0 && head.variance <= FLT_MAX))
         return false;
-    for (size_t row = 0; row < KV_SUMMARY_ROWS; row++)
+    for (size_t row = 0; row < shape->rows; row++)
         if (numbers[row] != KV_SUMMARY_NONE) {
             if (row >= head.n_rows || numbers[row] >= n_summaries)
                 return false;
@@ -154,7 +153,7 @@ static size_t scratch_floats(const struct kv_summary_shape *shape)
 
 size_t kv_summary_scratch_bytes(const struct kv_summary_shape *shape)
 {
-    return scratch_floats(shape) * sizeof(float) + KV_SUMMARY_ROWS;
+    return scratch_floats(shape) * sizeof(float) + shape->rows;
 }
 
 void kv_summary_build_begin(struct kv_summary_build *build,
@@ -167,7 +166,7 @@ void kv_summary_build_begin(struct kv_summary_build *build,
     float *next = scratch;
 
     assert(kv_summary_shape_valid(shape));
-    assert(n_rows >= 1 && n_rows <= KV_SUMMARY_ROWS);
+    assert(n_rows >= 1 && n_rows <= shape->rows);
     memset(scratch, 0, kv_summary_scratch_bytes(shape));
     *build = (struct kv_summary_build){
         .shape = *shape,
@@ -309,7 +308,7 @@ static void place_slice(struct kv_summary_build *build, const float *vectors, ui
 {
     uint8_t *numbers = build->numbers + build->cursor;
 
-    kv_kmeans_step(&build->clusters, &build->book, vectors, n, numbers, KV_SUMMARY_ROWS,
+    kv_kmeans_step(&build->clusters, &build->book, vectors, n, numbers, KV_SUMMARY_ROWS_MAX,
                    &build->sums);
     for (uint32_t row = 0; row < n; row++)
         if (isnan(vectors[row * build->clusters.d]))
@@ -418,6 +417,7 @@ void kv_summary_build_end(struct kv_summary_build *build, void *ret_group)
         .d_k = (uint16_t)d_k,
         .d_v = (uint16_t)d_v,
         .bits = (uint8_t)shape->bits,
+        .rows = (uint16_t)shape->rows,
     };
     uint8_t *group = ret_group;
     uint16_t *counts = (void *)(group + kv_summary_at_counts(shape));
@@ -440,7 +440,7 @@ void kv_summary_build_end(struct kv_summary_build *build, void *ret_group)
         key_scales[c] = quantize(mean, d_k, keys + c * kv_summary_up(d_k));
         value_scales[c] = quantize(mean + d_k, d_v, values + c * kv_summary_up(d_v));
     }
-    memset(group + kv_summary_at_numbers(shape), KV_SUMMARY_NONE, KV_SUMMARY_ROWS);
+    memset(group + kv_summary_at_numbers(shape), KV_SUMMARY_NONE, shape->rows);
     memcpy(group + kv_summary_at_numbers(shape), build->numbers, build->n_rows);
 }
 

@@ -1,7 +1,8 @@
 /* summary.h - cluster summaries of rows: how they are built, and their layout.  estimate.h
  * computes estimates from them.
  *
- * A summary group is KV_SUMMARY_ROWS consecutive rows of a unit; the last one may have fewer.
+ * A summary group is `rows` consecutive rows of a unit, 1,024 or 3,072, as its shape says; the
+ * last one may have fewer.
  * A row is a key followed by its value, both of one element type.  k-means (kmeans.h, 3
  * iterations) assigns each row of the group to one of 16 or 64 summaries.  It runs over the
  * concatenation of key and value, the value scaled so that values spread as far as keys.  A
@@ -20,7 +21,7 @@
  *   + 4 S                   float  (S)         value scales
  *   + 4 S                   int8   (S, up d_k) mean keys, divided by their scales
  *   + S up d_k              int8   (S, up d_v) mean values, divided by theirs
- *   + S up d_v              uint8  (KV_SUMMARY_ROWS) the summary of each row, or
+ *   + S up d_v              uint8  (rows)      the summary of each row, or
  *                           KV_SUMMARY_NONE; KV_SUMMARY_NONE after the last row
  *
  * A scale is the largest magnitude of the elements / 127, 0 if all are 0.  An empty summary is
@@ -53,10 +54,11 @@
 #include <stdint.h>
 
 enum {
-    KV_SUMMARY_FORMAT = 1,
-    KV_SUMMARY_ROWS = 1024, /* of a group */
-    KV_SUMMARY_16 = 4,      /* bits of a summary's number: 16 summaries a group */
-    KV_SUMMARY_64 = 6,      /* 64 summaries a group */
+    KV_SUMMARY_FORMAT = 2,        /* 1 had groups of 1,024 rows only, and did not say so */
+    KV_SUMMARY_ROWS_LEAST = 1024, /* of a group: this, */
+    KV_SUMMARY_ROWS_MAX = 3072,   /* or this */
+    KV_SUMMARY_16 = 4,            /* bits of a summary's number: 16 summaries a group */
+    KV_SUMMARY_64 = 6,            /* 64 summaries a group */
     KV_SUMMARIES_MAX = 64,
     KV_SUMMARY_D_MAX = 1024, /* elements of a key, and of a value */
     KV_SUMMARY_NONE = 255,   /* the number of a row that is in no summary */
@@ -68,9 +70,11 @@ enum {
 static_assert(KV_SUMMARIES_MAX == 1 << KV_SUMMARY_64, "the larger of the two sizes");
 static_assert(KV_PQ_TILE % KV_SUMMARY_SLICE == 0, "a slice lies in one block");
 static_assert(KV_SUMMARIES_MAX <= KV_SUMMARY_NONE, "no summary has the number of none");
-static_assert(KV_SUMMARY_ROWS <= UINT16_MAX, "counts are 16 bits");
-static_assert(KV_SUMMARY_ROWS % KV_SUMMARY_SLICE == 0, "a group is whole slices");
-static_assert(KV_SUMMARY_ROWS % 64 == 0, "a bit for each row");
+static_assert(KV_SUMMARY_ROWS_MAX <= UINT16_MAX, "counts are 16 bits");
+static_assert(KV_SUMMARY_ROWS_LEAST % KV_SUMMARY_SLICE == 0 &&
+                  KV_SUMMARY_ROWS_MAX % KV_SUMMARY_SLICE == 0,
+              "a group is whole slices");
+static_assert(KV_SUMMARY_ROWS_MAX % 64 == 0, "a bit for each row");
 
 #define KV_SUMMARY_MOST 1e15f /* sums of its squares, 1e30 each, stay finite in fp32 */
 
@@ -78,23 +82,31 @@ struct kv_summary_shape {
     enum kv_key_type type; /* of rows */
     uint32_t d_k, d_v;     /* 1..KV_SUMMARY_D_MAX */
     uint32_t bits;         /* KV_SUMMARY_16, KV_SUMMARY_64 */
+    uint32_t rows;         /* of a group: KV_SUMMARY_ROWS_LEAST, KV_SUMMARY_ROWS_MAX */
 };
+
+static inline bool kv_summary_rows_valid(uint32_t rows)
+{
+    return rows == KV_SUMMARY_ROWS_LEAST || rows == KV_SUMMARY_ROWS_MAX;
+}
 
 static inline bool kv_summary_shape_valid(const struct kv_summary_shape *shape)
 {
     return kv_key_type_valid(shape->type) && shape->d_k >= 1 &&
            shape->d_k <= KV_SUMMARY_D_MAX && shape->d_v >= 1 &&
            shape->d_v <= KV_SUMMARY_D_MAX &&
-           (shape->bits == KV_SUMMARY_16 || shape->bits == KV_SUMMARY_64);
+           (shape->bits == KV_SUMMARY_16 || shape->bits == KV_SUMMARY_64) &&
+           kv_summary_rows_valid(shape->rows);
 }
 
 /* The first bytes of a group. */
 struct kv_summary_head {
     uint16_t format;
-    uint16_t n_rows; /* 1..KV_SUMMARY_ROWS */
+    uint16_t n_rows; /* 1..rows */
     uint16_t d_k, d_v;
     uint8_t bits;
-    uint8_t zero[3];
+    uint8_t zero;
+    uint16_t rows;  /* of the shape */
     float variance; /* s2 of estimate.h: mean squared distance of key elements to their mean */
 };
 
@@ -142,7 +154,7 @@ static inline size_t kv_summary_at_numbers(const struct kv_summary_shape *shape)
 
 static inline size_t kv_summary_bytes(const struct kv_summary_shape *shape)
 {
-    return kv_summary_at_numbers(shape) + KV_SUMMARY_ROWS;
+    return kv_summary_at_numbers(shape) + shape->rows;
 }
 
 /* Returns whether these kv_summary_bytes() bytes are a group of this shape as
@@ -165,13 +177,13 @@ struct kv_summary_build {
     double distance;
     float *vectors;                  /* (KV_SUMMARY_SLICE, d_k + d_v) */
     float *origin, *added, *squares; /* (d_k + d_v) */
-    uint8_t *numbers;                /* (KV_SUMMARY_ROWS) */
+    uint8_t *numbers;                /* (rows) */
 };
 
 /* Returns the bytes of scratch that kv_summary_build_begin() needs. */
 size_t kv_summary_scratch_bytes(const struct kv_summary_shape *shape);
 
-/* Begins the summaries of n_rows rows, 1..KV_SUMMARY_ROWS.  The same rows and seed give the
+/* Begins the summaries of n_rows rows, 1 to those of the shape.  The same rows and seed give the
  * same group, however the caller divides rows into blocks.  The build keeps `scratch`
  * (kv_summary_scratch_bytes(), with the alignment of a float) until kv_summary_build_end(). */
 void kv_summary_build_begin(struct kv_summary_build *build,

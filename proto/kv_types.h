@@ -10,7 +10,8 @@
  *             names the nearest centroid in each subspace (product quantization: Jegou et al.,
  *             IEEE PAMI 2011; of keys: PQCache, arXiv:2407.12820, section 3.2)
  *   chapter   consecutive blocks of a unit with one codebook
- *   summary   a cluster's mean key, mean value and row count, made per 1,024 rows of a chapter
+ *   summary   a cluster's mean key, mean value and row count, made per 1,024 or 3,072
+ *             rows of a chapter
  *   eligible row   a row in a query's ranges
  *   candidate      an eligible row that step 1 of a query passes to step 2
  *   selected row   a row of the result

@@ -102,8 +102,8 @@ extern "C" {
  *   8  replies may travel together
  *   9  prefixes are shared by content; objects have times, and are listed: fields and operations
  *      that kvstore.proto says so of, and two fields of object_put
- *  10  codes of rotated keys, copies of keys, first cuts: flags of an index request, fields of a
- *      query and of its reply
+ *  10  codes of rotated keys, copies of keys, first cuts, summaries per 3,072 rows: fields of an
+ *      index request, of a query and of its reply
  *
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
@@ -312,7 +312,9 @@ static_assert(sizeof(struct kv_wire_unit) == 8, "a unit is 8 bytes on the wire")
  *   12  u32  budget_us       microseconds of thread time per codebook; 0: no limit
  *   16  u64  seed
  *   24  u32  flags           of kv_wire_index_flags
- *   28  u32  summaries       to build per KV_SUMMARY_ROWS rows: 0 (none), 16 or 64
+ *   28  u16  summaries       to build per group of blocks: 0 (none), 16 or 64
+ *   30  u16  summary_blocks  of a group: 8 or 24; 0: 8.  Other than 0 to nodes from
+ *                            KV_WIRE_VERSION_FIRST_CUT on
  */
 enum kv_wire_index_flags {
     KV_WIRE_INDEX_WAIT = 1 << 0,    /* reply when the codes exist, not at once */
@@ -331,7 +333,8 @@ struct kv_wire_index {
     uint32_t budget_us;
     uint64_t seed;
     uint32_t flags;
-    uint32_t summaries;
+    uint16_t summaries;
+    uint16_t summary_blocks;
 };
 static_assert(sizeof(struct kv_wire_index) == 32, "as in the byte table");
 
@@ -399,8 +402,9 @@ enum kv_wire_query_flags {
  *   12  f32  scale       of scores before the softmax: usually 1 / sqrt(d_k)
  *   16  u32  n_ranges    the tokens of these ranges are eligible; ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags
- *   24  u32  summaries   per KV_SUMMARY_ROWS rows, for the estimate: 0 (none), 16 or 64; rows
- *                        without so many summaries are attended exactly
+ *   24  u16  summaries   per group of blocks, for the estimate: 0 (none), 16 or 64; rows
+ *                        without so many summaries, of such groups, are attended exactly
+ *   26  u16  summary_blocks  as in kv_wire_index
  *   28  u32  selection   enum kv_selection: how many rows are selected, at most k.  Step 1
  *                        applies it, and passes rerank times as many rows to step 2
  *   32  f32  fraction    MASS: of all weight; THRESHOLD: of the largest; above 0, at most 1.
@@ -422,7 +426,8 @@ struct kv_wire_query {
     float scale;
     uint32_t n_ranges;
     uint32_t flags;
-    uint32_t summaries;
+    uint16_t summaries;
+    uint16_t summary_blocks;
     uint32_t selection;
     float fraction;
     uint8_t first_cut;

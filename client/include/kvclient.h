@@ -572,8 +572,11 @@ struct kv_index_options {
     uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
     uint64_t seed;       /* of k-means */
-    uint32_t summaries;  /* cluster summaries to build per 1,024 rows, for queries that request
+    uint32_t summaries; /* cluster summaries to build per summary_rows, for queries that request
                             an estimate: 0 (none), 16 or 64 */
+    uint32_t
+        summary_rows; /* 1,024 or 3,072; 0: 1,024.  Nodes that do not know 3,072 are refused
+                              with KV_UNSUPPORTED */
     bool wait; /* end when the codes exist, or at the deadline; false: when the nodes know */
 };
 
@@ -658,10 +661,12 @@ struct kv_query {
     bool want_reads;    /* kv_op_query_reads() */
     bool want_weights;  /* return the merged weights; KV_ANSWER_ATTEND: of the ids returned */
     bool want_ids;      /* KV_ANSWER_ATTEND: return all selected ids, not only cached ones */
-    uint32_t summaries; /* summaries per 1,024 rows for the estimate of step 3: 0 (no estimate),
-                           16 or 64; rows without so many summaries are attended exactly */
-    uint32_t snapshot;  /* tokens that must be committed; 0: those that the ranges need */
-    uint32_t n_ranges;  /* 1..KV_RANGES_MAX */
+    uint32_t summaries; /* summaries per summary_rows for the estimate of step 3: 0 (no
+                           estimate), 16 or 64; rows without so many are attended exactly */
+    uint32_t
+        summary_rows;  /* of the index, whose summaries they are: 1,024 or 3,072; 0: 1,024 */
+    uint32_t snapshot; /* tokens that must be committed; 0: those that the ranges need */
+    uint32_t n_ranges; /* 1..KV_RANGES_MAX */
     const struct kv_range *ranges;        /* (n_ranges) eligible rows: ascending, disjoint */
     const uint32_t *n_cached;             /* (n_kv_heads); NULL: none */
     const struct kv_cached_block *cached; /* (sum of n_cached) ascending in each head; rows

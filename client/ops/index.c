@@ -5,6 +5,7 @@
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/op.h"
+#include "client/ops/summary_rows.h"
 #include "client/peer.h"
 #include "client/request.h"
 #include "client/session.h"
@@ -65,7 +66,8 @@ static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
         .flags = (index->wait ? KV_WIRE_INDEX_WAIT : 0) |
                  (index->rotates ? KV_WIRE_INDEX_ROTATES : 0) |
                  (index->copies ? KV_WIRE_INDEX_COPIES : 0),
-        .summaries = index->summaries,
+        .summaries = (uint16_t)index->summaries,
+        .summary_blocks = kvc_summary_blocks(index->summaries, index->summary_rows),
     };
     struct kv_wire_unit units[KV_WIRE_UNITS_MAX];
     uint32_t layer = subop->layer, head = subop->head;
@@ -219,6 +221,8 @@ static const char *index_fault(const struct kv_session *session,
         return "chapter_blocks: must be 0 or 8 to 131072";
     if (index->summaries != 0 && index->summaries != 16 && index->summaries != 64)
         return "summaries: must be 0, 16 or 64";
+    if (!kvc_summary_rows_valid(index->summary_rows))
+        return "summary_rows: must be 0, 1024 or 3072";
     return NULL;
 }
 
@@ -227,6 +231,7 @@ kv_status_t kv_index_begin(struct kv_session *session,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
     const char *fault = index_fault(session, index);
     kv_status_t status;
     struct kv_op *op;
@@ -236,12 +241,17 @@ kv_status_t kv_index_begin(struct kv_session *session,
                              "index: %s: layers %u+%u, tokens %u, m %u, bits %u", fault,
                              index->layer_begin, index->n_layers, index->tokens, index->m,
                              index->bits);
-    const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
     if (old != NULL && (index->rotates || index->copies))
         return kvc_set_error(&session->client->loop, KV_UNSUPPORTED,
                              "index: %s: node %s speaks version %u, which has none; %d does",
                              index->rotates ? "rotates" : "copies", old->name, old->version,
                              KV_WIRE_VERSION_FIRST_CUT);
+    if (kvc_summary_blocks(index->summaries, index->summary_rows) != 0 && old != NULL)
+        return kvc_set_error(&session->client->loop, KV_UNSUPPORTED,
+                             "index: summary_rows: node %s speaks version %u, which has "
+                             "summaries per 1024 rows only; %d has them per %u",
+                             old->name, old->version, KV_WIRE_VERSION_FIRST_CUT,
+                             index->summary_rows);
     status = kvc_op_begin(session->client, &index_type, session, NULL, deadline_ms, &op);
     if (status != KV_OK)
         return status;

@@ -15,6 +15,7 @@
 #include "client/node.h"
 #include "client/op.h"
 #include "client/ops/query_private.h"
+#include "client/ops/summary_rows.h"
 #include "client/request.h"
 #include "client/session.h"
 #include "client/state.h"
@@ -106,7 +107,8 @@ static void fill(const struct kvc_query_part *part,
                  (part->has_reads ? KV_WIRE_READS : 0),
         .selection = (uint32_t)query->selection,
         .fraction = query->fraction,
-        .summaries = query->summaries,
+        .summaries = (uint16_t)query->summaries,
+        .summary_blocks = kvc_summary_blocks(query->summaries, query->summary_rows),
     };
     size_t vectors_bytes = (size_t)query->n_queries * part->d_k * sizeof(float);
 
@@ -281,6 +283,8 @@ static const char *shape_fault(const kv_schema_t *schema,
         return "want_ids: only with KV_ANSWER_ATTEND";
     if (query->summaries != 0 && query->summaries != 16 && query->summaries != 64)
         return "summaries: must be 0, 16 or 64";
+    if (!kvc_summary_rows_valid(query->summary_rows))
+        return "summary_rows: must be 0, 1024 or 3072";
     for (uint32_t i = 0; i < query->n_ranges; i++) {
         const struct kv_range *range = &query->ranges[i];
 
@@ -517,6 +521,16 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (fault != NULL)
         return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
                              fault);
+    if (kvc_summary_blocks(query->summaries, query->summary_rows) != 0) {
+        const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
+
+        if (old != NULL)
+            return kvc_set_error(&client->loop, KV_UNSUPPORTED,
+                                 "query: layer %u: summary_rows: node %s speaks version %u, "
+                                 "which has summaries per 1024 rows only; %d has them per %u",
+                                 query->layer, old->name, old->version,
+                                 KV_WIRE_VERSION_FIRST_CUT, query->summary_rows);
+    }
     if (!fits(&part, 1, max_cached, KV_WIRE_BULK_MAX))
         return kvc_set_error(
             &client->loop, KV_TOO_LARGE,

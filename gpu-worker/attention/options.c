@@ -9,8 +9,12 @@
 
 const struct kvw_method_options kvw_method_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
-    .index =
-        {.summaries = 16, .chapter_blocks = 128, .subspaces = 2, .bits = 6, .rotates = true},
+    .index = {.summaries = 16,
+              .summary_rows = 1024,
+              .chapter_blocks = 128,
+              .subspaces = 2,
+              .bits = 6,
+              .rotates = true},
     .candidates = 8,
     .rerank = KVW_USUAL,
     .cache = KVW_CACHE_LRU,
@@ -117,6 +121,13 @@ static bool set_summaries(struct kvw_method_options *options, const char *value)
 
     return kvw_budget_parse_count(value, 0, summaries) &&
            (*summaries == 0 || *summaries == 16 || *summaries == 64);
+}
+
+static bool set_summary_rows(struct kvw_method_options *options, const char *value)
+{
+    uint32_t *rows = &options->index.summary_rows;
+
+    return kvw_budget_parse_count(value, 1, rows) && (*rows == 1024 || *rows == 3072);
 }
 
 static bool set_rotation(struct kvw_method_options *options, const char *value)
@@ -271,12 +282,21 @@ static const struct kvw_method_option method_options[] = {
     {.name = "summaries",
      .alias = "rest",
      .fallback = "16",
-     .help = "cluster summaries per 1,024 rows (16 or 64) used to estimate the contribution of "
-             "rows not selected; 0: no estimate",
+     .help =
+         "cluster summaries per --summary-rows (16 or 64) used to estimate the contribution "
+         "of rows not selected; 0: no estimate",
      .expected = "0, 16 or 64",
      .choices = "0|16|64",
      .needs_index = true,
      .set = set_summaries},
+    {.name = "summary-rows",
+     .fallback = "1024",
+     .help = "rows that share the summaries of --summaries: with 3072, nodes read and keep "
+             "less, and estimate more coarsely",
+     .expected = "1024 or 3072",
+     .choices = "1024|3072",
+     .needs_index = true,
+     .set = set_summary_rows},
     {.name = "chapter",
      .fallback = "128",
      .help = "blocks of 128 tokens that share a codebook; prompt: one codebook for everything",

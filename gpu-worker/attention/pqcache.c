@@ -250,8 +250,8 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
         index->rotates != now->index.rotates || index->copies != now->index.copies ||
         index->iterations != now->index.iterations ||
         (index->summaries != 0 && index->summaries != pq->setup.options.index.summaries) ||
-        options->answer != now->answer || options->cache != now->cache ||
-        options->cache_tokens != now->cache_tokens)
+        index->summary_rows != now->index.summary_rows || options->answer != now->answer ||
+        options->cache != now->cache || options->cache_tokens != now->cache_tokens)
         return KV_UNSUPPORTED;
     pq->options = *options;
     kvw_index_schedule_wait(pq->index, index->wait);

@@ -254,6 +254,7 @@ static kv_status_t begin_query(struct kvw_pqcache *pq,
         .first_cut = pq->options.first_cut,
         .want_reads = true,
         .summaries = pq->options.index.summaries,
+        .summary_rows = pq->options.index.summary_rows,
         .n_ranges = 1,
         .ranges = &middle,
     };

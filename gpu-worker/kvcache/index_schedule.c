@@ -199,6 +199,7 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
         .copies = index->options.copies,
         .seed = index->seed,
         .summaries = index->options.summaries,
+        .summary_rows = index->options.summary_rows,
         .wait = true,
     };
     kv_status_t status;

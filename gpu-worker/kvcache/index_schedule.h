@@ -27,8 +27,9 @@ struct kvw_index_schedule;
 
 /* The options of an index. */
 struct kvw_index_options {
-    uint32_t summaries;       /* per 1,024 rows, to estimate the contribution of rows not
+    uint32_t summaries;       /* per summary_rows, to estimate the contribution of rows not
                                  selected: 16 or 64; 0: no estimate */
+    uint32_t summary_rows;    /* 1,024 or 3,072 */
     uint32_t chapter_blocks;  /* blocks with one codebook; 0: one for the prompt */
     uint32_t subspaces, bits; /* of a code */
     bool rotates;             /* codes are of rotated keys */

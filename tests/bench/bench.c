@@ -259,6 +259,7 @@ static void each_param(
         {"isa", params->isa, 0},
         {"form", params->form, 0},
         {"chapter", NULL, params->chapter},
+        {"group", NULL, params->group},
         {"p99", NULL, record->p99},
         {"limit_p99", NULL, record->limit_p99},
         {"p50", NULL, record->p50},

@@ -65,6 +65,7 @@ struct bench_params {
     const char *isa;  /* instruction set of the kernels */
     const char *form; /* of the codes: "cells", "tiles", "bytes" */
     unsigned chapter; /* rows with one codebook */
+    unsigned group;   /* rows that share summaries; 0: 1,024 */
     const char *operation;
     const char *per;    /* what the value is divided by: "block" */
     const char *source; /* of a number of bytes: "tables", "rss" */

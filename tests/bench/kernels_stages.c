@@ -10,7 +10,7 @@
  *   rerank      scores them exactly, and keeps the scores for the estimate
  *   select      selects the best by these scores
  *   attend      computes attention over the selected rows, and verifies them
- *   estimate    estimates all other rows, by 16 summaries per 1,024 rows
+ *   estimate    estimates all other rows, by 16 summaries per 1,024 rows, or per 3,072 (`group`)
  *   sum         all of these for one head;  layer: for all heads
  *
  * Two forms: chapters of 128 blocks, scored and selected by cells, and of 8 blocks, by rows.
@@ -92,9 +92,10 @@ struct stages {
     struct kvs_unit units[HEADS];
     unsigned n_heads; /* HEADS, but for a smoke run */
     uint32_t n_tokens;
-    float *centers; /* (HEADS, N_CENTERS, D) */
-    float *noise;   /* (NOISE + D) */
-    float *queries; /* (LAYERS, HEADS, QUERIES, D) */
+    uint32_t summary_rows; /* of a group */
+    float *centers;        /* (HEADS, N_CENTERS, D) */
+    float *noise;          /* (NOISE + D) */
+    float *queries;        /* (LAYERS, HEADS, QUERIES, D) */
 
     struct kvs_selection candidates, selection; /* of steps 1 and 2 */
     struct kv_wire_range range;
@@ -218,6 +219,7 @@ static void estimate(struct stages *stages, uint32_t n_selected)
         .score = &stages->scan,
         .shape = attending,
         .bits = KV_SUMMARY_16,
+        .rows = stages->summary_rows,
         .selected = stages->rows,
         .query_mask = stages->query_masks,
         .n_selected = n_selected,
@@ -386,6 +388,7 @@ static bool open_units(struct stages *stages, uint32_t chapter_blocks)
         .type = KV_KEY_FP16,
         .d_v = D,
         .summaries_bits = KV_SUMMARY_16,
+        .summaries_rows = stages->summary_rows,
         .iterations = ITERATIONS,
         .seed = 1,
     };
@@ -437,6 +440,12 @@ static double full_cells(const struct stages *stages, uint32_t chapter)
     return sum / n;
 }
 
+/* Groups of summaries of so many rows. */
+static uint32_t n_groups_of(const struct stages *stages, uint32_t n_rows)
+{
+    return (n_rows + stages->summary_rows - 1) / stages->summary_rows;
+}
+
 /* Fills the limits of a record; returns their number.  Selection works on data in the cache and
  * has none. */
 static unsigned needs_of(const struct stages *stages,
@@ -444,10 +453,12 @@ static unsigned needs_of(const struct stages *stages,
                          bool is_cells,
                          struct kernels_need *ret_needs)
 {
-    const struct kv_summary_shape summaries = {KV_KEY_FP16, D, D, KV_SUMMARY_16};
+    const struct kv_summary_shape summaries = {KV_KEY_FP16, D, D, KV_SUMMARY_16,
+                                               stages->summary_rows};
     const double n_candidates = stages->candidates.factor * K, pair = 2.0 * QUERIES;
     const double n_chapters = ((stages->n_tokens + chapter - 1) / chapter);
-    const double n_groups = (double)stages->n_tokens / KV_SUMMARY_ROWS;
+    const double n_groups = stages->n_tokens / chapter * n_groups_of(stages, chapter) +
+                            n_groups_of(stages, stages->n_tokens % chapter);
     const double of_chapter =
         (double)(kv_pq_centroids_size(&codes) * sizeof(float)) +
         (is_cells ? full_cells(stages, chapter) * sizeof(uint32_t)
@@ -504,7 +515,10 @@ static bool measure(struct stages *stages, uint32_t factor, uint32_t chapter_blo
                        .n = stages->n_tokens,
                        .k = K,
                        .form = is_cells ? "cells" : "tiles",
-                       .chapter = chapter},
+                       .chapter = chapter,
+                       .group = stages->summary_rows == KV_SUMMARY_ROWS_LEAST
+                                    ? 0
+                                    : stages->summary_rows},
             .part = layer,
             .arg = stages,
         };
@@ -522,16 +536,20 @@ static bool measure(struct stages *stages, uint32_t factor, uint32_t chapter_blo
 
 static bool measure_all(struct stages *stages)
 {
-    static const uint32_t chapters[] = {128, 8}; /* blocks */
+    static const struct {
+        uint32_t chapter_blocks, summary_rows;
+    } forms[] = {
+        {128, KV_SUMMARY_ROWS_LEAST}, {128, KV_SUMMARY_ROWS_MAX}, {8, KV_SUMMARY_ROWS_LEAST}};
     bool is_good = true;
 
     kernels_fill_normal(stages->centers, HEADS * N_CENTERS * D, 21);
     kernels_fill_normal(stages->noise, NOISE + D, 22);
     fill_queries(stages);
-    for (unsigned i = 0; is_good && i < sizeof(chapters) / sizeof(chapters[0]); i++) {
-        is_good = open_units(stages, chapters[i]);
+    for (unsigned i = 0; is_good && i < sizeof(forms) / sizeof(forms[0]); i++) {
+        stages->summary_rows = forms[i].summary_rows;
+        is_good = open_units(stages, forms[i].chapter_blocks);
         for (uint32_t factor = 4; is_good && factor <= RERANK_MAX; factor *= 2)
-            is_good = measure(stages, factor, chapters[i]);
+            is_good = measure(stages, factor, forms[i].chapter_blocks);
         close_units(stages);
     }
     return is_good;
@@ -553,8 +571,8 @@ bool kernels_stages(struct bench *bench, const struct bench_load *load)
     /* As many tokens as the requested memory holds, and at least enough to select from. */
     n_tokens = kernels->bytes / (HEADS * ROW_BYTES);
     n_tokens = n_tokens < 2 * CANDIDATES_MAX ? 2 * CANDIDATES_MAX : n_tokens;
-    n_tokens =
-        n_tokens > TOKENS_MAX ? TOKENS_MAX : n_tokens / KV_SUMMARY_ROWS * KV_SUMMARY_ROWS;
+    n_tokens = n_tokens > TOKENS_MAX ? TOKENS_MAX
+                                     : n_tokens / KV_SUMMARY_ROWS_LEAST * KV_SUMMARY_ROWS_LEAST;
     stages->kernels = kernels;
     stages->n_heads = bench->smoke ? 2 : HEADS;
     stages->n_tokens = (uint32_t)n_tokens;

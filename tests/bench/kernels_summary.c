@@ -10,7 +10,7 @@
 
 enum {
     GROUPS = 32, /* of a head */
-    TAKEN = KV_SUMMARY_ROWS / 10,
+    TAKEN_MAX = KV_SUMMARY_ROWS_MAX / 10,
     MADE = 64, /* different groups */
 };
 
@@ -21,7 +21,7 @@ struct summary_load {
     size_t row_bytes, group_bytes;
     void *scratch;
     uint8_t *group;
-    uint32_t taken[TAKEN];
+    uint32_t taken[TAKEN_MAX];
     float *queries, *squares, *state, *output, *lse;
 };
 
@@ -30,7 +30,7 @@ static void build(const struct summary_load *load, const uint8_t *rows, void *re
     struct kv_summary_build making;
     uint32_t first, n;
 
-    kv_summary_build_begin(&making, &load->shape, KV_SUMMARY_ROWS, 1, load->scratch);
+    kv_summary_build_begin(&making, &load->shape, load->shape.rows, 1, load->scratch);
     while (kv_summary_build_next(&making, &first, &n))
         kv_summary_build_slice(&making, rows + first * load->row_bytes, load->row_bytes);
     kv_summary_build_end(&making, ret_group);
@@ -39,7 +39,7 @@ static void build(const struct summary_load *load, const uint8_t *rows, void *re
 static void build_turn(void *arg, size_t i)
 {
     const struct summary_load *load = arg;
-    const size_t bytes = KV_SUMMARY_ROWS * load->row_bytes;
+    const size_t bytes = load->shape.rows * load->row_bytes;
 
     build(load, load->kernels->from + i % (load->kernels->bytes / bytes) * bytes, load->group);
 }
@@ -67,8 +67,8 @@ static void estimate_turn(void *arg, size_t i)
         const uint8_t *group = groups + j * load->group_bytes;
 
         /* The lists of all groups are the same ones. */
-        kv_estimate_count(&load->shape, group, 0, 0, KV_SUMMARY_ROWS, load->taken, TAKEN, NULL,
-                          0, counts, places, numbers);
+        kv_estimate_count(&load->shape, group, 0, 0, load->shape.rows, load->taken,
+                          load->shape.rows / 10, NULL, 0, counts, places, numbers);
         question.next = j + 1 < GROUPS ? group + load->group_bytes : NULL;
         kv_estimate_add(&load->shape, group, &question, load->state);
     }
@@ -95,13 +95,13 @@ static bool measure(struct summary_load *load)
 {
     const double summaries = (double)kv_summary_count(&load->shape);
     const double of_summary = 2.0 * summaries * (load->shape.d_k + load->shape.d_v);
-    const double rows = KV_SUMMARY_ROWS;
+    const double rows = load->shape.rows;
     const bool is_16 = load->shape.bits == KV_SUMMARY_16;
     const struct kernels_case building = {
         .name = is_16 ? "kernels.summary.build16" : "kernels.summary.build64",
         .unit = "Mrow/s",
         .amount = 1e-6 * rows,
-        .params = {.shape = load->model->name, .n = KV_SUMMARY_ROWS, .data = "cold"},
+        .params = {.shape = load->model->name, .n = load->shape.rows, .data = "cold"},
         .n_needs = 2,
         .needs = {{KERNELS_FMA, KV_SUMMARY_ITERATIONS * of_summary * rows, 0, 0},
                   {KERNELS_READ, rows * (double)load->row_bytes, 0, 0}},
@@ -113,7 +113,7 @@ static bool measure(struct summary_load *load)
         .unit = "us",
         .params = {.shape = load->model->name,
                    .queries = load->model->n_queries,
-                   .n = GROUPS * KV_SUMMARY_ROWS,
+                   .n = GROUPS * load->shape.rows,
                    .data = "cold"},
         .n_needs = 2,
         .needs = {{KERNELS_FMA, GROUPS * of_summary * load->model->n_queries, 0, 0},
@@ -127,13 +127,15 @@ static bool measure(struct summary_load *load)
            kernels_measure(load->kernels, &estimating);
 }
 
-static bool
-measure_shape(struct kernels *kernels, const struct kernels_shape *model, uint32_t bits)
+static bool measure_shape(struct kernels *kernels,
+                          const struct kernels_shape *model,
+                          uint32_t bits,
+                          uint32_t rows)
 {
     struct summary_load load = {
         .kernels = kernels,
         .model = model,
-        .shape = {KV_KEY_FP16, model->d, model->d, bits},
+        .shape = {KV_KEY_FP16, model->d, model->d, bits, rows},
         .row_bytes = kernels_row_bytes(model),
     };
     const size_t n = (size_t)model->n_queries * model->d;
@@ -148,7 +150,7 @@ measure_shape(struct kernels *kernels, const struct kernels_shape *model, uint32
     load.lse = kernels_alloc(model->n_queries, sizeof(float));
     load.state =
         kernels_alloc(kv_estimate_floats(&load.shape, model->n_queries), sizeof(float));
-    for (uint32_t i = 0; i < TAKEN; i++)
+    for (uint32_t i = 0; i < rows / 10; i++)
         load.taken[i] = i * 10;
     is_good = load.scratch != NULL && load.group != NULL && load.queries != NULL &&
               load.squares != NULL && load.output != NULL && load.lse != NULL &&
@@ -175,8 +177,11 @@ bool kernels_summary(struct bench *bench, const struct bench_load *unused)
     if (kernels == NULL)
         return false;
     for (unsigned i = 0; i < KERNELS_N_SHAPES; i++)
-        if (!measure_shape(kernels, &kernels_shapes[i], KV_SUMMARY_16) ||
-            !measure_shape(kernels, &kernels_shapes[i], KV_SUMMARY_64))
-            return false;
+        for (uint32_t bits = KV_SUMMARY_16; bits <= KV_SUMMARY_64;
+             bits += KV_SUMMARY_64 - KV_SUMMARY_16)
+            for (uint32_t rows = KV_SUMMARY_ROWS_LEAST; rows <= KV_SUMMARY_ROWS_MAX;
+                 rows += KV_SUMMARY_ROWS_MAX - KV_SUMMARY_ROWS_LEAST)
+                if (!measure_shape(kernels, &kernels_shapes[i], bits, rows))
+                    return false;
     return true;
 }

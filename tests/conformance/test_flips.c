@@ -126,6 +126,7 @@ static struct {
 } it;
 
 static uint64_t scrub_bytes = SCRUB_BYTES; /* of the node's own scrub */
+static uint32_t summary_rows = 1024;       /* of what is made, and asked for */
 
 static struct {
     uint64_t flips[KINDS], answers, refusals, rest, passes;
@@ -328,6 +329,7 @@ static void make_index(unsigned session, uint32_t chapter_blocks, uint32_t rest)
                                            .iterations = 4,
                                            .seed = 5,
                                            .summaries = rest,
+                                           .summary_rows = summary_rows,
                                            .wait = true};
     struct kv_op *op = NULL;
     const kv_status_t status = kv_index_begin(it.sessions[session], &index, 0, &op);
@@ -688,6 +690,7 @@ static void make_query(void)
         .rerank = below(2) == 0 ? 1 : 1 + below(8),
         .want_ids = false,
         .summaries = below(2) == 0 ? 16 : 0,
+        .summary_rows = summary_rows,
         .n_ranges = q.ranges[1].end > 0 ? 2 : 1,
         .ranges = q.ranges,
     };
@@ -747,7 +750,7 @@ static double score_of(const float *vector, const float *key)
 /* A chapter's rows that were not chosen, by its summaries (kernels/estimate.h). */
 static uint32_t add_summaries(unsigned chapter, const float *vector, struct sum *sum)
 {
-    const struct kv_summary_shape shape = {KV_KEY_FP16, D, D, KV_SUMMARY_16};
+    const struct kv_summary_shape shape = {KV_KEY_FP16, D, D, KV_SUMMARY_16, summary_rows};
     const uint8_t *group = it.books[owner_of(q.session)][q.layer][q.head][chapter].group;
     const uint8_t *numbers = group + kv_summary_at_numbers(&shape);
     const int8_t *keys = (const int8_t *)group + kv_summary_at_keys(&shape);
@@ -1269,7 +1272,7 @@ static void shared_blocks_are_scrubbed_whole(void **state)
 
 /* What is lost of a chapter that sessions share is made again as far as one of them has it, not
  * as far as the first one has. */
-static void chapters_are_made_again_whole(void **state)
+static void chapters_are_made_again(uint32_t rows_of_group)
 {
     enum {
         CHAPTER_BLOCKS = 16,
@@ -1278,7 +1281,7 @@ static void chapters_are_made_again_whole(void **state)
     const struct kvs_unit *unit;
     struct kvs_codebook *book;
 
-    (void)state;
+    summary_rows = rows_of_group;
     kv_random_init(&it.random, 3);
     open_node();
     fork_chapter(CHAPTER_BLOCKS, FORKED_BLOCKS * KV_BLOCK_TOKENS);
@@ -1304,10 +1307,19 @@ static void chapters_are_made_again_whole(void **state)
     scrub();
     assert_ptr_equal(book_at(unit_at(FORK, 0, 0), 0), book);
     assert_int_equal(book->summaries.n_rows, FORKED_BLOCKS * KV_BLOCK_TOKENS);
+    assert_int_equal(book->summaries.shape.rows, rows_of_group);
     assert_int_equal(book->n_celled, FORKED_BLOCKS * KV_BLOCK_TOKENS);
     assert_int_equal(book->n_summaries_lost, 0);
     assert_int_equal(book->n_cells_lost, 0);
     close_node();
+    summary_rows = 1024;
+}
+
+static void chapters_are_made_again_whole(void **state)
+{
+    (void)state;
+    chapters_are_made_again(1024);
+    chapters_are_made_again(3072);
 }
 
 /* Returns a checksum over those of all columns of the unit's first chapter; fails unless each is
@@ -1525,13 +1537,13 @@ static void chapters_of_two_codebooks_are_made_again(void **state)
 
 static unsigned long n_wanted = FLIPS, seed = 1;
 
-static void flips_enter_no_answer(void **state)
+static void flips_enter(unsigned long of_seed)
 {
     unsigned long n = 0;
     unsigned round = 0;
 
-    (void)state;
-    kv_random_init(&it.random, seed);
+    memset(&counted, 0, sizeof(counted));
+    kv_random_init(&it.random, of_seed);
     open_node();
     fill_node();
     copy_memory();
@@ -1542,7 +1554,8 @@ static void flips_enter_no_answer(void **state)
         for (unsigned kind = 0; kind < KINDS; kind++)
             n += counted.flips[kind];
     }
-    print_message("seed %lu: %lu flips in %u rounds:", seed, n, round);
+    print_message("seed %lu, summaries per %u rows: %lu flips in %u rounds:", of_seed,
+                  summary_rows, n, round);
     for (unsigned kind = 0; kind < KINDS; kind++)
         print_message(" %s %llu", kind_names[kind], (unsigned long long)counted.flips[kind]);
     print_message(
@@ -1551,6 +1564,15 @@ static void flips_enter_no_answer(void **state)
         (unsigned long long)counted.refusals, (unsigned long long)counted.passes);
     assert_true(n < 200 || (counted.refusals > 0 && counted.rest > 0));
     close_node();
+}
+
+static void flips_enter_no_answer(void **state)
+{
+    (void)state;
+    flips_enter(seed);
+    summary_rows = 3072;
+    flips_enter(seed + 1);
+    summary_rows = 1024;
 }
 
 int main(int argc, char **argv)

@@ -1190,23 +1190,24 @@ static void keys_that_are_infinite(void **state)
 
 /* What is not chosen is estimated where there are summaries, and attended where not: near the
  * attention over all. */
-static void the_rest(void **state)
+static void rest_by(uint32_t summary_rows, uint32_t chapter_blocks)
 {
     static struct question question;
     struct side side;
 
-    (void)state;
     open_side(&side);
     for (unsigned model = HALVES; model <= BRAINS; model++) {
         struct kv_session *session = open_session(&side, &models[model]), *fork;
-        struct kv_index_options index = index_of(2100, CHAPTER_BLOCKS);
+        struct kv_index_options index = index_of(2100, chapter_blocks);
 
         put(&side, session, 0, 2300, SALT_KINDS);
         make_question(&question, 1, 2300, SALT_KINDS);
         question.query.summaries = 64;
+        question.query.summary_rows = summary_rows;
         question.query.n_kv_heads = 2;
         ask_rest(&side, session, &question, 0, 1e-3);
         index.summaries = 64;
+        index.summary_rows = summary_rows;
         make_index(session, &index);
         for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
             question.query.merge = (enum kv_merge)merge;
@@ -1224,6 +1225,10 @@ static void the_rest(void **state)
         question.ranges[0].end = 2300;
         question.query.summaries = 16; /* there are none */
         ask_rest(&side, session, &question, 0, 1e-3);
+        question.query.summaries = 64; /* nor of such groups */
+        question.query.summary_rows = summary_rows == 3072 ? 1024 : 3072;
+        ask_rest(&side, session, &question, 0, 1e-3);
+        question.query.summary_rows = summary_rows;
 
         /* A fork has them, and ranges cut groups. */
         fork = fork_session(session, 1500);
@@ -1259,6 +1264,13 @@ static void the_rest(void **state)
     expect(op, status, KV_UNSUPPORTED, "index");
     close_session(session);
     close_side(&side);
+}
+
+static void the_rest(void **state)
+{
+    (void)state;
+    rest_by(0, CHAPTER_BLOCKS);
+    rest_by(3072, 2 * CHAPTER_BLOCKS);
 }
 
 /* With what the caller attends to itself, the rows that an answer names as held, it is the

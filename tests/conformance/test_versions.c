@@ -152,6 +152,48 @@ codes_are_rotated(struct kv_client *client, struct kv_session *session, uint32_t
     assert_non_null(strstr(kv_client_detail(client), "rotates"));
 }
 
+/* A node that has summaries per 1,024 rows alone is not asked for others, and makes those. */
+static void
+summaries_are_made(struct kv_client *client, struct kv_session *session, uint32_t version)
+{
+    static const uint32_t sizes[] = {0, 1024, 3072};
+
+    for (unsigned i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const bool is_known = sizes[i / 2] < 3072 || version >= KV_WIRE_VERSION_FIRST_CUT;
+        const float vectors[N_HEADS * DIM] = {1};
+        const struct kv_range range = {0, N_TOKENS};
+        const struct kv_index_options index = {.n_layers = 1,
+                                               .tokens = N_TOKENS,
+                                               .m = 2,
+                                               .bits = 2,
+                                               .iterations = 2,
+                                               .summaries = 16,
+                                               .summary_rows = sizes[i / 2],
+                                               .wait = true};
+        const struct kv_query query = {.n_queries = 1,
+                                       .queries = vectors,
+                                       .scale = 1,
+                                       .merge = KV_MERGE_SUM,
+                                       .answer = KV_ANSWER_IDS,
+                                       .k =
+                                           N_TOKENS, /* no row is left over: they may be NaNs */
+                                       .rerank = 1,
+                                       .summaries = 16,
+                                       .summary_rows = sizes[i / 2],
+                                       .n_ranges = 1,
+                                       .ranges = &range};
+        struct kv_op *op;
+        const kv_status_t status = i % 2 == 0 ? kv_index_begin(session, &index, 0, &op)
+                                              : kv_query_begin(session, &query, NULL, 0, &op);
+
+        assert_int_equal(status, is_known ? KV_OK : KV_UNSUPPORTED);
+        if (is_known)
+            finish(op, i % 2 == 0 ? "index" : "query");
+        else
+            assert_non_null(strstr(kv_client_detail(client), "summary_rows"));
+    }
+}
+
 static void work(struct kv_client *client, uint32_t version)
 {
     const uint16_t heads[] = {N_HEADS, N_HEADS};
@@ -178,6 +220,7 @@ static void work(struct kv_client *client, uint32_t version)
     assert_int_equal(client->nodes[0].version, version);
     layers_are_told(session, version);
     codes_are_rotated(client, session, version);
+    summaries_are_made(client, session, version);
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
     finish(op, "close");
     kv_session_free(session);

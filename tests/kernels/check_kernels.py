@@ -277,7 +277,7 @@ def rest_numbers(rows, d_k, n_summaries, seed):
 
 def check_rest(case, get, tiers):
     rows, queries = get("rows").astype(np.float64), get("queries").astype(np.float64)
-    d_k, d_v, bits, seed = (int(x) for x in get("shape"))
+    d_k, d_v, bits, rows_of_group, seed = (int(x) for x in get("shape"))
     n, n_summaries = len(rows), 2**bits
     group = get("group").tobytes()
     at = 16
@@ -292,7 +292,7 @@ def check_rest(case, get, tiers):
     scales = take("<f4", 2, n_summaries).astype(np.float64)
     keys = take("i1", n_summaries, -(-d_k // 16) * 16)
     values = take("i1", n_summaries, -(-d_v // 16) * 16)
-    numbers = take("u1", 1024)
+    numbers = take("u1", rows_of_group)
     expect(f"{case}: bytes", at == len(group))
     expect(f"{case}: padding", np.all(keys[:, d_k:] == 0) and np.all(values[:, d_v:] == 0)
            and np.all(numbers[n:] == 255))

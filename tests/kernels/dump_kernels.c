@@ -479,7 +479,7 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
     uint8_t *group = get(kv_summary_bytes(shape), 1), *numbers = get(n, 1);
     void *scratch = get(kv_summary_scratch_bytes(shape), 1);
     const void *stored = shape->type == KV_KEY_FP32 ? (const void *)rows : halves;
-    const uint64_t parameters[] = {shape->d_k, shape->d_v, shape->bits, index};
+    const uint64_t parameters[] = {shape->d_k, shape->d_v, shape->bits, shape->rows, index};
     const struct kv_estimate_kernels *kernels;
     size_t n_taken = 0, n_scored = 0, n_over;
     struct kv_summary_build build;
@@ -510,7 +510,7 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
     kv_estimate_squares(shape->d_k, queries, n_queries, squares);
     put("<f4", shape_of(n_queries, shape->d_k, 0), queries, n_queries * shape->d_k, 4,
         "rest%u.queries", index);
-    put("<u8", "4", parameters, 4, 8, "rest%u.shape", index);
+    put("<u8", "5", parameters, 5, 8, "rest%u.shape", index);
     put("<u1", shape_of(kv_summary_bytes(shape), 0, 0), group, kv_summary_bytes(shape), 1,
         "rest%u.group", index);
     for (unsigned part = 0; part < 2; part++) {
@@ -681,10 +681,12 @@ int main(int argc, char **argv)
         {KV_KEY_FP32, 17, 33, 2, 1},         {KV_KEY_BF16, 256, 256, 32, 0.0625f},
     };
     static const struct kv_summary_shape rests[] = {
-        {KV_KEY_FP32, 64, 64, KV_SUMMARY_16},
-        {KV_KEY_BF16, 128, 128, KV_SUMMARY_64},
-        {KV_KEY_FP32, 20, 9, KV_SUMMARY_64},
-        {KV_KEY_BF16, 33, 50, KV_SUMMARY_16},
+        {KV_KEY_FP32, 64, 64, KV_SUMMARY_16, 1024},
+        {KV_KEY_BF16, 128, 128, KV_SUMMARY_64, 1024},
+        {KV_KEY_FP32, 20, 9, KV_SUMMARY_64, 1024},
+        {KV_KEY_BF16, 33, 50, KV_SUMMARY_16, 1024},
+        {KV_KEY_BF16, 128, 128, KV_SUMMARY_16, 3072},
+        {KV_KEY_FP32, 24, 40, KV_SUMMARY_64, 3072},
     };
 
     static const struct kv_pq_shape scanned[] = {
@@ -701,8 +703,8 @@ int main(int argc, char **argv)
         dump_pq(i, &shapes[i], 300 + i, 1 + i);
     for (unsigned i = 0; i < 2 * sizeof(shapes) / sizeof(shapes[0]); i++)
         dump_kmeans(i, &shapes[i / 2], 1000 + i, i % 2);
-    for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++)
-        dump_rest(i, &rests[i], i == 3 ? 333 : KV_SUMMARY_ROWS, 4 + i);
+    for (unsigned i = 0; i < 4; i++)
+        dump_rest(i, &rests[i], i == 3 ? 333 : 1024, 4 + i);
     for (unsigned type = KV_KEY_FP32; type <= KV_KEY_BF16; type++) {
         dump_keys((enum kv_key_type)type, 101, 64, 8);
         dump_keys((enum kv_key_type)type, 100, 128, 5);
@@ -728,6 +730,8 @@ int main(int argc, char **argv)
     dump_copies(64, 300, 3);
     dump_copies(128, 301, 4);
     dump_copies(83, 77, 7);
+    for (unsigned i = 4; i < sizeof(rests) / sizeof(rests[0]); i++)
+        dump_rest(i, &rests[i], i == 5 ? 2900 : 3072, 4 + i % 4);
     if (fflush(stdout) != 0)
         fail("cannot write", "standard output");
     return 0;

@@ -712,14 +712,16 @@ static const struct number index_numbers[] = {
     NUMBER(struct kv_wire_index, bits),           NUMBER(struct kv_wire_index, iterations),
     NUMBER(struct kv_wire_index, budget_us),      NUMBER(struct kv_wire_index, seed),
     NUMBER(struct kv_wire_index, flags),          NUMBER(struct kv_wire_index, summaries),
+    NUMBER(struct kv_wire_index, summary_blocks),
 };
 static const struct number query_numbers[] = {
     NUMBER(struct kv_wire_query, answer),    NUMBER(struct kv_wire_query, merge),
     NUMBER(struct kv_wire_query, n_queries), NUMBER(struct kv_wire_query, k),
     NUMBER(struct kv_wire_query, rerank),    NUMBER(struct kv_wire_query, scale),
     NUMBER(struct kv_wire_query, n_ranges),  NUMBER(struct kv_wire_query, flags),
-    NUMBER(struct kv_wire_query, summaries), NUMBER(struct kv_wire_query, selection),
-    NUMBER(struct kv_wire_query, fraction),  NUMBER(struct kv_wire_query, reserved),
+    NUMBER(struct kv_wire_query, summaries), NUMBER(struct kv_wire_query, summary_blocks),
+    NUMBER(struct kv_wire_query, selection), NUMBER(struct kv_wire_query, fraction),
+    NUMBER(struct kv_wire_query, reserved),
 };
 static const struct number unit_numbers[] = {
     NUMBER(struct kv_wire_unit, layer),
@@ -795,7 +797,7 @@ static size_t put_bytes(uint8_t *body, size_t at, const void *data, size_t bytes
     return at + bytes;
 }
 
-static const uint32_t rests[] = {0, 16, 64};
+static const uint16_t rests[] = {0, 16, 64}, groups[] = {0, 8, 24};
 
 static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t *body)
 {
@@ -809,6 +811,7 @@ static size_t make_index(uint32_t thread, struct kv_wire_header *header, uint8_t
         .seed = kv_random_next(random),
         .flags = (uint32_t)kv_random_below(random, KV_WIRE_INDEX_FLAGS + 1),
         .summaries = rests[kv_random_below(random, 3)],
+        .summary_blocks = groups[kv_random_below(random, 3)],
     };
     size_t bytes = put_bytes(body, 0, &index, sizeof(index));
 
@@ -832,6 +835,7 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
         .n_ranges = 1 + (uint32_t)kv_random_below(random, 3),
         .flags = (uint32_t)kv_random_below(random, 2),
         .summaries = rests[kv_random_below(random, 3)],
+        .summary_blocks = groups[kv_random_below(random, 3)],
         .selection = (uint32_t)kv_random_below(random, 3),
     };
     if (query.selection != KV_SELECT_TOP)
@@ -2189,7 +2193,8 @@ static void rows_of_any_bits(void **state)
                                             .bits = round < 3 ? 6 : 8,
                                             .iterations = 3,
                                             .flags = KV_WIRE_INDEX_WAIT,
-                                            .summaries = rests[round % 3]};
+                                            .summaries = rests[round % 3],
+                                            .summary_blocks = groups[round / 2]};
         struct kv_wire_header header;
         struct kv_wire_unit units[N_LAYERS * N_HEADS];
         size_t bytes;
@@ -2216,6 +2221,58 @@ static void rows_of_any_bits(void **state)
         settle();
         close_session();
     }
+}
+
+/* Summaries are of 8 or 24 blocks, and 8 is what a client says that says nothing: with any
+ * other number, an index and a query are refused, whether they want summaries or not. */
+static void groups_of_summaries_are_of_two_sizes(void **state)
+{
+    const struct kv_wire_unit unit = {0, 0, 0};
+    const uint32_t thread = thread_of_unit(0, 0);
+    const struct kv_wire_range range = {0, FILLED_TOKENS};
+    const float vector[ROW_BYTES / 4] = {1};
+
+    (void)state;
+    open_filled_session();
+    for (unsigned round = 0; round < 3 * 260; round++) {
+        const unsigned blocks = round / 3 < 258 ? round / 3 : round / 3 == 258 ? 65535 : 6144;
+        const uint16_t summaries = rests[round % 3];
+        const bool is_good = blocks == 0 || blocks == 8 || blocks == 24;
+        const struct kv_wire_index index = {.chapter_blocks = 8,
+                                            .m = 2,
+                                            .bits = 4,
+                                            .iterations = 2,
+                                            .flags = KV_WIRE_INDEX_WAIT,
+                                            .summaries = summaries,
+                                            .summary_blocks = (uint16_t)blocks};
+        const struct kv_wire_query query = {
+            .answer = KV_ANSWER_IDS,
+            .merge = KV_MERGE_SUM,
+            .n_queries = 1,
+            .k = FILLED_TOKENS, /* leaves no rows: some are NaN */
+            .rerank = 1,
+            .scale = 1,
+            .n_ranges = 1,
+            .summaries = summaries,
+            .summary_blocks = (uint16_t)blocks};
+        struct kv_wire_header header = session_request(KV_OP_INDEX, 1);
+        size_t bytes = put_bytes(scratch, 0, &index, sizeof(index));
+
+        header.n_units = 1;
+        header.token_count = FILLED_TOKENS / 2;
+        bytes = put_bytes(scratch, bytes, &unit, sizeof(unit));
+        assert_int_equal(ask(world.data[thread], &header, scratch, bytes),
+                         is_good ? KV_OK : KV_INVALID);
+        header = session_request(KV_OP_QUERY, 1);
+        header.n_units = 1;
+        bytes = put_bytes(scratch, 0, &query, sizeof(query));
+        bytes = put_bytes(scratch, bytes, &unit, sizeof(unit));
+        bytes = put_bytes(scratch, bytes, &range, sizeof(range));
+        bytes = put_bytes(scratch, bytes, vector, sizeof(vector));
+        assert_int_equal(ask(world.data[thread], &header, scratch, bytes),
+                         is_good ? KV_OK : KV_INVALID);
+    }
+    close_session();
 }
 
 /* ---- sessions that change ---------------------------------------------------------------- */
@@ -4431,6 +4488,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_session_is_where_its_units_are),
         cmocka_unit_test(a_thread_stands_still),
         cmocka_unit_test(rows_of_any_bits),
+        cmocka_unit_test(groups_of_summaries_are_of_two_sizes),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(rows_land_while_the_session_forks),
         cmocka_unit_test(requests_are_counted_on),

@@ -167,6 +167,11 @@ static uint32_t pick_rest(struct kv_random *random)
     return one_in(random, 4) ? 64 : 16;
 }
 
+static uint32_t pick_rest_rows(struct kv_random *random)
+{
+    return one_in(random, 3) ? 3072 : 0;
+}
+
 static void
 pick_heads(struct kv_query *query, const struct kv_schema *schema, struct kv_random *random)
 {
@@ -217,6 +222,7 @@ bool question_make(struct question *question,
     query->want_ids = query->answer == KV_ANSWER_ATTEND && one_in(random, 2);
     query->want_weights = one_in(random, 2);
     query->summaries = one_in(random, 3) ? pick_rest(random) : 0;
+    query->summary_rows = pick_rest_rows(random);
     make_ranges(question, most, random);
     query->k = pick_k(random, count_candidates(query));
     if (one_in(random, 3)) {
@@ -687,6 +693,7 @@ bool question_index(struct kv_index_options *index,
         .seed = below(random, 5),
         .wait = !one_in(random, 3),
         .summaries = one_in(random, 2) ? pick_rest(random) : 0,
+        .summary_rows = pick_rest_rows(random),
     };
     if (index->chapter_blocks > 0 && one_in(random, 4))
         index->chapter_blocks += (uint32_t)below(random, 10);

@@ -655,13 +655,6 @@ PLAIN union plain512 plain_mm512_cvtepi32_ps(union plain512 a)
     return r;
 }
 
-PLAIN union plain512 plain_mm512_cvtps_epi32(union plain512 a)
-{
-    const union plain512 r = {.si = {_mm256_cvtps_epi32(a.ps[0]), _mm256_cvtps_epi32(a.ps[1])}};
-
-    return r;
-}
-
 PLAIN __m128i plain_mm512_cvtepi32_epi8(union plain512 a)
 {
     int8_t lanes[16];
@@ -833,7 +826,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_cvtps_epi32            plain_mm512_cvtps_epi32
 #define _mm512_cvtepi32_ps            plain_mm512_cvtepi32_ps
 #define _mm512_maskz_cvttps_epi32     plain_mm512_maskz_cvttps_epi32
-#define _mm512_cvtps_epi32            plain_mm512_cvtps_epi32
 #define _mm512_cvtepi32_epi8          plain_mm512_cvtepi32_epi8
 #define _mm512_cvtps_pd               plain_mm512_cvtps_pd
 #define _mm512_cvtepu8_epi32          plain_mm512_cvtepu8_epi32

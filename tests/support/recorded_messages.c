@@ -397,17 +397,19 @@ static const struct field header_fields[] = {
         offsetof(struct kv_wire_query_result, name), "found." #name \
     }
 static const struct field index_fields[] = {
-    INDEX(chapter_blocks), INDEX(m),    INDEX(bits),  INDEX(iterations),
-    INDEX(budget_us),      INDEX(seed), INDEX(flags), INDEX(summaries),
+    INDEX(chapter_blocks), INDEX(m),         INDEX(bits),
+    INDEX(iterations),     INDEX(budget_us), INDEX(seed),
+    INDEX(flags),          INDEX(summaries), INDEX(summary_blocks),
 };
 static const struct field indexed_fields[] = {
     INDEXED(rows),      INDEXED(rows_coded), INDEXED(n_found),  INDEXED(n_trained),
     INDEXED(n_pending), INDEXED(iterations), INDEXED(train_us),
 };
 static const struct field query_fields[] = {
-    QUERY(answer),    QUERY(merge),     QUERY(n_queries), QUERY(k),
-    QUERY(rerank),    QUERY(scale),     QUERY(n_ranges),  QUERY(flags),
-    QUERY(summaries), QUERY(selection), QUERY(fraction),  QUERY(reserved),
+    QUERY(answer),    QUERY(merge),          QUERY(n_queries), QUERY(k),
+    QUERY(rerank),    QUERY(scale),          QUERY(n_ranges),  QUERY(flags),
+    QUERY(summaries), QUERY(summary_blocks), QUERY(selection), QUERY(fraction),
+    QUERY(reserved),
 };
 static const struct field found_fields[] = {
     FOUND(layer),           FOUND(kv_head),    FOUND(n_ids),       FOUND(n_scored_by_code),

@@ -642,7 +642,8 @@ static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan
     return (struct kv_summary_shape){.type = plan->type,
                                      .d_k = plan->shape.d,
                                      .d_v = plan->d_v,
-                                     .bits = plan->summaries_bits};
+                                     .bits = plan->summaries_bits,
+                                     .rows = plan->summaries_rows};
 }
 
 /* Allocates summaries.  Returns false if the chapter gets none. */

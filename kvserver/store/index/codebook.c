@@ -175,6 +175,7 @@ bool kvs_codebook_verify_summaries(struct kvs_codebooks *books,
     book->lost_plan = book->plan;
     book->lost_plan.d_v = summaries->shape.d_v;
     book->lost_plan.summaries_bits = summaries->shape.bits;
+    book->lost_plan.summaries_rows = summaries->shape.rows;
     book->lost_plan.seed = summaries->seed;
     book->n_summaries_lost = summaries->n_rows;
     kvs_codebook_set_summaries(books, codebook, &(struct kvs_summaries){0});

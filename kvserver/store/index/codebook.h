@@ -73,6 +73,7 @@ struct kvs_index_plan {
     enum kv_key_type type;
     uint32_t d_v;            /* elements of a value */
     uint32_t summaries_bits; /* KV_SUMMARY_16, KV_SUMMARY_64; 0: no summaries */
+    uint32_t summaries_rows; /* of a group of them */
     uint32_t iterations;     /* maximum, of k-means */
     uint64_t budget_us;      /* of thread time for k-means; 0: no limit */
     uint64_t seed;

@@ -63,10 +63,11 @@ static kv_status_t cut_late(struct kvs_indexer *indexer,
         end = kvs_unit_chapter_end(unit, begin, n_blocks);
         if (begin != book->block_begin || has_job(unit, begin) || book->is_broken)
             continue;
-        uint32_t n_rows = book->summaries.shape.bits == plan->summaries_bits &&
-                                  book->summaries.shape.d_v == plan->d_v
-                              ? book->summaries.n_rows
-                              : 0;
+        uint32_t n_rows =
+            kvs_summaries_are(&book->summaries, plan->summaries_bits, plan->summaries_rows) &&
+                    book->summaries.shape.d_v == plan->d_v
+                ? book->summaries.n_rows
+                : 0;
         if ((end - begin) * KV_BLOCK_TOKENS > n_rows)
             status = kvs_index_job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan,
                                           KVS_INDEX_JOB_LATE);

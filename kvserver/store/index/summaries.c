@@ -56,9 +56,10 @@ kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
 
 static uint32_t rows_of_group(const struct kvs_summariser *summariser)
 {
-    const uint32_t left = summariser->made.n_rows - summariser->group * KV_SUMMARY_ROWS;
+    const struct kvs_summaries *made = &summariser->made;
+    const uint32_t left = made->n_rows - summariser->group * made->shape.rows;
 
-    return left < KV_SUMMARY_ROWS ? left : KV_SUMMARY_ROWS;
+    return left < made->shape.rows ? left : made->shape.rows;
 }
 
 void kvs_summarise_next(const struct kvs_summariser *summariser,
@@ -69,7 +70,7 @@ void kvs_summarise_next(const struct kvs_summariser *summariser,
 
     if (summariser->begun)
         (void)kv_summary_build_next(&summariser->build, &first, &n);
-    *ret_first = summariser->group * KV_SUMMARY_ROWS + first;
+    *ret_first = summariser->group * summariser->made.shape.rows + first;
     *ret_n = n;
 }
 

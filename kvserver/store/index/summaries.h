@@ -4,8 +4,8 @@
  *     kvs_summarise_begin();  while (kvs_summarise_piece(...)) other work;
  *     kvs_summarise_end();
  *
- * KV_SUMMARY_ROWS rows, counted from the chapter's first row, form a group; the last group may
- * have fewer.
+ * 1,024 or 3,072 rows (`rows` of the shape), counted from the chapter's first row, form a group;
+ * the last group may have fewer.
  *
  * Invariants, which kvs_summaries_check() asserts:
  *   (1) There is a list of groups if they stand for rows, and none if for none.
@@ -19,6 +19,7 @@
 #include "kernels/summary.h"
 #include "kvserver/store/rows/column.h"
 #include "proto/kv_status.h"
+#include "proto/kv_types.h"
 
 #include <stdbool.h>
 
@@ -27,14 +28,15 @@ struct kvs_summaries {
     struct kv_summary_shape shape;
     uint64_t seed;             /* of the plan by which they were made (codebook.h) */
     uint32_t n_rows;           /* that they cover, from the chapter's first row */
-    struct kvs_column *groups; /* ((n_rows + KV_SUMMARY_ROWS - 1) / KV_SUMMARY_ROWS), each of
-                                * kv_summary_bytes() */
+    struct kvs_column *groups; /* (kvs_summaries_n_groups()), each of kv_summary_bytes() */
     int list_class;
 };
 
 static inline uint32_t kvs_summaries_n_groups(const struct kvs_summaries *summaries)
 {
-    return (summaries->n_rows + KV_SUMMARY_ROWS - 1) / KV_SUMMARY_ROWS;
+    const uint32_t rows = summaries->shape.rows;
+
+    return summaries->n_rows == 0 ? 0 : (summaries->n_rows + rows - 1) / rows;
 }
 
 /* Returns the size of all groups, without the arena's rounding. */
@@ -55,6 +57,24 @@ static inline uint32_t kvs_summaries_each(const struct kvs_summaries *summaries)
 static inline uint32_t kvs_summaries_bits(uint32_t each)
 {
     return each == 16 ? KV_SUMMARY_16 : each == 64 ? KV_SUMMARY_64 : 0;
+}
+
+/* Returns the rows of a group for the blocks that a request says share one; 0, as peers sent
+ * before there was a choice, stands for 1,024 rows.  Returns 0 if groups of so many blocks are
+ * not made. */
+static inline uint32_t kvs_summaries_rows(uint32_t blocks)
+{
+    const uint32_t rows = blocks == 0 ? KV_SUMMARY_ROWS_LEAST : blocks * KV_BLOCK_TOKENS;
+
+    return kv_summary_rows_valid(rows) ? rows : 0;
+}
+
+/* Returns whether there are summaries, so many each and of groups of so many rows. */
+static inline bool
+kvs_summaries_are(const struct kvs_summaries *summaries, uint32_t bits, uint32_t rows)
+{
+    return summaries->n_rows > 0 && summaries->shape.bits == bits &&
+           summaries->shape.rows == rows;
 }
 
 void kvs_summaries_check(const struct kvs_summaries *summaries, const struct kvs_arena *arena);

@@ -65,6 +65,7 @@ static struct kvs_index_plan plan_of(const struct kvs_request *request, uint32_t
         .type = (enum kv_key_type)layer->dtype,
         .d_v = layer->d_v,
         .summaries_bits = kvs_summaries_bits(index->summaries),
+        .summaries_rows = kvs_summaries_rows(index->summary_blocks),
         .iterations = index->iterations,
         .budget_us = index->budget_us,
         .seed = index->seed,
@@ -83,15 +84,16 @@ static bool check(struct kvs_request *request)
     if (header->token_begin != 0 || header->token_count > request->session->tokens_max ||
         (index->flags & ~(uint32_t)KV_WIRE_INDEX_FLAGS) != 0 ||
         (index->summaries != 0 && kvs_summaries_bits(index->summaries) == 0) ||
-        index->iterations == 0 || index->iterations > KV_KMEANS_ITERATIONS_MAX ||
+        kvs_summaries_rows(index->summary_blocks) == 0 || index->iterations == 0 ||
+        index->iterations > KV_KMEANS_ITERATIONS_MAX ||
         (index->chapter_blocks > 0 && index->chapter_blocks < KV_CHAPTER_BLOCKS_MIN) ||
         index->chapter_blocks > KV_TOKENS_MAX / KV_BLOCK_TOKENS) {
         kvs_request_fail(request, KV_INVALID,
                          "index: %u tokens (at most %u), chapters of %u blocks, %u iterations, "
-                         "flags 0x%x, summaries %u: value out of range",
+                         "flags 0x%x, %u summaries per %u blocks: value out of range",
                          header->token_count, request->session->tokens_max,
                          index->chapter_blocks, index->iterations, index->flags,
-                         index->summaries);
+                         index->summaries, index->summary_blocks);
         return false;
     }
     for (uint32_t i = 0; i < header->n_units; i++) {
@@ -116,7 +118,7 @@ static bool check(struct kvs_request *request)
             return false;
         }
         const struct kv_summary_shape summaries = {plan.type, plan.shape.d, plan.d_v,
-                                                   plan.summaries_bits};
+                                                   plan.summaries_bits, plan.summaries_rows};
         if (index->summaries != 0 && !kv_summary_shape_valid(&summaries)) {
             kvs_request_fail(request, KV_UNSUPPORTED,
                              "index: layer %u: values of %u elements: summaries not supported",

@@ -91,6 +91,12 @@ static bool check_query(struct kvs_request *request)
                          query->summaries);
         return false;
     }
+    if (kvs_summaries_rows(query->summary_blocks) == 0) {
+        kvs_request_fail(request, KV_INVALID,
+                         "query: summaries per %u blocks: must be 0, 8 or 24",
+                         query->summary_blocks);
+        return false;
+    }
     const uint32_t flags = KV_WIRE_WEIGHTS | KV_WIRE_EACH | KV_WIRE_READS |
                            (query->answer == KV_ANSWER_ATTEND ? KV_WIRE_IDS : 0);
     if (query->answer < KV_ANSWER_IDS || query->answer > KV_ANSWER_ATTEND ||

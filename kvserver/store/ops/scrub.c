@@ -209,6 +209,7 @@ static struct kvs_index_plan plan_of(const struct kvs_codebook *book)
 
     if (book->summaries.n_rows > 0) {
         plan.summaries_bits = book->summaries.shape.bits;
+        plan.summaries_rows = book->summaries.shape.rows;
         plan.d_v = book->summaries.shape.d_v;
     }
     plan.seed = book->plan.seed;

@@ -5,7 +5,9 @@
 #include <assert.h>
 #include <math.h>
 
-static_assert((int)KV_SUMMARY_ROWS % (int)KV_BLOCK_TOKENS == 0, "a group is whole blocks");
+static_assert((int)KV_SUMMARY_ROWS_LEAST % (int)KV_BLOCK_TOKENS == 0 &&
+                  (int)KV_SUMMARY_ROWS_MAX % (int)KV_BLOCK_TOKENS == 0,
+              "a group is whole blocks");
 static_assert((int)KV_BLOCK_TOKENS % (int)KV_SUMMARY_SLICE == 0, "a slice is in one block");
 
 enum {
@@ -18,8 +20,11 @@ void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate
 
     assert(input->score->n_ranges > 0 && shape->n_queries <= KV_QUERIES_MAX);
     estimate->input = *input;
-    estimate->shape = (struct kv_summary_shape){
-        .type = shape->type, .d_k = shape->d_k, .d_v = shape->d_v, .bits = input->bits};
+    estimate->shape = (struct kv_summary_shape){.type = shape->type,
+                                                .d_k = shape->d_k,
+                                                .d_v = shape->d_v,
+                                                .bits = input->bits,
+                                                .rows = input->rows};
     estimate->range = estimate->at_selected = estimate->at_scored = 0;
     estimate->token = input->score->ranges[0].begin;
     estimate->n_pending = estimate->n_estimated = estimate->n_exact = 0;
@@ -48,6 +53,11 @@ static uint32_t lower(uint32_t a, uint32_t b)
 
 /* ---- rows that have summaries ------------------------------------------------------------ */
 
+static uint32_t blocks_of(const struct kvs_estimate *estimate)
+{
+    return estimate->shape.rows / KV_BLOCK_TOKENS;
+}
+
 /* Returns the summaries of the group of a block, and the group's blocks; NULL: it has no
  * summaries of this size. */
 static const uint8_t *group_of(const struct kvs_estimate *estimate,
@@ -62,13 +72,14 @@ static const uint8_t *group_of(const struct kvs_estimate *estimate,
         return NULL;
     const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
     const struct kvs_summaries *summaries = &book->summaries;
-    const uint32_t blocks = KV_SUMMARY_ROWS / KV_BLOCK_TOKENS;
+    const uint32_t blocks = blocks_of(estimate);
     const uint32_t group = (block - book->block_begin) / blocks;
     const uint32_t begin = book->block_begin + group * blocks;
     const uint32_t end =
         lower(begin + blocks, book->block_begin + summaries->n_rows / KV_BLOCK_TOKENS);
 
-    if (book->is_broken || block >= end || summaries->shape.bits != estimate->shape.bits)
+    if (book->is_broken || block >= end ||
+        !kvs_summaries_are(summaries, estimate->shape.bits, estimate->shape.rows))
         return NULL;
     *ret_begin = begin;
     *ret_end = end;
@@ -83,8 +94,8 @@ static bool check_group(struct kvs_estimate *estimate, struct kvs_codebooks *boo
     const uint32_t codebook = kvs_unit_codes(estimate->input.score->unit, block)->codebook;
     const struct kvs_codebook *book = kvs_codebook_at(books, codebook);
 
-    if (kvs_codebook_verify_summaries(
-            books, codebook, (block - book->block_begin) / (KV_SUMMARY_ROWS / KV_BLOCK_TOKENS)))
+    if (kvs_codebook_verify_summaries(books, codebook,
+                                      (block - book->block_begin) / blocks_of(estimate)))
         return true;
     estimate->lost = book->block_begin;
     return false;

@@ -27,6 +27,7 @@ struct kvs_estimate_input {
     const struct kvs_score *score; /* unit, ranges, queries */
     struct kv_attend_shape shape;  /* of the unit's rows */
     uint32_t bits;                 /* KV_SUMMARY_16, KV_SUMMARY_64 */
+    uint32_t rows;                 /* of a group of summaries */
     const uint32_t *selected;      /* (n_selected) tokens, ascending */
     const uint32_t *query_mask;    /* (n_selected) bit q: query vector q selected it */
     uint32_t n_selected;
@@ -57,9 +58,9 @@ struct kvs_estimate {
 
     /* For one group. */
     uint16_t counts[KV_QUERIES_MAX * KV_SUMMARIES_MAX];
-    uint32_t places[KV_SUMMARY_ROWS], own[KV_SUMMARY_ROWS];
-    uint8_t numbers[KV_SUMMARY_ROWS];
-    float scores[KV_QUERIES_MAX * KV_SUMMARY_ROWS];
+    uint32_t places[KV_SUMMARY_ROWS_MAX], own[KV_SUMMARY_ROWS_MAX];
+    uint8_t numbers[KV_SUMMARY_ROWS_MAX];
+    float scores[KV_QUERIES_MAX * KV_SUMMARY_ROWS_MAX];
 
     /* From summaries, and from attended rows; merged in the end. */
     float outputs[2][KV_QUERIES_MAX * KV_SUMMARY_D_MAX], lses[2][KV_QUERIES_MAX];

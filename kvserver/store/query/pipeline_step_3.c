@@ -85,6 +85,7 @@ static void end_selected(struct kvs_query_pipeline *pipeline, struct kvs_query_e
     struct kvs_estimate_input input = {
         .score = &entry->score,
         .bits = kvs_summaries_bits(query->summaries),
+        .rows = kvs_summaries_rows(query->summary_blocks),
         .selected = entry->candidates,
         .query_mask = entry->query_mask,
         .n_selected = entry->n_selected,

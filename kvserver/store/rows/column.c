@@ -14,7 +14,7 @@ static const struct column_type types[KVS_COLUMN_KINDS] = {
     [KVS_COLUMN_CODES] = {1, KVS_KIND_CODES},
     [KVS_COLUMN_CODEBOOK] = {1, KVS_KIND_CENTROIDS},
     [KVS_COLUMN_LISTS] = {1, KVS_KIND_CELLS},
-    [KVS_COLUMN_SUMMARIES] = {1, KVS_KIND_SUMMARIES},
+    [KVS_COLUMN_SUMMARIES] = {2, KVS_KIND_SUMMARIES},
 };
 
 static uint32_t crc_of(const struct kvs_column *column)

@@ -2391,7 +2391,7 @@ static void test_query(void **state)
     assert_true(query->scale == 0.125f);
     assert_int_equal(query->n_ranges, 2);
     assert_int_equal(query->flags, KV_WIRE_WEIGHTS);
-    assert_int_equal(query->summaries | query->reserved, 0);
+    assert_int_equal(query->summaries | query->summary_blocks | query->reserved, 0);
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(units[i].layer, 1);
         assert_int_equal(units[i].kv_head, 1 + i);
@@ -2911,6 +2911,9 @@ static void test_query_arguments(void **state)
     REFUSED(fraction, 1.5f, KV_INVALID);
     REFUSED(summaries, 1, KV_INVALID);
     REFUSED(summaries, 65, KV_INVALID);
+    REFUSED(summary_rows, 1, KV_INVALID);
+    REFUSED(summary_rows, 2048, KV_INVALID);
+    REFUSED(summary_rows, 3073, KV_INVALID);
     REFUSED(snapshot, N_TOKENS + 1, KV_INVALID);
     REFUSED(n_ranges, 0, KV_INVALID);
     REFUSED(n_ranges, KV_RANGES_MAX + 1, KV_INVALID);
@@ -3705,6 +3708,9 @@ static void test_index(void **state)
     REFUSED(tokens, 0);
     REFUSED(summaries, 8);
     REFUSED(summaries, 128);
+    REFUSED(summary_rows, 1023);
+    REFUSED(summary_rows, 2048);
+    REFUSED(summary_rows, 3072 << 16);
     REFUSED(tokens, N_TOKENS + 1);
     REFUSED(m, 0);
     REFUSED(m, KV_SUBSPACES_MAX + 1);
@@ -3714,6 +3720,61 @@ static void test_index(void **state)
     REFUSED(iterations, KV_KMEANS_ITERATIONS_MAX + 1);
     REFUSED(chapter_blocks, KV_TOKENS_MAX / KV_BLOCK_TOKENS + 1);
 #undef REFUSED
+}
+
+/* Groups of 1,024 rows are what is meant where nothing is said, so that older nodes understand;
+ * those of 3,072 are said, and older nodes not asked. */
+static void test_summary_rows(void **state)
+{
+    static const struct {
+        uint32_t summaries, rows;
+        uint16_t blocks; /* in the message */
+    } cases[] = {{16, 0, 0}, {16, 1024, 0}, {64, 3072, 24}, {0, 3072, 0}};
+    struct asked *asked = ask(20);
+    struct kv_op *op;
+
+    (void)state;
+    asked->query.answer = KV_ANSWER_IDS;
+    for (unsigned i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
+        const bool is_old = i % 2 != 0, is_refused = is_old && cases[i / 2].blocks != 0;
+        const struct kv_index_options index = {.tokens = 300,
+                                               .m = 2,
+                                               .bits = 6,
+                                               .iterations = 10,
+                                               .summaries = cases[i / 2].summaries,
+                                               .summary_rows = cases[i / 2].rows};
+
+        f.client->nodes[0].version = KV_WIRE_VERSION_FIRST_CUT - is_old;
+        forget();
+        asked->query.summaries = cases[i / 2].summaries;
+        asked->query.summary_rows = cases[i / 2].rows;
+        assert_int_equal(kv_index_begin(f.session, &index, 0, &op),
+                         is_refused ? KV_UNSUPPORTED : KV_OK);
+        if (!is_refused) {
+            turn(0);
+            const struct kv_wire_index *sent = (const void *)f.node.seen[0].body;
+            assert_int_equal(sent->summaries, cases[i / 2].summaries);
+            assert_int_equal(sent->summary_blocks, cases[i / 2].blocks);
+            kv_op_free(op);
+        } else {
+            assert_int_equal(f.node.n_seen, 0);
+            assert_non_null(strstr(kv_client_detail(f.client), "summary_rows"));
+        }
+        forget();
+        assert_int_equal(kv_query_begin(f.session, &asked->query, NULL, 0, &op),
+                         is_refused ? KV_UNSUPPORTED : KV_OK);
+        if (!is_refused) {
+            turn(0);
+            const struct kv_wire_query *sent = (const void *)f.node.seen[0].body;
+            assert_int_equal(sent->summaries, cases[i / 2].summaries);
+            assert_int_equal(sent->summary_blocks, cases[i / 2].blocks);
+            kv_op_free(op);
+        } else {
+            assert_int_equal(f.node.n_seen, 0);
+            assert_non_null(strstr(kv_client_detail(f.client), "summary_rows"));
+        }
+    }
+    f.client->nodes[0].version = KV_WIRE_VERSION;
 }
 
 /* Closing a client in the middle of everything leaves nothing behind (the sanitizers look). */
@@ -3998,6 +4059,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_query_noise, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_troubles, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_index, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_summary_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_close_amid, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_check_finds, set_up, tear_down),
     };

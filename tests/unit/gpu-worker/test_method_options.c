@@ -16,6 +16,7 @@ static void assert_defaults(const struct kvw_method_options *options)
     assert_int_equal(options->budget.sinks, defaults->budget.sinks);
     assert_int_equal(options->budget.window, defaults->budget.window);
     assert_int_equal(options->index.summaries, defaults->index.summaries);
+    assert_int_equal(options->index.summary_rows, defaults->index.summary_rows);
     assert_int_equal(options->index.chapter_blocks, defaults->index.chapter_blocks);
     assert_int_equal(options->index.subspaces, defaults->index.subspaces);
     assert_int_equal(options->index.bits, defaults->index.bits);
@@ -50,6 +51,13 @@ static void test_by_name(void **state)
     assert_int_equal(options.index.subspaces, 4);
     assert_int_equal(kvw_method_set_option(&options, "pq-m", "x", &expected), KV_INVALID);
     assert_string_equal(expected, "a number of subspaces from 1 to 16");
+    assert_int_equal(kvw_method_set_option(&options, "summary-rows", "3072", &expected), KV_OK);
+    assert_int_equal(options.index.summary_rows, 3072);
+    assert_int_equal(kvw_method_set_option(&options, "summary-rows", "0", &expected),
+                     KV_INVALID);
+    assert_int_equal(kvw_method_set_option(&options, "summary-rows", "2048", &expected),
+                     KV_INVALID);
+    assert_string_equal(expected, "1024 or 3072");
     assert_int_equal(kvw_method_set_option(&options, "nothing", "x", &expected), KV_NOT_FOUND);
     assert_int_equal(kvw_method_set_option(&options, "wait-index", "yes", &expected),
                      KV_NOT_FOUND);

@@ -210,6 +210,7 @@ static void the_rest_is_estimated(void **state)
     model_session_close(&s);
     for (unsigned i = 0; i < sizeof(rests) / sizeof(rests[0]); i++) {
         options.index.summaries = rests[i];
+        options.index.summary_rows = i == 0 ? 1024 : 3072;
         options.answer = KVW_RESULT_ROWS;
         run(&kvw_method_pqcache, &options, got);
         told = stats();
@@ -273,6 +274,10 @@ static void a_form_stays(void **state)
     assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_UNSUPPORTED);
     options.answer = KVW_RESULT_ROWS;
     options.index.summaries = 16;
+    assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_UNSUPPORTED);
+    options.index.summaries = 0;
+    assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_OK);
+    options.index.summary_rows = 3072;
     assert_int_equal(s.attention->ops->set_options(s.attention, &options), KV_UNSUPPORTED);
     model_session_close(&s);
 }

@@ -48,6 +48,7 @@ static struct kv_summary_shape some_shape(uint32_t d_max)
         .d_k = 1 + below(d_max),
         .d_v = 1 + below(d_max),
         .bits = below(2) == 0 ? KV_SUMMARY_16 : KV_SUMMARY_64,
+        .rows = below(2) == 0 ? KV_SUMMARY_ROWS_LEAST : KV_SUMMARY_ROWS_MAX,
     };
 }
 
@@ -84,7 +85,7 @@ static void *build(const struct kv_summary_shape *shape,
         kv_summary_build_slice(&work, n > 0 ? slice : NULL, stride);
         free(bases[1]);
     }
-    assert_true(n_slices <= 5 * (KV_SUMMARY_ROWS / KV_SUMMARY_SLICE) + 4);
+    assert_true(n_slices <= 5 * (shape->rows / KV_SUMMARY_SLICE) + 4);
     kv_summary_build_end(&work, group);
     free(bases[0]);
     assert_true(kv_summary_valid(shape, group));
@@ -243,7 +244,7 @@ static void check_add(int round,
     for (size_t i = 0; i < n_scored; i++)
         numbers[i] = (uint8_t)below((uint32_t)n_summaries);
     for (size_t i = 0; i < (shared ? 1 : n_queries) * n_summaries; i++)
-        counts[i] = (uint16_t)(below(4) == 0 ? 0 : below(KV_SUMMARY_ROWS + 1));
+        counts[i] = (uint16_t)(below(4) == 0 ? 0 : below(shape.rows + 1));
     kv_estimate_begin(&shape, n_queries, expected);
     kv_estimate_begin(&shape, n_queries, state);
     for (int i = 0; i < 3; i++) {
@@ -360,13 +361,15 @@ static void groups(void **state)
 {
     (void)state;
     for (int round = 0; round < ROUNDS / 4; round++) {
-        static const uint32_t lengths[] = {1, 2, 5, 15, 16, 17, 63, 64, 65, 1023, 1024};
+        static const uint32_t lengths[] = {1,  2,  5,    15,   16,   17,   63,
+                                           64, 65, 1023, 1024, 1025, 3071, 3072};
         const enum float_kind kind = (enum float_kind)(round % FLOATS_N_KINDS);
         const struct kv_summary_shape shape = some_shape(40);
         const size_t d = elements_of(&shape);
-        const uint32_t n_rows = below(2) == 0
-                                    ? lengths[below(sizeof(lengths) / sizeof(lengths[0]))]
-                                    : 1 + below(300);
+        const uint32_t n_lengths = sizeof(lengths) / sizeof(lengths[0]);
+        const uint32_t length =
+            lengths[below(n_lengths - (shape.rows == KV_SUMMARY_ROWS_LEAST ? 3 : 0))];
+        const uint32_t n_rows = below(2) == 0 ? length : 1 + below(300);
         float *rows = malloc(n_rows * d * sizeof(float));
         void *group;
 
@@ -388,7 +391,7 @@ static void same_rows_same_group(void **state)
         N = 700
     };
     struct kv_summary_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 16, .d_v = 8, .bits = KV_SUMMARY_16};
+        .type = KV_KEY_FP32, .d_k = 16, .d_v = 8, .bits = KV_SUMMARY_16, .rows = 1024};
     static float rows[N][D];
     static uint16_t halves[N][D];
     static uint8_t apart[N * 131];
@@ -430,7 +433,7 @@ static void rows_that_are_none(void **state)
         N = 256
     };
     const struct kv_summary_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 4, .d_v = 8, .bits = KV_SUMMARY_64};
+        .type = KV_KEY_FP32, .d_k = 4, .d_v = 8, .bits = KV_SUMMARY_64, .rows = 3072};
     static float rows[N][D];
 
     (void)state;
@@ -455,18 +458,25 @@ static void rows_that_are_none(void **state)
 static void validity(void **state)
 {
     const struct kv_summary_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 5, .d_v = 7, .bits = KV_SUMMARY_16};
+        .type = KV_KEY_FP32, .d_k = 5, .d_v = 7, .bits = KV_SUMMARY_16, .rows = 1024};
     const struct kv_summary_shape other = {
-        .type = KV_KEY_FP32, .d_k = 6, .d_v = 7, .bits = KV_SUMMARY_16};
+        .type = KV_KEY_FP32, .d_k = 6, .d_v = 7, .bits = KV_SUMMARY_16, .rows = 1024};
+    const struct kv_summary_shape longer = {
+        .type = KV_KEY_FP32, .d_k = 5, .d_v = 7, .bits = KV_SUMMARY_16, .rows = 3072};
     float rows[100 * 12], huge = INFINITY;
-    uint8_t *group, *copy = malloc(kv_summary_bytes(&shape));
+    uint8_t *group, *copy = malloc(kv_summary_bytes(&longer));
     const size_t numbers = kv_summary_at_numbers(&shape);
 
     (void)state;
     assert_non_null(copy);
+    assert_false(kv_summary_shape_valid(
+        &(struct kv_summary_shape){KV_KEY_FP32, 0, 7, KV_SUMMARY_16, 1024}));
     assert_false(
-        kv_summary_shape_valid(&(struct kv_summary_shape){KV_KEY_FP32, 0, 7, KV_SUMMARY_16}));
-    assert_false(kv_summary_shape_valid(&(struct kv_summary_shape){KV_KEY_FP32, 5, 7, 5}));
+        kv_summary_shape_valid(&(struct kv_summary_shape){KV_KEY_FP32, 5, 7, 5, 1024}));
+    for (uint32_t of_group = 0; of_group <= 4096; of_group += 128)
+        assert_int_equal(kv_summary_shape_valid(&(struct kv_summary_shape){
+                             KV_KEY_FP32, 5, 7, KV_SUMMARY_16, of_group}),
+                         of_group == 1024 || of_group == 3072);
     assert_true(kv_summary_shape_valid(&shape));
     /* What is on disk stays where it is. */
     assert_int_equal(kv_summary_at_counts(&shape), 16);
@@ -476,10 +486,16 @@ static void validity(void **state)
     assert_int_equal(kv_summary_at_values(&shape), 432);
     assert_int_equal(kv_summary_at_numbers(&shape), 688);
     assert_int_equal(kv_summary_bytes(&shape), 1712);
+    assert_int_equal(kv_summary_at_numbers(&longer), 688);
+    assert_int_equal(kv_summary_bytes(&longer), 3760);
+    assert_int_equal(offsetof(struct kv_summary_head, rows), 10);
     assert_int_equal(offsetof(struct kv_summary_head, variance), 12);
     floats_fill(&dice, FLOATS_UNIFORM, rows, 100 * 12);
     group = build_floats(&shape, rows, 100);
     assert_false(kv_summary_valid(&other, group));
+    memset(copy, KV_SUMMARY_NONE, kv_summary_bytes(&longer));
+    memcpy(copy, group, kv_summary_bytes(&shape));
+    assert_false(kv_summary_valid(&longer, copy)); /* a group of the other size */
     for (size_t i = 0; i < 12; i++) {
         memcpy(copy, group, kv_summary_bytes(&shape));
         copy[i] ^= 0x80;
@@ -532,20 +548,20 @@ static void counting(void **state)
     enum {
         END = 900
     };
-    static uint32_t taken[END], scored[END], places[KV_SUMMARY_ROWS];
+    static uint32_t taken[END], scored[END], places[KV_SUMMARY_ROWS_MAX];
     static float rows[400 * 8];
 
     (void)state;
     for (int round = 0; round < ROUNDS / 4; round++) {
         const struct kv_summary_shape shape = {
-            .type = KV_KEY_FP32, .d_k = 4, .d_v = 4, .bits = KV_SUMMARY_16};
+            .type = KV_KEY_FP32, .d_k = 4, .d_v = 4, .bits = KV_SUMMARY_16, .rows = 1024};
         const uint32_t n_rows = 1 + below(400), first = below(END - n_rows);
         const uint32_t begin = below(3) == 0 ? below(END) : 0;
         const uint32_t end = below(3) == 0 ? begin + below(END) : UINT32_MAX;
         const size_t n_taken = some_tokens(END, 1 + below(20), taken);
         const size_t n_scored = some_tokens(END, 1 + below(9), scored);
         uint16_t counts[16], expected[16] = {0};
-        uint8_t numbers[KV_SUMMARY_ROWS];
+        uint8_t numbers[KV_SUMMARY_ROWS_MAX];
         size_t n, n_expected = 0;
         void *group;
 
@@ -584,7 +600,7 @@ enum {
 };
 
 static const struct kv_summary_shape answered = {
-    .type = KV_KEY_FP32, .d_k = DK, .d_v = DV, .bits = KV_SUMMARY_16};
+    .type = KV_KEY_FP32, .d_k = DK, .d_v = DV, .bits = KV_SUMMARY_16, .rows = 3072};
 
 /* Rows about points, `spread` from them, one point after the other: so that the first
  * centroids, one from each part of the rows, are of all points. */
@@ -695,8 +711,8 @@ static void estimate_is_near(void **state)
 static void leftovers(void **state)
 {
     static float rows[N][DK + DV], scores[G][N];
-    static uint32_t tokens[N], places[KV_SUMMARY_ROWS];
-    static uint8_t numbers[KV_SUMMARY_ROWS];
+    static uint32_t tokens[N], places[KV_SUMMARY_ROWS_MAX];
+    static uint8_t numbers[KV_SUMMARY_ROWS_MAX];
     float queries[G][DK], output[G][DV], lse[G];
     uint16_t counts[16];
     bool all[N];
@@ -752,7 +768,7 @@ static void leftovers(void **state)
 static void correction(void **state)
 {
     const struct kv_summary_shape shape = {
-        .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_SUMMARY_16};
+        .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_SUMMARY_16, .rows = 1024};
     float vectors[2][3] = {{1, 2, 3}, {1, 2, 3}}, query[2] = {0, 0}, output[1], lse[1];
     float work[3], square;
     void *group = build_floats(&shape, vectors[0], 2);

@@ -397,12 +397,15 @@ enum {
     D_V = 5,
 };
 
+static uint32_t summary_rows = 1024; /* of the plans of this test */
+
 static struct kvs_index_plan plan_with_rest(uint32_t chapter_blocks, uint32_t bits)
 {
     struct kvs_index_plan plan = plan_of(chapter_blocks);
 
     plan.d_v = D_V;
     plan.summaries_bits = bits;
+    plan.summaries_rows = summary_rows;
     return plan;
 }
 
@@ -421,8 +424,8 @@ cut_rest(const struct kvs_unit *unit, uint32_t tokens, uint32_t chapter_blocks, 
 static void
 check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint32_t bits)
 {
-    static uint8_t rows[KV_SUMMARY_ROWS * (D + D_V) * sizeof(float)];
-    const struct kv_summary_shape shape = {KV_KEY_FP32, D, D_V, bits};
+    static uint8_t rows[KV_SUMMARY_ROWS_MAX * (D + D_V) * sizeof(float)];
+    const struct kv_summary_shape shape = {KV_KEY_FP32, D, D_V, bits, summary_rows};
     const struct kvs_codebook *book =
         kvs_codebook_at(&bench.codebooks, kvs_unit_codes(unit, begin)->codebook);
     void *scratch = malloc(kv_summary_scratch_bytes(&shape)),
@@ -432,12 +435,14 @@ check_summaries(const struct kvs_unit *unit, uint32_t begin, uint32_t end, uint3
     assert_int_equal(book->block_begin, begin);
     assert_int_equal(book->summaries.n_rows, (end - begin) * KV_BLOCK_TOKENS);
     assert_int_equal(kvs_summaries_each(&book->summaries), 1u << bits);
+    assert_int_equal(kvs_summaries_n_groups(&book->summaries),
+                     ((end - begin) * KV_BLOCK_TOKENS + summary_rows - 1) / summary_rows);
     for (uint32_t i = 0; i < kvs_summaries_n_groups(&book->summaries); i++) {
-        uint32_t first = begin * KV_BLOCK_TOKENS + i * KV_SUMMARY_ROWS,
+        uint32_t first = begin * KV_BLOCK_TOKENS + i * summary_rows,
                  n = end * KV_BLOCK_TOKENS - first, at;
         struct kv_summary_build build;
 
-        n = n < KV_SUMMARY_ROWS ? n : KV_SUMMARY_ROWS;
+        n = n < summary_rows ? n : summary_rows;
         for (uint32_t row = 0; row < n; row++)
             memcpy(rows + (size_t)row * unit->row_bytes, kvs_unit_row(unit, first + row),
                    unit->row_bytes);
@@ -505,6 +510,31 @@ static void summaries(void **state)
     assert_int_equal(bench.codebooks.summaries_bytes, 0);
 }
 
+/* Groups of 3,072 rows: several of a chapter, the last one shorter; those of 1,024 take their
+ * place, and the other way round. */
+static void summaries_of_larger_groups(void **state)
+{
+    static const uint32_t sizes[] = {3072, 1024, 3072};
+    struct kvs_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 3, D + D_V, 62 * KV_BLOCK_TOKENS);
+    for (unsigned i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        summary_rows = sizes[i];
+        assert_int_equal(cut_rest(&unit, unit.committed, 50, KV_SUMMARY_16), 2);
+        finish_jobs();
+        check_summaries(&unit, 0, 50, KV_SUMMARY_16);
+        check_summaries(&unit, 50, 62, KV_SUMMARY_16);
+        assert_int_equal(cut_rest(&unit, unit.committed, 50, KV_SUMMARY_16), 0);
+        assert_int_equal(bench.codebooks.rows_summarised, unit.committed);
+    }
+    assert_int_equal(stats_of().trained, 2);
+    summary_rows = 1024;
+    lone_unit_clear(&unit);
+    check_empty();
+    assert_int_equal(bench.codebooks.summaries_bytes, 0);
+}
+
 /* An open codebook's are of the full segments that its job coded, however often they are
  * asked for; a job that nobody wants any more leaves nothing. */
 static void summaries_of_open_codebooks(void **state)
@@ -558,7 +588,7 @@ static void full_of_codes(void **state)
         struct kvs_indexer_stats stats = stats_of();
         assert_int_equal(stats.failed + stats.trained, 2);
         assert_int_equal(stats.rows_summarised,
-                         (stats.trained - stats.summaries_failed) * KV_SUMMARY_ROWS);
+                         (stats.trained - stats.summaries_failed) * 8 * KV_BLOCK_TOKENS);
         n_without += stats.summaries_failed;
         while (n > 0)
             kvs_arena_free(bench.arena, page, filler[--n]);
@@ -935,6 +965,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(overwritten_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(seeds, set_up, tear_down),
         cmocka_unit_test_setup_teardown(summaries, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(summaries_of_larger_groups, set_up, tear_down),
         cmocka_unit_test_setup_teardown(summaries_of_open_codebooks, set_up, tear_down),
         cmocka_unit_test_setup_teardown(full_of_codes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(broken_codebooks, set_up, tear_down),

@@ -26,6 +26,7 @@ enum {
 static struct bench bench;
 static struct kvs_estimate left;
 static float queries[QUERIES_MAX * D_K];
+static uint32_t summary_rows; /* of the groups that are made, and asked for */
 
 static struct kvs_index_plan plan_of(uint32_t blocks, uint32_t rest_bits)
 {
@@ -35,6 +36,7 @@ static struct kvs_index_plan plan_of(uint32_t blocks, uint32_t rest_bits)
         .type = KV_KEY_FP32,
         .d_v = D_V,
         .summaries_bits = rest_bits,
+        .summaries_rows = summary_rows,
         .iterations = 2,
         .seed = 5,
     };
@@ -108,6 +110,7 @@ static void make_question(struct kvs_unit *unit, uint32_t bits, uint32_t one_in)
                   .n_queries = it.scan.n_queries,
                   .scale = 0.5f + (float)below(3)},
         .bits = bits,
+        .rows = summary_rows,
         .selected = it.chosen,
         .query_mask = it.among,
         .each = below(2),
@@ -152,18 +155,19 @@ static const uint8_t *
 group_of(const struct kvs_unit *unit, uint32_t token, uint32_t bits, uint32_t *ret_number)
 {
     const struct kvs_codes *codes = kvs_unit_codes(unit, token / KV_BLOCK_TOKENS);
-    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, bits};
+    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, bits, it.asked.rows};
 
     if (!codes->in_chapter)
         return NULL;
     const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codes->codebook);
     const uint32_t row = token - book->block_begin * KV_BLOCK_TOKENS;
 
-    if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits)
+    if (row >= book->summaries.n_rows || book->summaries.shape.bits != bits ||
+        book->summaries.shape.rows != shape.rows)
         return NULL;
-    const uint8_t *group = book->summaries.groups[row / KV_SUMMARY_ROWS].bytes;
+    const uint8_t *group = book->summaries.groups[row / shape.rows].bytes;
     assert_true(kv_summary_valid(&shape, group));
-    *ret_number = group[kv_summary_at_numbers(&shape) + row % KV_SUMMARY_ROWS];
+    *ret_number = group[kv_summary_at_numbers(&shape) + row % shape.rows];
     return group;
 }
 
@@ -178,7 +182,7 @@ static double dot(const float *a, const float *b, uint32_t n)
 
 static double score_of(const uint8_t *group, uint32_t number, const float *query, double scale)
 {
-    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits};
+    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits, it.asked.rows};
     const int8_t *key =
         (const int8_t *)group + kv_summary_at_keys(&shape) + number * kv_summary_up(D_K);
     float key_scales[KV_SUMMARIES_MAX];
@@ -196,7 +200,7 @@ static double score_of(const uint8_t *group, uint32_t number, const float *query
 
 static double value_of(const uint8_t *group, uint32_t number, uint32_t i)
 {
-    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits};
+    struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits, it.asked.rows};
     const int8_t *value =
         (const int8_t *)group + kv_summary_at_values(&shape) + number * kv_summary_up(D_V);
     float scale;
@@ -428,7 +432,7 @@ static void pieces_of_many_vectors(void **state)
     unit_make(&bench, &unit, 0, D, 3300);
     train(&unit, 3300, 0, KV_SUMMARY_64);
     make_question(&unit, KV_SUMMARY_64, 30);
-    it.ranges[0] = (struct kv_wire_range){0, 3 * KV_SUMMARY_ROWS};
+    it.ranges[0] = (struct kv_wire_range){0, 3072};
     it.scan.n_ranges = 1;
     it.scan.n_queries = it.asked.shape.n_queries = QUERIES_MAX;
     it.asked.n_selected = it.asked.n_scored = 0;
@@ -437,15 +441,31 @@ static void pieces_of_many_vectors(void **state)
         const uint32_t before = left.token;
 
         is_done = kvs_estimate_piece(&left, &bench.codebooks);
-        assert_in_range(left.token - before, 1, KV_SUMMARY_ROWS);
+        assert_in_range(left.token - before, 1, summary_rows);
     }
-    assert_int_equal(left.n_estimated + left.n_exact, 3 * KV_SUMMARY_ROWS);
+    assert_int_equal(left.n_estimated + left.n_exact, 3072);
+    lone_unit_clear(&unit);
+}
+
+/* Summaries of the same number, of groups of the other size, are none. */
+static void groups_of_another_size(void **state)
+{
+    struct kvs_unit unit;
+
+    (void)state;
+    unit_make(&bench, &unit, 0, D, 3900);
+    train(&unit, 3900, 0, KV_SUMMARY_16);
+    assert_true(ask(&unit, ROUNDS) > 0);
+    summary_rows = KV_SUMMARY_ROWS_LEAST + KV_SUMMARY_ROWS_MAX - summary_rows;
+    assert_int_equal(ask(&unit, ROUNDS), 0);
+    train(&unit, 3500, 0, KV_SUMMARY_16);
+    assert_true(ask(&unit, ROUNDS) > 0);
     lone_unit_clear(&unit);
 }
 
 static int set_up(void **state)
 {
-    (void)state;
+    summary_rows = *state != NULL ? *(uint32_t *)*state : KV_SUMMARY_ROWS_LEAST;
     bench_open(&bench, ARENA_BYTES, kv_clock_now(&kv_clock_real));
     for (size_t i = 0; i < sizeof(queries) / sizeof(queries[0]); i++)
         queries[i] = (float)((int)below(2001) - 1000) / 1000;
@@ -463,6 +483,13 @@ static int tear_down(void **state)
     return 0;
 }
 
+static uint32_t larger = KV_SUMMARY_ROWS_MAX;
+
+#define TEST_LARGER(test)                                 \
+    {                                                     \
+#test "_larger", test, set_up, tear_down, &larger \
+    }
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -472,6 +499,13 @@ int main(void)
         cmocka_unit_test_setup_teardown(exact_without_summaries, set_up, tear_down),
         cmocka_unit_test_setup_teardown(summaries_change_meanwhile, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pieces_of_many_vectors, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(groups_of_another_size, set_up, tear_down),
+        TEST_LARGER(chapters),
+        TEST_LARGER(parts_of_groups),
+        TEST_LARGER(nothing_left),
+        TEST_LARGER(summaries_change_meanwhile),
+        TEST_LARGER(pieces_of_many_vectors),
+        TEST_LARGER(groups_of_another_size),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -190,6 +190,7 @@ static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
         .type = KV_KEY_FP32,
         .d_v = D_V,
         .summaries_bits = KV_SUMMARY_16,
+        .summaries_rows = KV_SUMMARY_ROWS_LEAST,
         .iterations = 3,
         .seed = 5,
     };
