@@ -9,13 +9,13 @@
 #include <string.h>
 
 enum {
-    MIDDLE = 128,
     SAMPLE_EVERY = 8,
     SAMPLE_LEAST = 64, /* blocks with codes of which every 8th is enough */
     SCAN_BLOCKS = 32,  /* at a time */
     COUNT_ROWS = 128 << 10,
     COLLECT_ROWS = 32 << 10,
     VALUES = 256, /* of a byte */
+    REACH = 8,    /* of the guess of a bound, at first */
 };
 
 /* ---- runs -------------------------------------------------------------------------------- */
@@ -80,6 +80,17 @@ static size_t bytes_of(const struct kvs_score *score)
     return n;
 }
 
+/* Returns how many blocks have codes of all of their rows, at most, and all rows eligible. */
+static uint32_t whole_blocks(const struct kvs_score *score)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < score->n_runs; i++)
+        if (score->runs[i].codebook != KVS_SCORE_ROWS)
+            n += (score->runs[i].token_end - score->runs[i].token_begin) / KV_BLOCK_TOKENS;
+    return n;
+}
+
 /* Returns the table's size, the largest of any run, in floats or rounded. */
 static void table_sizes(const struct kvs_score *score,
                         const struct kvs_codebooks *books,
@@ -113,9 +124,14 @@ bool kvs_byte_scores_begin(struct kvs_byte_scores *scores,
     if (n_coded == 0)
         return false;
     table_sizes(score, books, &table, &rounded);
+    const uint32_t n_blocks = whole_blocks(score);
+    const uint32_t every = n_blocks >= SAMPLE_LEAST ? SAMPLE_EVERY : 1;
+    /* In each run one more may be of the sample. */
+    const uint32_t sample_max = n_blocks / every + (every > 1 ? n_coded : 0);
+    const size_t sample_bytes = (size_t)score->n_queries * sample_max * KV_BLOCK_TOKENS;
     const size_t n_tables = (size_t)n_coded * score->n_queries;
     const size_t n_floats =
-        n_tables * table + (n_tables * rounded + n_bytes) / sizeof(float) + 2;
+        n_tables * table + (n_tables * rounded + sample_bytes + n_bytes) / sizeof(float) + 2;
     if (n_floats > (size_t)score->n * (score->n_queries + KVS_SCORE_SPARE))
         return false;
     assert(n_floats <= score->room_floats);
@@ -128,13 +144,15 @@ bool kvs_byte_scores_begin(struct kvs_byte_scores *scores,
     scores->table_floats = table;
     scores->rounded_bytes = rounded;
     scores->rounded = (uint8_t *)(score->room + n_tables * table);
-    scores->bytes = scores->rounded + n_tables * rounded;
+    scores->sample = scores->rounded + n_tables * rounded;
+    scores->bytes = scores->sample + sample_bytes;
+    scores->sample_every = every;
+    scores->sample_max = sample_max;
     scores->n_sampled = 0;
     for (uint32_t q = 0; q < score->n_queries; q++) {
         scores->bases[q] = INFINITY;
         scores->tops[q] = -INFINITY;
     }
-    memset(scores->bins, 0, score->n_queries * sizeof(scores->bins[0]));
     scores->tokens = tokens;
     scores->n = 0;
     score->n_coded = score->n_exact = score->n_chapters = 0;
@@ -207,34 +225,31 @@ static void tables_piece(struct kvs_byte_scores *scores, const struct kvs_codebo
     next_run(scores, KVS_BYTES_ROUND);
 }
 
-/* Returns how many steps make one unit of a score. */
-static float inv_step_of(const struct kvs_byte_scores *scores)
+/* Returns how many steps make one unit of a score.  A sum may be above the widest range by half a
+ * step for each subspace, and for the base. */
+static float inv_step_of(const struct kvs_byte_scores *scores,
+                         const struct kvs_codebooks *books)
 {
+    const struct kvs_score *score = scores->score;
+    uint32_t m = 0;
     float widest = 0;
 
-    for (uint32_t q = 0; q < scores->score->n_queries; q++) {
+    for (uint32_t i = 0; i < score->n_runs; i++) {
+        const struct kvs_score_run *run = &score->runs[i];
+
+        if (has_codes(run) && kvs_codebook_at(books, run->codebook)->shape.m > m)
+            m = kvs_codebook_at(books, run->codebook)->shape.m;
+    }
+    for (uint32_t q = 0; q < score->n_queries; q++) {
         const float width = scores->tops[q] - scores->bases[q];
 
         widest = width > widest ? width : widest;
     }
+    const float steps = (float)(VALUES - 1 - (int)m);
+
     /* Of tables that are all alike every row has the same byte; of those that are not finite,
      * which a codebook of sound keys has none of, too. */
-    return widest > 0 && (VALUES - 1) / widest < INFINITY ? (VALUES - 1) / widest : 0;
-}
-
-/* Counts the blocks whose rows are all eligible and coded, and says how many make a sample. */
-static void begin_sample(struct kvs_byte_scores *scores)
-{
-    uint32_t n_blocks = 0;
-
-    for (uint32_t i = 0; i < scores->score->n_runs; i++) {
-        const struct kvs_score_run *run = &scores->score->runs[i];
-
-        if (has_codes(run))
-            n_blocks += (run->token_end - run->token_begin) / KV_BLOCK_TOKENS;
-    }
-    scores->sample_every = n_blocks >= SAMPLE_LEAST ? SAMPLE_EVERY : 1;
-    begin_step(scores, KVS_BYTES_SAMPLE);
+    return widest > 0 && steps / widest < INFINITY ? steps / widest : 0;
 }
 
 static void round_piece(struct kvs_byte_scores *scores, const struct kvs_codebooks *books)
@@ -243,7 +258,7 @@ static void round_piece(struct kvs_byte_scores *scores, const struct kvs_codeboo
     const struct kvs_score_run *run = run_of(scores);
 
     if (scores->run == 0)
-        scores->inv_step = inv_step_of(scores);
+        scores->inv_step = inv_step_of(scores, books);
     if (has_codes(run)) {
         const struct kvs_codebook *book = kvs_codebook_at(books, run->codebook);
         const float *tables = tables_of(scores, run);
@@ -255,29 +270,34 @@ static void round_piece(struct kvs_byte_scores *scores, const struct kvs_codeboo
                                       rounded + q * kv_pq_table_rounded_size(&book->shape));
     }
     next_run(scores, KVS_BYTES_SAMPLE);
-    if (scores->step == KVS_BYTES_SAMPLE)
-        begin_sample(scores);
 }
 
-/* Returns the offset that takes a vector's share of the wanted rows to MIDDLE. */
-static int16_t offset_of(const struct kvs_byte_scores *scores, uint32_t q)
+/* Returns the least sum of the wanted share of the sample's rows, for one vector. */
+static int bound_of(const struct kvs_byte_scores *scores, uint32_t q)
 {
     const uint64_t n = scores->score->n;
     const uint64_t wanted = ((uint64_t)scores->n_wanted * scores->n_sampled + n - 1) / n;
-    uint64_t n_from = 0;
-    int value = VALUES;
+    const uint8_t *sums = scores->sample + (size_t)q * scores->sample_max * KV_BLOCK_TOKENS;
+    int bound = 0;
 
-    if (scores->n_sampled == 0)
-        return 0;
-    while (value > 0 && n_from < wanted)
-        n_from += scores->bins[q][--value];
-    return (int16_t)(MIDDLE - value);
+    for (int bit = VALUES / 2; bit > 0; bit /= 2)
+        if (kv_bytes_count_from(sums, scores->n_sampled, (uint8_t)(bound | bit)) >= wanted)
+            bound |= bit;
+    return bound;
 }
 
 static void end_sample(struct kvs_byte_scores *scores)
 {
-    for (uint32_t q = 0; q < scores->score->n_queries; q++)
-        scores->offsets[q] = offset_of(scores, q);
+    const uint32_t n_queries = scores->score->n_queries;
+    int bounds[KV_QUERIES_MAX], least = VALUES - 1;
+
+    for (uint32_t q = 0; q < n_queries; q++) {
+        bounds[q] = scores->n_sampled > 0 ? bound_of(scores, q) : 0;
+        least = bounds[q] < least ? bounds[q] : least;
+    }
+    for (uint32_t q = 0; q < n_queries; q++)
+        scores->offsets[q] = (int16_t)(least - bounds[q]);
+    scores->guess = (uint32_t)least;
     begin_step(scores, KVS_BYTES_SCAN);
 }
 
@@ -289,7 +309,6 @@ static void sample_piece(struct kvs_byte_scores *scores, const struct kvs_codebo
     const struct kvs_codebook *book =
         has_codes(run) ? kvs_codebook_at(books, run->codebook) : NULL;
     const uint8_t *tiles[SCAN_BLOCKS];
-    uint8_t sums[SCAN_BLOCKS * KV_BLOCK_TOKENS];
     uint32_t n = 0, at = kvs_blocks_for(scores->token);
     const uint32_t end = run->token_end / KV_BLOCK_TOKENS;
 
@@ -300,13 +319,14 @@ static void sample_piece(struct kvs_byte_scores *scores, const struct kvs_codebo
             kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) == KV_BLOCK_TOKENS)
             tiles[n++] = codes->column.bytes;
     }
-    for (uint32_t q = 0; q < score->n_queries && n > 0; q++) {
+    for (uint32_t q = 0; q < score->n_queries && n > 0; q++)
         book->scorer->sum_rows(
             book, rounded_of(scores, run) + q * kv_pq_table_rounded_size(&book->shape), tiles,
-            n, sums);
-        kv_bytes_histogram(sums, (size_t)n * KV_BLOCK_TOKENS, scores->bins[q]);
-    }
-    scores->n_sampled += (uint64_t)n * KV_BLOCK_TOKENS;
+            n,
+            scores->sample + scores->n_sampled +
+                (size_t)q * scores->sample_max * KV_BLOCK_TOKENS);
+    scores->n_sampled += n * KV_BLOCK_TOKENS;
+    assert(scores->n_sampled <= scores->sample_max * KV_BLOCK_TOKENS);
     if (n > 0)
         score->codes_bytes += n * book->scorer->codes_bytes(&book->shape);
     scores->token = at * KV_BLOCK_TOKENS;
@@ -411,16 +431,27 @@ static void scan_piece(struct kvs_byte_scores *scores, struct kvs_codebooks *boo
     if (scores->step == KVS_BYTES_BOUND) {
         scores->least = 0;
         scores->most = VALUES;
+        scores->reach = REACH;
         scores->n_counted = scores->n_above = 0;
     }
 }
 
-/* Counts the rows of a piece that have at least the value in the middle.  After the last one that
- * is the bound's new limit; after the last pass, the bound is known. */
+/* Returns the value whose rows are counted next: around the guess at first, then in the middle. */
+static uint32_t next_value(const struct kvs_byte_scores *scores)
+{
+    if (scores->least == 0 && scores->most == VALUES && scores->guess > 0)
+        return scores->guess;
+    if (scores->most == VALUES && scores->least + scores->reach < VALUES)
+        return scores->least + scores->reach;
+    return (scores->least + scores->most) / 2;
+}
+
+/* Counts the rows of a piece that have at least a value.  After the last one that is the bound's new
+ * limit; after the last pass, the bound is known. */
 static void bound_piece(struct kvs_byte_scores *scores)
 {
     const struct kvs_score_run *run = run_of(scores);
-    const uint32_t value = (scores->least + scores->most) / 2;
+    const uint32_t value = next_value(scores);
     const uint32_t n = run->token_end - scores->token < COUNT_ROWS
                            ? run->token_end - scores->token
                            : COUNT_ROWS;
@@ -434,6 +465,7 @@ static void bound_piece(struct kvs_byte_scores *scores)
     if (scores->step == KVS_BYTES_BOUND)
         return;
     if (scores->n_counted >= scores->n_wanted) {
+        scores->reach *= scores->least > 0 ? 2 : 1;
         scores->least = value;
     } else {
         scores->most = value;

@@ -8,12 +8,13 @@
  * numbers but for the tables:
  *
  *   tables    Each query vector's table of each codebook is rounded to bytes in steps of one
- *             length, from the least score that any of the codebooks can give that vector: a step
- *             is 1/255 of the widest range that one vector has.
+ *             length, from the least score that any of the codebooks can give that vector: so many
+ *             steps are the widest range that one vector has that no sum exceeds 255
  *   sum       of a row for a vector: its bytes, or its rounded score where it has no codes
  *   offset    of a vector: its sums of every SAMPLE_EVERY-th block (of all, if there are few) say
- *             which sum the wanted share of rows has; the offset takes that to MIDDLE
- *   byte      the largest over the vectors of sum + offset, at most 255, at least 0
+ *             which sum the wanted share of rows has; the offset takes that to the least one of
+ *             all vectors
+ *   byte      the largest over the vectors of sum + offset, at least 0
  *
  * The n_wanted rows of largest byte are the candidates, ties to the lower token.  So each vector
  * ranks rows by how far they are above its own share of them; on keys of a real model that finds
@@ -44,19 +45,21 @@ struct kvs_byte_scores {
 
     float bases[KV_QUERIES_MAX], tops[KV_QUERIES_MAX]; /* least and largest sums */
     float inv_step;
-    uint32_t sample_every;
-    uint64_t n_sampled;
-    uint32_t bins[KV_QUERIES_MAX][256]; /* of the sample's sums */
+    uint32_t sample_every, sample_max; /* blocks: one of so many, and as many at most */
+    uint32_t n_sampled;                /* rows */
     int16_t offsets[KV_QUERIES_MAX];
+    uint32_t guess; /* near which the bound is */
 
     /* In the score's room. */
     float *tables;    /* of each run with codes (n_queries, its codebook's table) */
     uint8_t *rounded; /* the same, rounded */
     size_t table_floats, rounded_bytes; /* of the largest table */
+    uint8_t *sample;                    /* (n_queries, sample_max * KV_BLOCK_TOKENS) sums */
     uint8_t *bytes;                     /* of each range's blocks, one range after the other */
 
-    uint32_t least,
-        most; /* so many rows have at least `least` as are wanted, fewer have `most` */
+    /* So many rows have at least `least` as are wanted, fewer have `most`, which is looked for
+     * `reach` above the former. */
+    uint32_t least, most, reach;
     uint64_t n_counted, n_above;
     uint64_t ties;    /* rows at the bound still to be taken */
     uint32_t *tokens; /* the caller's */

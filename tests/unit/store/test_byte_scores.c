@@ -20,7 +20,6 @@ enum {
     ROUNDS = 120,
     SAMPLE_EVERY = 8,
     SAMPLE_LEAST = 64,
-    MIDDLE = 128,
 };
 
 static struct bench bench;
@@ -136,7 +135,8 @@ static void find(const struct kvs_score *score, uint32_t n_wanted)
 {
     const struct kvs_unit *unit = score->unit;
     float bases[QUERIES_MAX], tops[QUERIES_MAX], widest = 0, inv_step;
-    int offsets[QUERIES_MAX];
+    int offsets[QUERIES_MAX], bounds[QUERIES_MAX], least_bound = 255;
+    uint32_t m = 0;
     static uint32_t blocks[ROWS_MAX / KV_BLOCK_TOKENS];
     static float table[KVS_SCORE_TABLE];
     uint32_t n_blocks = 0;
@@ -159,6 +159,7 @@ static void find(const struct kvs_score *score, uint32_t n_wanted)
 
             if (book == NULL || (i > 0 && book == book_of(unit, wanted.tokens[i - 1])))
                 continue;
+            m = book->shape.m > m ? book->shape.m : m;
             table_of(book, queries + q * D, table);
             kv_pq_table_range(&book->shape, table, &least, &most);
             bases[q] = least < bases[q] ? least : bases[q];
@@ -166,7 +167,7 @@ static void find(const struct kvs_score *score, uint32_t n_wanted)
         }
         widest = tops[q] - bases[q] > widest ? tops[q] - bases[q] : widest;
     }
-    inv_step = 255 / widest;
+    inv_step = (float)(255 - (int)m) / widest;
     for (uint32_t q = 0; q < score->n_queries; q++) {
         const uint32_t every = n_blocks >= SAMPLE_LEAST ? SAMPLE_EVERY : 1;
         uint64_t n_of[256] = {0}, n_sampled = 0, n_from = 0;
@@ -182,8 +183,11 @@ static void find(const struct kvs_score *score, uint32_t n_wanted)
         const uint64_t share = (n_wanted * n_sampled + wanted.n - 1) / wanted.n;
         while (value > 0 && n_from < share)
             n_from += n_of[--value];
-        offsets[q] = n_sampled > 0 ? MIDDLE - value : 0;
+        bounds[q] = n_sampled > 0 ? value : 0;
+        least_bound = bounds[q] < least_bound ? bounds[q] : least_bound;
     }
+    for (uint32_t q = 0; q < score->n_queries; q++)
+        offsets[q] = least_bound - bounds[q];
     for (uint32_t i = 0; i < wanted.n; i++) {
         const uint32_t token = wanted.tokens[i], block = token / KV_BLOCK_TOKENS;
         uint32_t end = (block + 1) * KV_BLOCK_TOKENS;
