@@ -250,6 +250,14 @@ static void take_costs(const struct kvw_method_stats *before,
     if (candidates > 0) { /* nodes served queries */
         result->estimated_share = quotient(STEPS(rows_estimated), STEPS(rows_possible));
         result->step_node_s = STEPS(nodes_worked_s) / n_steps;
+        result->step_books = (double)STEPS(nodes_read.books) / n_steps;
+        result->step_codes = (double)STEPS(nodes_read.codes) / n_steps;
+        result->step_copies = (double)STEPS(nodes_read.copies) / n_steps;
+        result->step_keys = (double)STEPS(nodes_read.keys) / n_steps;
+        result->step_rows = (double)STEPS(nodes_read.rows) / n_steps;
+        result->step_summaries = (double)STEPS(nodes_read.summaries) / n_steps;
+        result->step_read = result->step_books + result->step_codes + result->step_copies +
+                            result->step_keys + result->step_rows + result->step_summaries;
     }
 #undef STEPS
 }
@@ -453,6 +461,16 @@ static size_t longest_method(const struct kvw_eval_plan *plan)
     return longest;
 }
 
+/* Nothing is measured yet. */
+static void forget(struct kvw_eval_result *result)
+{
+    double *values = (double *)result;
+
+    for (size_t i = 0; i < sizeof(*result) / sizeof(double); i++)
+        values[i] = NAN;
+    result->total_s = 0;
+}
+
 /* Runs the plan over the current text. */
 static int
 measure_plan(struct eval *eval, enum kvw_eval_format format, const struct kvw_eval_about *about)
@@ -461,10 +479,7 @@ measure_plan(struct eval *eval, enum kvw_eval_format format, const struct kvw_ev
     int outcome = KVW_DONE;
 
     for (size_t i = 0; i < plan->count; i++)
-        eval->results[i] = (struct kvw_eval_result){
-            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN,
-            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, 0,
-        };
+        forget(&eval->results[i]);
     for (size_t begin = 0, end; outcome == KVW_DONE && begin < plan->count; begin = end) {
         for (end = begin + 1; end < plan->count; end++)
             if (strcmp(plan->runs[end].method, plan->runs[begin].method) != 0)

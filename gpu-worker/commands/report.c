@@ -199,6 +199,10 @@ static void write_retrieval(struct kv_json *json, const struct kvw_method_stats 
     kv_json_number(json, "codebooks_trained", stats->codebooks_trained);
     kv_json_number(json, "codebooks_found", stats->codebooks_found);
     kv_json_number(json, "nodes_worked_s", stats->nodes_worked_s);
+    kv_json_number(json, "nodes_read_bytes",
+                   (double)(stats->nodes_read.books + stats->nodes_read.codes +
+                            stats->nodes_read.copies + stats->nodes_read.keys +
+                            stats->nodes_read.rows + stats->nodes_read.summaries));
     if (stats->recall_count > 0)
         kv_json_number(json, "recall_estimate",
                        stats->recall_sum / (double)stats->recall_count);

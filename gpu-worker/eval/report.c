@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    VALUES = 23,
+    VALUES = 30,
     METHOD_WIDTH_MIN = 12,
 };
 
@@ -45,6 +45,13 @@ static void list_values(const struct kvw_eval_about *about,
         {"needles_asked", "of", 1, 4, 0, result->needles_asked},
         {"tpot_s", "ms/step", 1000, 7, 2, result->step_s},
         {"step_node_s", "node ms", 1000, 7, 2, result->step_node_s},
+        {"step_bytes_read", "MB read", 1e-6, 7, 2, result->step_read},
+        {"step_bytes_read_books", NULL, 1, 0, 0, result->step_books},
+        {"step_bytes_read_codes", NULL, 1, 0, 0, result->step_codes},
+        {"step_bytes_read_copies", NULL, 1, 0, 0, result->step_copies},
+        {"step_bytes_read_keys", NULL, 1, 0, 0, result->step_keys},
+        {"step_bytes_read_rows", NULL, 1, 0, 0, result->step_rows},
+        {"step_bytes_read_summaries", NULL, 1, 0, 0, result->step_summaries},
         {"step_bytes_fetched", "KiB/step", 1.0 / 1024, 8, 1, result->step_bytes},
         {"exposed_wait_s", "waited s", 1, 8, 3, result->exposed_wait_s},
         {"bytes_fetched", NULL, 1, 0, 0, result->bytes_fetched},

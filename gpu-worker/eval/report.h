@@ -40,8 +40,11 @@ struct kvw_eval_result {
     double rows_share;      /* of the rows so far, attended to by a step */
     double estimated_share; /* of the rows so far, in estimates */
     double needles_found, needles_asked;
-    double step_s;         /* time of a decode step, logits included */
-    double step_node_s;    /* time of the nodes on the queries of a step */
+    double step_s;      /* time of a decode step, logits included */
+    double step_node_s; /* time of the nodes on the queries of a step */
+    /* Bytes of their memory that nodes read for the queries of a step: all, and of them
+     * codebooks, codes, copies of keys, keys, rows, summaries. */
+    double step_read, step_books, step_codes, step_copies, step_keys, step_rows, step_summaries;
     double step_bytes;     /* received per step */
     double exposed_wait_s; /* of all steps */
     double bytes_fetched;  /* by all steps */

@@ -353,10 +353,17 @@ static void test_costs(void **state)
         assert_true(fabs(bytes * steps - member(line, "bytes_fetched")) < 1);
         if (method == 0) {
             assert_true(bytes == 0 && isnan(member(line, "step_node_s")));
+            assert_true(isnan(member(line, "step_bytes_read")));
             assert_true(isnan(member(line, "rows_scored_exactly_share")));
             continue;
         }
         assert_true(member(line, "step_node_s") > 0);
+        assert_true(member(line, "step_bytes_read_keys") > 0);
+        assert_true(member(line, "step_bytes_read_rows") > 0);
+        assert_true(member(line, "step_bytes_read_copies") == 0);
+        assert_true(fabs(member(line, "step_bytes_read") -
+                         member(line, "step_bytes_read_keys") -
+                         member(line, "step_bytes_read_rows")) < 1);
         /* So few rows have no codes: all are scored by key, and some of them once more. */
         assert_true(member(line, "rows_coded_share") == 0);
         assert_true(member(line, "rows_scored_exactly_share") > 1);

@@ -67,7 +67,7 @@ static void test_index_options(void **state)
 
         assert_int_equal(options->seed, 1 + (i - 1) / 2 % 3);
         assert_true(options->budget.ratio == ((i - 1) % 2 == 0 ? 0.1 : 0.05));
-        assert_int_equal(options->rerank, i <= 6 ? 8 : 4);
+        assert_int_equal(options->rerank, i <= 6 ? 8 : KVW_USUAL);
         assert_int_equal(options->index.summaries,
                          i <= 6 ? 16 : kvw_method_defaults.index.summaries);
         assert_int_equal(options->index.chapter_blocks, i <= 6 ? 8 : 128);

@@ -97,6 +97,7 @@ static void summaries_bytes_not_counted(void)
 
 static void summaries_of_no_groups(void)
 {
+    book()->summaries.shape.rows = KV_SUMMARY_ROWS_LEAST;
     book()->summaries.n_rows += KV_BLOCK_TOKENS;
     bench.codebooks.rows_summarised += KV_BLOCK_TOKENS;
     bench.codebooks.summaries_bytes = kvs_summaries_bytes(&book()->summaries);
