@@ -11,31 +11,11 @@
 #include <string.h>
 
 static const float DAMPING = 0.15f; /* of the variance correction; see estimate.h */
-
 static const struct kv_estimate_kernels *best;
 
 static int always(void)
 {
     return 1;
-}
-
-/* Returns the first position in ascending `tokens` whose token is not below `token`.  Often it
- * is the first, because a list starts in the group. */
-static size_t place_of(const uint32_t *tokens, size_t n, uint32_t token)
-{
-    size_t begin = 0;
-
-    if (n == 0 || tokens[0] >= token)
-        return 0;
-    while (begin < n) {
-        const size_t middle = begin + (n - begin) / 2;
-
-        if (tokens[middle] < token)
-            begin = middle + 1;
-        else
-            n = middle;
-    }
-    return begin;
 }
 
 /* Counts rows [begin, end) of the group by summary number, KV_SUMMARY_NONE included.  Starts
@@ -65,27 +45,26 @@ static void count_rows(const struct kv_summary_shape *shape,
         ret_counts[numbers[row]]--;
 }
 
-/* Which rows are selected is kept as a set of bits, so that the loop over scored rows has no
- * branch on it: such branches are unpredictable.  A row is always written to ret_places, and
- * n_over advances only if it counts.  The count of KV_SUMMARY_NONE is not returned. */
-size_t kv_estimate_count(const struct kv_summary_shape *shape,
-                         const void *group,
-                         uint32_t first,
-                         uint32_t begin,
-                         uint32_t end,
-                         const uint32_t *selected,
-                         size_t n_selected,
-                         const uint32_t *scored,
-                         size_t n_scored,
-                         uint16_t *ret_counts,
-                         uint32_t *ret_places,
-                         uint8_t *ret_numbers)
+/* A mark makes any number KV_SUMMARY_NONE, so that the loop over scored rows has no branch on
+ * it: such branches are unpredictable.  The count of KV_SUMMARY_NONE is not returned. */
+struct kv_estimate_counted kv_estimate_count(const struct kv_summary_shape *shape,
+                                             const void *group,
+                                             uint32_t first,
+                                             uint32_t begin,
+                                             uint32_t end,
+                                             const uint32_t *selected,
+                                             size_t n_selected,
+                                             const uint32_t *scored,
+                                             size_t n_scored,
+                                             uint8_t *marks,
+                                             uint16_t *ret_counts,
+                                             uint8_t *ret_numbers)
 {
     const uint8_t *numbers = kv_summary_at(group, kv_summary_at_numbers(shape));
-    uint64_t is_selected[KV_SUMMARY_ROWS_MAX / 64] = {0};
+    const size_t n_summaries = kv_summary_count(shape);
+    struct kv_estimate_counted counted = {0};
     uint16_t left[KV_SUMMARY_NONE + 1];
     struct kv_summary_head head;
-    size_t n_over = 0;
 
     memcpy(&head, group, sizeof(head));
     begin = begin > first ? begin - first : 0;
@@ -93,61 +72,78 @@ size_t kv_estimate_count(const struct kv_summary_shape *shape,
     end = end < head.n_rows ? end : head.n_rows;
     begin = begin < end ? begin : end;
     count_rows(shape, group, begin, end, head.n_rows, left);
-    for (size_t t = place_of(selected, n_selected, first + begin); t < n_selected; t++) {
-        const uint32_t row = selected[t] - first;
+    for (; counted.n_selected < n_selected; counted.n_selected++) {
+        const uint32_t row = selected[counted.n_selected] - first;
 
         if (row >= end)
             break;
         left[numbers[row]]--;
-        is_selected[row / 64] |= (uint64_t)1 << row % 64;
+        marks[row] = KV_SUMMARY_NONE;
     }
-    for (size_t s = place_of(scored, n_scored, first + begin); s < n_scored; s++) {
-        const uint32_t row = scored[s] - first;
+    for (size_t c = 0; c < n_summaries; c++)
+        counted.n_rows += left[c];
+    for (; counted.n_scored < n_scored; counted.n_scored++) {
+        const uint32_t row = scored[counted.n_scored] - first;
 
         if (row >= end)
             break;
-        const unsigned is_over = ~(is_selected[row / 64] >> row % 64) & 1;
+        const uint8_t number = numbers[row] | marks[row];
 
-        left[numbers[row]] = (uint16_t)(left[numbers[row]] - is_over);
-        ret_places[n_over] = (uint32_t)s;
-        ret_numbers[n_over] = numbers[row];
-        n_over += is_over & (numbers[row] != KV_SUMMARY_NONE);
+        left[number]--;
+        ret_numbers[counted.n_scored] = number;
     }
-    memcpy(ret_counts, left, kv_summary_count(shape) * sizeof(*ret_counts));
-    return n_over;
+    for (size_t i = 0; i < counted.n_selected; i++)
+        marks[selected[i] - first] = 0;
+    memcpy(ret_counts, left, n_summaries * sizeof(*ret_counts));
+    return counted;
 }
 
-void kv_estimate_squares(size_t d_k, const float *queries, size_t n, float *ret_squares)
+/* Rounds to the nearest integer, ties to even, |x| < 2^22: next to 1.5 * 2^23 the last bit of a
+ * float is worth 1. */
+static float nearest_integer(float x)
 {
-    for (size_t query = 0; query < n; query++, queries += d_k)
+    const float ulp_is_one = 12582912; /* 1.5 * 2^23 */
+
+    return x + ulp_is_one - ulp_is_one;
+}
+
+/* Rounds a query (d_k) to integers, followed by zeros; returns their step. */
+static float round_query(size_t d_k, const float *query, int16_t *ret_elements)
+{
+    bool is_finite = true;
+    const float bound = KV_ESTIMATE_QUERY_MOST;
+    float most = 0, step;
+
+    for (size_t i = 0; i < d_k; i++) {
+        is_finite &= fabsf(query[i]) <= FLT_MAX;
+        most = fabsf(query[i]) > most ? fabsf(query[i]) : most;
+    }
+    memset(ret_elements, 0, kv_summary_up(d_k) * sizeof(*ret_elements));
+    if (!is_finite)
+        return NAN;
+    step = most / bound;
+    for (size_t i = 0; i < d_k && step > 0; i++) {
+        const float x = query[i] / step;
+
+        ret_elements[i] = (int16_t)nearest_integer(x > bound ? bound : x < -bound ? -bound : x);
+    }
+    return step;
+}
+
+struct kv_estimate_queries kv_estimate_prepare(size_t d_k,
+                                               const float *queries,
+                                               size_t n,
+                                               int16_t *ret_elements,
+                                               float *ret_steps,
+                                               float *ret_squares)
+{
+    for (size_t query = 0; query < n; query++, queries += d_k) {
         kv_exact_scores_score(KV_KEY_FP32, queries, 0, 1, d_k, queries, 1, ret_squares + query,
                               1);
-}
-
-void kv_estimate_begin(const struct kv_summary_shape *shape, size_t n_queries, float *state)
-{
-    assert(kv_summary_shape_valid(shape));
-    memset(state, 0, kv_estimate_floats(shape, n_queries) * sizeof(*state));
-    for (size_t query = 0; query < n_queries; query++)
-        state[query] = -INFINITY;
-}
-
-void kv_estimate_end(const struct kv_summary_shape *shape,
-                     size_t n_queries,
-                     const float *state,
-                     float *ret_output,
-                     float *ret_lse)
-{
-    const float *sums = state + n_queries, *outputs = sums + n_queries;
-
-    for (size_t query = 0; query < n_queries; query++) {
-        const float *output = outputs + query * shape->d_v;
-        const float by = sums[query] > 0 ? 1 / sums[query] : 0;
-
-        for (size_t i = 0; i < shape->d_v; i++)
-            ret_output[query * shape->d_v + i] = sums[query] > 0 ? output[i] * by : 0;
-        ret_lse[query] = sums[query] > 0 ? (float)(state[query] + log(sums[query])) : -INFINITY;
+        ret_steps[query] = round_query(d_k, queries, ret_elements + query * kv_summary_up(d_k));
     }
+    return (struct kv_estimate_queries){
+        .n = n, .elements = ret_elements, .steps = ret_steps, .squares = ret_squares};
 }
 
 /* A NaN to -inf, +inf to FLT_MAX. */
@@ -156,66 +152,161 @@ static float without_nan(float s)
     return s > FLT_MAX ? FLT_MAX : s >= -FLT_MAX ? s : -INFINITY;
 }
 
+static float scalar_largest(const float *scores, size_t n)
+{
+    float most = -INFINITY;
+
+    for (size_t i = 0; i < n; i++)
+        most = scores[i] > most ? scores[i] : most;
+    return most;
+}
+
+void kv_estimate_begin(const struct kv_summary_shape *shape,
+                       size_t n_queries,
+                       float scale,
+                       const float *scores,
+                       size_t n_scored,
+                       size_t scores_stride,
+                       float *state)
+{
+    assert(kv_summary_shape_valid(shape));
+    memset(state, 0, kv_estimate_floats(shape, n_queries) * sizeof(*state));
+    for (size_t query = 0; query < n_queries; query++)
+        state[query] =
+            n_scored == 0
+                ? -INFINITY
+                : without_nan(best->largest(scores + query * scores_stride, n_scored) * scale) +
+                      0.0f;
+}
+
+void kv_estimate_end(const struct kv_summary_shape *shape,
+                     size_t n_queries,
+                     const float *state,
+                     float *ret_output,
+                     float *ret_lse)
+{
+    const float *sums = state + n_queries, *outputs = sums + n_queries * KV_ESTIMATE_LANES;
+
+    for (size_t query = 0; query < n_queries; query++) {
+        const float *output = outputs + query * shape->d_v;
+        float lanes[KV_SUM_LANES];
+
+        memcpy(lanes, sums + query * KV_ESTIMATE_LANES, sizeof(lanes));
+
+        const float sum = kv_sum_lanes(lanes), by = sum > 0 ? 1 / sum : 0;
+
+        for (size_t i = 0; i < shape->d_v; i++)
+            ret_output[query * shape->d_v + i] = sum > 0 ? output[i] * by : 0;
+        ret_lse[query] = sum > 0 ? (float)(state[query] + log(sum)) : -INFINITY;
+    }
+}
+
+/* Returns the scaled score of a mean key; -inf if its summary stands for no rows. */
+static float score_of(const struct kv_summary_shape *shape,
+                      const void *group,
+                      const struct kv_estimate_input *input,
+                      size_t index,
+                      size_t c)
+{
+    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
+    const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
+    const int16_t *query = input->queries.elements + index * kv_summary_up(shape->d_k);
+    const uint16_t *counts = input->counts + index * input->counts_stride;
+    struct kv_summary_head head;
+    float variance_correction;
+    int32_t product = 0;
+
+    if (counts[c] == 0)
+        return -INFINITY;
+    memcpy(&head, group, sizeof(head));
+    variance_correction = DAMPING * (input->queries.squares[index] *
+                                     (input->scale * input->scale) * head.variance);
+    variance_correction = variance_correction < 1 ? variance_correction : 1;
+    for (size_t i = 0; i < shape->d_k; i++)
+        product += query[i] * keys[kv_summary_key_element(shape, c, i)];
+    return without_nan(fmaf((float)product * input->queries.steps[index] * key_scales[c],
+                            input->scale, variance_correction));
+}
+
+/* The same of row i of `numbers`; -inf if it does not count. */
+static float score_of_row(const struct kv_estimate_input *input, size_t index, size_t i)
+{
+    return input->numbers[i] == KV_SUMMARY_NONE
+               ? -INFINITY
+               : without_nan(input->scores[index * input->scores_stride + i] * input->scale);
+}
+
+/* Adds mean values, weighted, to the output. */
+static void add_values(const struct kv_summary_shape *shape,
+                       const void *group,
+                       const float *weights,
+                       float *output)
+{
+    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
+    const int8_t *values = kv_summary_at(group, kv_summary_at_values(shape));
+    const size_t n_summaries = kv_summary_count(shape);
+    int16_t rounded[KV_SUMMARIES_MAX] = {0};
+    float most = 0, step = 0;
+
+    for (size_t c = 0; c < n_summaries; c++)
+        most = weights[c] * value_scales[c] > most ? weights[c] * value_scales[c] : most;
+    if (most > KV_ESTIMATE_LEAST) {
+        step = most / (float)KV_ESTIMATE_WEIGHT_MOST;
+        for (size_t c = 0; c < n_summaries; c++)
+            rounded[c] = (int16_t)nearest_integer(weights[c] * value_scales[c] *
+                                                  ((float)KV_ESTIMATE_WEIGHT_MOST / most));
+    }
+    for (size_t i = 0; i < shape->d_v; i++) {
+        int32_t sum = 0;
+
+        for (size_t c = 0; c < n_summaries; c++)
+            sum += rounded[c] * values[kv_summary_value_element(shape, c, i)];
+        output[i] = fmaf(step, (float)sum, output[i]);
+    }
+}
+
 static void add_query(const struct kv_summary_shape *shape,
                       const void *group,
                       const struct kv_estimate_input *input,
                       size_t index,
                       float *max,
-                      float *sum,
+                      float *sums,
                       float *output)
 {
-    const size_t n_summaries = kv_summary_count(shape), d_k = shape->d_k, d_v = shape->d_v;
-    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
-    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
-    const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
-    const int8_t *values = kv_summary_at(group, kv_summary_at_values(shape));
-    const float *query = input->queries + index * d_k;
+    const size_t n_summaries = kv_summary_count(shape);
     const uint16_t *counts = input->counts + index * input->counts_stride;
-    const float *scores =
-        input->n_scored > 0 ? input->scores + index * input->scores_stride : NULL;
-    float weights[KV_SUMMARIES_MAX], lanes[KV_SUM_LANES] = {0};
-    float variance_correction, most = *max, shrink;
-    struct kv_summary_head head;
+    float of_rows[4][KV_SUMMARIES_MAX] = {{0}}, weights[KV_SUMMARIES_MAX];
+    float most = *max, shrink;
 
-    memcpy(&head, group, sizeof(head));
-    variance_correction =
-        DAMPING * (input->squares[index] * (input->scale * input->scale) * head.variance);
-    variance_correction = variance_correction < 1 ? variance_correction : 1;
     for (size_t c = 0; c < n_summaries; c++) {
-        float product[KV_SUM_LANES] = {0};
-
-        for (size_t i = 0; i < d_k; i++)
-            product[i % KV_SUM_LANES] =
-                fmaf(query[i], keys[c * kv_summary_up(d_k) + i], product[i % KV_SUM_LANES]);
-        weights[c] = counts[c] == 0 ? -INFINITY
-                                    : without_nan(fmaf(kv_sum_lanes(product) * key_scales[c],
-                                                       input->scale, variance_correction));
+        weights[c] = score_of(shape, group, input, index, c);
         most = weights[c] > most ? weights[c] : most;
     }
-    for (size_t row = 0; row < input->n_scored; row++) {
-        const float s = without_nan(scores[row] * input->scale);
+    for (size_t i = 0; i < input->n_scored; i++) {
+        const float s = score_of_row(input, index, i);
 
         most = s > most ? s : most;
     }
     most += 0.0f;
-
-    memset(lanes, 0, sizeof(lanes));
-    for (size_t c = 0; c < n_summaries; c++)
-        weights[c] = counts[c] * kv_exp(weights[c] - most);
-    for (size_t row = 0; row < input->n_scored; row++)
-        weights[input->numbers[row]] += kv_exp(without_nan(scores[row] * input->scale) - most);
-    for (size_t c = 0; c < n_summaries; c++)
-        lanes[c % KV_SUM_LANES] += weights[c];
     shrink = kv_exp(*max - most);
-    *sum = fmaf(*sum, shrink, kv_sum_lanes(lanes));
     *max = most;
-    for (size_t i = 0; i < d_v; i++) {
-        float o = 0;
 
-        for (size_t c = 0; c < n_summaries; c++)
-            o = fmaf(weights[c] * value_scales[c], values[c * kv_summary_up(d_v) + i], o);
-        output[i] = fmaf(output[i], shrink, o);
+    for (size_t i = 0; i < input->n_scored; i++)
+        if (input->numbers[i] != KV_SUMMARY_NONE)
+            of_rows[i % 4][input->numbers[i]] += kv_exp(score_of_row(input, index, i) - most);
+    for (size_t c = 0; c < n_summaries; c++)
+        weights[c] = fmaf(counts[c], kv_exp(weights[c] - most),
+                          (of_rows[0][c] + of_rows[2][c]) + (of_rows[1][c] + of_rows[3][c]));
+    for (size_t lane = 0; lane < KV_ESTIMATE_LANES; lane++) {
+        float sum = weights[lane];
+
+        for (size_t c = lane + KV_ESTIMATE_LANES; c < n_summaries; c += KV_ESTIMATE_LANES)
+            sum += weights[c];
+        sums[lane] = sums[lane] * shrink + sum;
     }
+    for (size_t i = 0; i < shape->d_v; i++)
+        output[i] *= shrink;
+    add_values(shape, group, weights, output);
 }
 
 static void scalar_add(const struct kv_summary_shape *shape,
@@ -223,10 +314,11 @@ static void scalar_add(const struct kv_summary_shape *shape,
                        const struct kv_estimate_input *input,
                        float *state)
 {
-    float *sums = state + input->n_queries, *outputs = sums + input->n_queries;
+    const size_t n = input->queries.n;
+    float *sums = state + n, *outputs = sums + n * KV_ESTIMATE_LANES;
 
-    for (size_t query = 0; query < input->n_queries; query++)
-        add_query(shape, group, input, query, state + query, sums + query,
+    for (size_t query = 0; query < n; query++)
+        add_query(shape, group, input, query, state + query, sums + query * KV_ESTIMATE_LANES,
                   outputs + query * shape->d_v);
 }
 
@@ -234,6 +326,7 @@ static const struct kv_estimate_kernels scalar = {
     .name = "scalar",
     .supported = always,
     .add = scalar_add,
+    .largest = scalar_largest,
 };
 
 /* Slowest first; the last one that this CPU supports is used. */

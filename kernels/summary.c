@@ -391,8 +391,14 @@ static float nearest_integer(float x)
     return x + ulp_is_one - ulp_is_one;
 }
 
-/* Converts one mean to bytes; returns its scale. */
-static float quantize(const float *mean, size_t n, int8_t *ret_elements)
+/* Converts the mean of summary c to bytes of an array, where `element` says; returns its
+ * scale. */
+static float quantize(const struct kv_summary_shape *shape,
+                      size_t (*element)(const struct kv_summary_shape *, size_t, size_t),
+                      size_t c,
+                      const float *mean,
+                      size_t n,
+                      int8_t *ret_array)
 {
     float most = 0, scale;
 
@@ -402,7 +408,7 @@ static float quantize(const float *mean, size_t n, int8_t *ret_elements)
     for (size_t i = 0; i < n; i++) {
         const float x = scale > 0 ? nearest_integer(mean[i] / scale) : 0;
 
-        ret_elements[i] = (int8_t)(x > 127 ? 127 : x < -127 ? -127 : x);
+        ret_array[element(shape, c, i)] = (int8_t)(x > 127 ? 127 : x < -127 ? -127 : x);
     }
     return scale;
 }
@@ -437,8 +443,8 @@ void kv_summary_build_end(struct kv_summary_build *build, void *ret_group)
         counts[c] = (uint16_t)build->sums.counts[c];
         if (counts[c] == 0)
             continue;
-        key_scales[c] = quantize(mean, d_k, keys + c * kv_summary_up(d_k));
-        value_scales[c] = quantize(mean + d_k, d_v, values + c * kv_summary_up(d_v));
+        key_scales[c] = quantize(shape, kv_summary_key_element, c, mean, d_k, keys);
+        value_scales[c] = quantize(shape, kv_summary_value_element, c, mean + d_k, d_v, values);
     }
     memset(group + kv_summary_at_numbers(shape), KV_SUMMARY_NONE, shape->rows);
     memcpy(group + kv_summary_at_numbers(shape), build->numbers, build->n_rows);

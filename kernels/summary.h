@@ -19,10 +19,15 @@
  *   KV_SUMMARY_HEAD_BYTES   uint16 (S)         counts: the rows of each summary
  *   + 2 S                   float  (S)         key scales
  *   + 4 S                   float  (S)         value scales
- *   + 4 S                   int8   (S, up d_k) mean keys, divided by their scales
- *   + S up d_k              int8   (S, up d_v) mean values, divided by theirs
+ *   + 4 S                   int8   (S / 16, up d_k / 2, 16, 2) mean keys, divided by their
+ *                           scales: of 16 summaries each, two elements of the first, of the
+ *                           second, ...; then the next two
+ *   + S up d_k              int8   (S / 2, up d_v, 2) mean values, divided by theirs: of two
+ *                           summaries each, the first element of both, then the next
  *   + S up d_v              uint8  (rows)      the summary of each row, or
  *                           KV_SUMMARY_NONE; KV_SUMMARY_NONE after the last row
+ *
+ * Pairs of integers lie side by side because x86 multiplies and adds pairs (estimate.h).
  *
  * A scale is the largest magnitude of the elements / 127, 0 if all are 0.  An empty summary is
  * all zeros.  A row with an element that is a NaN or larger than KV_SUMMARY_MOST is in no
@@ -150,6 +155,20 @@ static inline size_t kv_summary_at_values(const struct kv_summary_shape *shape)
 static inline size_t kv_summary_at_numbers(const struct kv_summary_shape *shape)
 {
     return kv_summary_at_values(shape) + kv_summary_count(shape) * kv_summary_up(shape->d_v);
+}
+
+/* Returns where the array of keys has element i of the mean key of summary c, and that of values
+ * an element of its mean value. */
+static inline size_t
+kv_summary_key_element(const struct kv_summary_shape *shape, size_t c, size_t i)
+{
+    return ((c / 16 * (kv_summary_up(shape->d_k) / 2) + i / 2) * 16 + c % 16) * 2 + i % 2;
+}
+
+static inline size_t
+kv_summary_value_element(const struct kv_summary_shape *shape, size_t c, size_t i)
+{
+    return (c / 2 * kv_summary_up(shape->d_v) + i) * 2 + c % 2;
 }
 
 static inline size_t kv_summary_bytes(const struct kv_summary_shape *shape)

@@ -8,8 +8,8 @@
  *   attend        attend_common.h: groups of rows, the    registers: 12 sums and 16; order of
  *                 next one prefetched                     prefetches; ends by masks
  *   byte_select   -                                       counters of bytes, not of bits
- *   estimate      estimate_common.h: blocks of queries    lanes are queries here, elements
- *                 there
+ *   estimate      estimate_common.h: blocks of queries,   registers; ends by masks
+ *                 the order of the steps
  *   exact_scores  exact_scores_common.h: types of keys    registers; prefetches; ends by masks
  *   gather        -                                       there is no AVX-512 file
  *   key_copies    key_copies_common.h: tiles of rows,     products of 16 bits here, VNNI there

@@ -1,11 +1,8 @@
-/* Sixteen elements are one vector, and the means of a group are padded to that.  Four means are
- * processed for four queries at once (inner_products_avx512.h reduces their sums), values in
- * slices of four vectors for four queries, so bytes are converted to floats once for all of
- * them. */
+/* A mean is processed for four queries at once, so its bytes are converted once for all of them.
+ * What is done with which lanes: estimate_common.h. */
 #include "kernels/dispatch.h"
 #include "kernels/estimate.h"
-#include "kernels/summary_common.h"
-#include "kernels/x86/inner_products_avx512.h"
+#include "kernels/x86/avx512.h"
 
 #include "kernels/x86/estimate_common.h"
 
@@ -15,235 +12,305 @@ enum {
     SLICE = 4, /* vectors of a mean value at a time */
 };
 
-static_assert((int)QUERIES == (int)TILE, "sums_of() makes one vector of their sums");
-
-INLINE __m512 load_integers(const int8_t *at)
+/* 32 bytes as 16-bit integers. */
+INLINE __m512i load_integers(const int8_t *at)
 {
-    return _mm512_cvtepi32_ps(
-        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)at)));
-}
-
-INLINE __m512i load_counts(const uint16_t *at)
-{
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)at));
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)at));
 }
 
 /* A NaN to -inf, +inf to FLT_MAX. */
 INLINE __m512 without_nan(__m512 s)
 {
-    return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()),
-                              _mm512_cmp_ps_mask(s, s, _CMP_ORD_Q),
-                              _mm512_min_ps(s, _mm512_set1_ps(__FLT_MAX__)));
+    return _mm512_min_ps(_mm512_max_ps(s, _mm512_set1_ps(-__builtin_inff())),
+                         _mm512_set1_ps(__FLT_MAX__));
 }
 
-/* Up to four queries of an input; their number is a constant at the calls. */
-struct part {
-    const struct kv_estimate_input *input;
-    size_t first; /* query */
-    struct estimate_ahead ahead;
-    float variance_correction[QUERIES], shrink[QUERIES];
-    float weights[QUERIES][KV_SUMMARIES_MAX];
-};
-
-static inline float variance_correction_of(float square, float scale, float variance)
-{
-    const float variance_correction = 0.15f * (square * (scale * scale) * variance);
-
-    return variance_correction < 1 ? variance_correction : 1;
-}
-
-/* Stores the products with all mean keys in the place of weights.  After the last element of a
- * query, lanes add +0, which changes nothing: no lane is -0, because sums begin at +0. */
-INLINE void
-score(struct part *part, const struct kv_summary_shape *shape, const int8_t *keys, unsigned n)
-{
-    const size_t d_k = shape->d_k, stride = kv_summary_up(d_k);
-    const float *queries = part->input->queries + part->first * d_k;
-
-    for (size_t c = 0; c < kv_summary_count(shape); c += TILE, keys += TILE * stride) {
-        __m512 sums[TILE][TILE];
-        float all[TILE * TILE];
-
-        for (unsigned key = 0; key < TILE; key++)
-            for (unsigned query = 0; query < n; query++)
-                sums[key][query] = _mm512_setzero_ps();
-        for (size_t i = 0; i < d_k; i += LANES) {
-            __m512 elements[TILE];
-
-            for (unsigned key = 0; key < TILE; key++)
-                elements[key] = load_integers(keys + key * stride + i);
-            for (unsigned query = 0; query < n; query++) {
-                const __m512 x = load_step(queries + query * d_k, i, d_k);
-
-                for (unsigned key = 0; key < TILE; key++)
-                    sums[key][query] = _mm512_fmadd_ps(x, elements[key], sums[key][query]);
-            }
-        }
-        _mm512_storeu_ps(all, sums_of((const __m512(*)[TILE])sums, TILE, n));
-        for (unsigned query = 0; query < n; query++)
-            memcpy(part->weights[query] + c, all + query * TILE, TILE * sizeof(float));
-        estimate_ahead_step(&part->ahead);
-    }
-}
-
-/* Replaces products with weights; returns their sum. */
-INLINE float weigh(const struct part *part,
-                   const struct kv_summary_shape *shape,
-                   const float *key_scales,
-                   unsigned query,
-                   float *weights,
-                   float *max,
-                   float *ret_shrink)
+/* Loads the counts of 16 summaries. */
+INLINE __m512i counts_of(const struct part *part, unsigned query, size_t c)
 {
     const struct kv_estimate_input *input = part->input;
-    const size_t n_summaries = kv_summary_count(shape), index = part->first + query;
-    const uint16_t *counts = input->counts + index * input->counts_stride;
-    const size_t n_scored = input->n_scored;
-    const float *scores = n_scored > 0 ? input->scores + index * input->scores_stride : NULL;
-    const __m512 infinite = _mm512_set1_ps(-__builtin_inff());
-    const __m512 scale = _mm512_set1_ps(input->scale);
-    __m512 most = _mm512_set1_ps(*max), lanes = _mm512_setzero_ps();
+    const uint16_t *from = input->counts + (part->first + query) * input->counts_stride + c;
 
-    for (size_t c = 0; c < n_summaries; c += LANES) {
-        const __m512i n = load_counts(counts + c);
-        const __m512 product =
-            _mm512_mul_ps(_mm512_loadu_ps(weights + c), _mm512_loadu_ps(key_scales + c));
-        __m512 s = without_nan(
-            _mm512_fmadd_ps(product, scale, _mm512_set1_ps(part->variance_correction[query])));
-
-        s = _mm512_mask_mov_ps(infinite, _mm512_test_epi32_mask(n, n), s);
-        _mm512_storeu_ps(weights + c, s);
-        most = _mm512_max_ps(most, s);
-    }
-    for (size_t row = 0; row < n_scored; row += LANES) {
-        const __m512 s = without_nan(_mm512_mul_ps(load_step(scores, row, n_scored), scale));
-
-        most =
-            _mm512_max_ps(most, _mm512_mask_mov_ps(infinite, first_lanes(n_scored - row), s));
-    }
-    most = _mm512_set1_ps(max16(most) + 0.0f);
-
-    for (size_t c = 0; c < n_summaries; c += LANES) {
-        const __m512 n = _mm512_cvtepi32_ps(load_counts(counts + c));
-
-        _mm512_storeu_ps(
-            weights + c,
-            _mm512_mul_ps(n, exp16(_mm512_sub_ps(_mm512_loadu_ps(weights + c), most))));
-    }
-    for (size_t row = 0; row < n_scored; row += LANES) {
-        const __m512 s = without_nan(_mm512_mul_ps(load_step(scores, row, n_scored), scale));
-        float exps[LANES];
-
-        _mm512_storeu_ps(exps, exp16(_mm512_sub_ps(s, most)));
-        for (size_t i = 0; i < LANES && row + i < n_scored; i++)
-            weights[input->numbers[row + i]] += exps[i];
-    }
-    for (size_t c = 0; c < n_summaries; c += LANES)
-        lanes = _mm512_add_ps(lanes, _mm512_loadu_ps(weights + c));
-    *ret_shrink = _mm512_cvtss_f32(exp16(_mm512_sub_ps(_mm512_set1_ps(*max), most)));
-    *max = _mm512_cvtss_f32(most);
-    return sum16(lanes);
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from));
 }
 
-/* Adds weighted mean values to the outputs (n, d_v): n_vectors vectors of elements, from i on.
- * n and n_vectors are constants at the calls. */
-INLINE void add_slice(const struct part *part,
-                      const struct kv_summary_shape *shape,
-                      const int8_t *values,
-                      size_t i,
-                      unsigned n_vectors,
-                      unsigned n,
-                      float *outputs)
+INLINE void score(struct part *part, const void *group, unsigned n)
 {
-    const size_t d_v = shape->d_v, stride = kv_summary_up(d_v);
-    __m512 sums[QUERIES][SLICE];
+    const struct kv_summary_shape *shape = part->shape;
+    const struct kv_estimate_queries *queries = &part->input->queries;
+    const size_t d = kv_summary_up(shape->d_k);
+    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
+    const int8_t *keys = kv_summary_at(group, kv_summary_at_keys(shape));
+    const int16_t *elements = queries->elements + part->first * d;
+    struct kv_summary_head head;
+    unsigned exceeded = 0;
+
+    memcpy(&head, group, sizeof(head));
+    for (size_t c = 0; c < kv_summary_count(shape); c += LANES) {
+        __m512i sums[QUERIES];
+
+        for (unsigned query = 0; query < n; query++)
+            sums[query] = _mm512_setzero_si512();
+        for (size_t i = 0; i < d; i += 2 * PAIRS_AHEAD) {
+            for (size_t j = i; j < i + 2 * PAIRS_AHEAD; j += 2, keys += 2 * LANES) {
+                const __m512i key = load_integers(keys);
+
+                for (unsigned query = 0; query < n; query++)
+                    sums[query] = _mm512_add_epi32(
+                        sums[query], _mm512_madd_epi16(key, _mm512_set1_epi32(estimate_pair(
+                                                                elements + query * d + j))));
+            }
+            estimate_ahead_step(&part->ahead);
+        }
+        for (unsigned query = 0; query < n; query++) {
+            const float variance_correction =
+                0.15f * (queries->squares[part->first + query] *
+                         (part->input->scale * part->input->scale) * head.variance);
+            const __m512 correction =
+                _mm512_min_ps(_mm512_set1_ps(variance_correction), _mm512_set1_ps(1));
+            const __m512i counts = counts_of(part, query, c);
+            const __m512 product =
+                _mm512_mul_ps(_mm512_cvtepi32_ps(sums[query]),
+                              _mm512_set1_ps(queries->steps[part->first + query]));
+            const __m512 s = _mm512_mask_mov_ps(
+                _mm512_set1_ps(-__builtin_inff()), _mm512_test_epi32_mask(counts, counts),
+                without_nan(
+                    _mm512_fmadd_ps(_mm512_mul_ps(product, _mm512_loadu_ps(key_scales + c)),
+                                    _mm512_set1_ps(part->input->scale), correction)));
+
+            _mm512_storeu_ps(part->s[query] + c, s);
+            exceeded |= _mm512_cmp_ps_mask(s, _mm512_set1_ps(part->maxes[query]), _CMP_GT_OQ);
+        }
+    }
+    part->is_exceeded |= exceeded != 0;
+}
+
+INLINE void clear_places(struct part *part)
+{
+    for (size_t c = 0; c < kv_summary_count(part->shape); c++)
+        _mm512_storeu_ps(part->places[c][0], _mm512_setzero_ps());
+    _mm512_storeu_ps(part->places[KV_SUMMARY_NONE][0], _mm512_setzero_ps());
+}
+
+/* The next sixteen numbers, or those that are left, and that of none. */
+INLINE const uint8_t *numbers_of(const struct part *part, size_t row, uint8_t room[LANES])
+{
+    const uint8_t *numbers = part->input->numbers + row;
+    const size_t left = part->input->n_scored - row;
+
+    if (left >= LANES)
+        return numbers;
+    memset(room, KV_SUMMARY_NONE, LANES);
+    memcpy(room, numbers, left);
+    return room;
+}
+
+/* Scores of the sixteen rows of these numbers; -inf of those that do not count. */
+INLINE __m512 scores_of(const struct part *part,
+                        unsigned query,
+                        size_t row,
+                        const uint8_t *numbers)
+{
+    const struct kv_estimate_input *input = part->input;
+    const float *from = input->scores + (part->first + query) * input->scores_stride;
+    const __m512i all =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)numbers));
+    const __m512 s = without_nan(
+        _mm512_mul_ps(load_step(from, row, input->n_scored), _mm512_set1_ps(input->scale)));
+
+    return _mm512_mask_mov_ps(s,
+                              _mm512_cmpeq_epi32_mask(all, _mm512_set1_epi32(KV_SUMMARY_NONE)),
+                              _mm512_set1_ps(-__builtin_inff()));
+}
+
+INLINE void add_rows(struct part *part, unsigned n)
+{
+    unsigned exceeded = 0;
+
+    for (size_t row = 0; row < part->input->n_scored; row += LANES) {
+        uint8_t room[LANES];
+        const uint8_t *numbers = numbers_of(part, row, room);
+        float of_rows[SUMS][LANES]; /* [row % 4] of rows row % 4, 4 + row % 4, ... */
+        __m512 e[QUERIES];
+
+        for (unsigned query = 0; query < QUERIES; query++)
+            e[query] = _mm512_setzero_ps();
+        for (unsigned query = 0; query < n; query++) {
+            const __m512 s = scores_of(part, query, row, numbers);
+            const __m512 max = _mm512_set1_ps(part->maxes[query]);
+
+            exceeded |= _mm512_cmp_ps_mask(s, max, _CMP_GT_OQ);
+            e[query] = exp16(_mm512_sub_ps(s, max));
+        }
+
+        const __m512 low01 = _mm512_unpacklo_ps(e[0], e[1]);
+        const __m512 low23 = _mm512_unpacklo_ps(e[2], e[3]);
+        const __m512 high01 = _mm512_unpackhi_ps(e[0], e[1]);
+        const __m512 high23 = _mm512_unpackhi_ps(e[2], e[3]);
+
+        _mm512_storeu_ps(of_rows[0], _mm512_shuffle_ps(low01, low23, 0x44));
+        _mm512_storeu_ps(of_rows[1], _mm512_shuffle_ps(low01, low23, 0xee));
+        _mm512_storeu_ps(of_rows[2], _mm512_shuffle_ps(high01, high23, 0x44));
+        _mm512_storeu_ps(of_rows[3], _mm512_shuffle_ps(high01, high23, 0xee));
+        estimate_ahead_step(&part->ahead);
+        /* Rows behind the last are of the number of none. */
+        for (unsigned i = 0; i < LANES; i++) {
+            float *place = part->places[numbers[i]][i % SUMS];
+
+            _mm_storeu_ps(place,
+                          _mm_add_ps(_mm_loadu_ps(place),
+                                     _mm_loadu_ps(of_rows[i % SUMS] + i / SUMS * QUERIES)));
+        }
+    }
+    part->is_exceeded |= exceeded != 0;
+}
+
+INLINE float largest(const struct part *part, unsigned query, float max)
+{
+    __m512 most = _mm512_set1_ps(max);
+
+    for (size_t c = 0; c < kv_summary_count(part->shape); c += LANES)
+        most = _mm512_max_ps(most, _mm512_loadu_ps(part->s[query] + c));
+    for (size_t row = 0; row < part->input->n_scored; row += LANES) {
+        uint8_t room[LANES];
+
+        most = _mm512_max_ps(most, scores_of(part, query, row, numbers_of(part, row, room)));
+    }
+    return max16(most);
+}
+
+INLINE void shrink(struct part *part, unsigned query, float by)
+{
+    float *sums = part->sums + query * KV_ESTIMATE_LANES;
+    float *output = part->outputs + query * part->shape->d_v;
+
+    for (size_t i = 0; i < KV_ESTIMATE_LANES; i++)
+        sums[i] *= by;
+    for (size_t i = 0; i < part->shape->d_v; i++)
+        output[i] *= by;
+}
+
+INLINE void sum_places(struct part *part, unsigned n)
+{
+    for (size_t c = 0; c < kv_summary_count(part->shape); c += QUERIES) {
+        __m128 of[QUERIES];
+
+        for (unsigned i = 0; i < QUERIES; i++) {
+            const __m256 two = _mm256_add_ps(_mm256_loadu_ps(part->places[c + i][0]),
+                                             _mm256_loadu_ps(part->places[c + i][2]));
+
+            of[i] = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
+        }
+        _MM_TRANSPOSE4_PS(of[0], of[1], of[2], of[3]);
+        for (unsigned query = 0; query < n; query++)
+            _mm_storeu_ps(part->weights[query] + c, of[query]);
+    }
+}
+
+INLINE void weigh(struct part *part, const void *group, unsigned n)
+{
+    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(part->shape));
+    const size_t n_summaries = kv_summary_count(part->shape);
+
+    for (unsigned query = 0; query < n; query++) {
+        float *weights = part->weights[query], *sums = part->sums + query * KV_ESTIMATE_LANES;
+        const __m512 max = _mm512_set1_ps(part->maxes[query]);
+        __m512 lanes = _mm512_setzero_ps(), top = _mm512_setzero_ps();
+
+        for (size_t c = 0; c < n_summaries; c += LANES) {
+            const __m512 e = exp16(_mm512_sub_ps(_mm512_loadu_ps(part->s[query] + c), max));
+            const __m512 w = _mm512_fmadd_ps(_mm512_cvtepi32_ps(counts_of(part, query, c)), e,
+                                             _mm512_loadu_ps(weights + c));
+            const __m512 x = _mm512_mul_ps(w, _mm512_loadu_ps(value_scales + c));
+
+            lanes = c == 0 ? w : _mm512_add_ps(lanes, w);
+            top = _mm512_max_ps(top, x);
+            _mm512_storeu_ps(weights + c, x);
+        }
+        _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), lanes));
+
+        const float most = max16(top);
+        const bool is_some = most > KV_ESTIMATE_LEAST;
+        const __m512 by = _mm512_set1_ps(is_some ? KV_ESTIMATE_WEIGHT_MOST / most : 0);
+
+        estimate_ahead_step(&part->ahead);
+        part->steps[query] = is_some ? most / KV_ESTIMATE_WEIGHT_MOST : 0;
+        for (size_t c = 0; c < n_summaries; c += LANES)
+            _mm256_storeu_si256((__m256i *)(void *)(part->rounded[query] + c),
+                                _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(
+                                    _mm512_mul_ps(_mm512_loadu_ps(weights + c), by))));
+    }
+}
+
+/* Adds weighted mean values: n_vectors vectors of elements, from i on.  n and n_vectors are
+ * constants at the calls. */
+INLINE void
+add_slice(struct part *part, const int8_t *values, size_t i, unsigned n_vectors, unsigned n)
+{
+    const size_t d_v = part->shape->d_v, stride = 2 * kv_summary_up(d_v);
+    __m512i sums[QUERIES][SLICE];
 
     for (unsigned query = 0; query < n; query++)
         for (unsigned v = 0; v < n_vectors; v++)
-            sums[query][v] = _mm512_setzero_ps();
-    values += i;
-    for (size_t c = 0; c < kv_summary_count(shape); c++, values += stride) {
-        __m512 elements[SLICE];
+            sums[query][v] = _mm512_setzero_si512();
+    values += 2 * i;
+    for (size_t c = 0; c < kv_summary_count(part->shape); c += 2, values += stride) {
+        __m512i elements[SLICE];
 
         for (unsigned v = 0; v < n_vectors; v++)
-            elements[v] = load_integers(values + v * LANES);
+            elements[v] = load_integers(values + v * 2 * LANES);
         for (unsigned query = 0; query < n; query++) {
-            const __m512 weight = _mm512_set1_ps(part->weights[query][c]);
+            const __m512i x = _mm512_set1_epi32(estimate_pair(part->rounded[query] + c));
 
             for (unsigned v = 0; v < n_vectors; v++)
-                sums[query][v] = _mm512_fmadd_ps(weight, elements[v], sums[query][v]);
+                sums[query][v] =
+                    _mm512_add_epi32(sums[query][v], _mm512_madd_epi16(elements[v], x));
         }
     }
+    for (unsigned v = 0; v < n_vectors; v++)
+        estimate_ahead_step(&part->ahead);
     for (unsigned query = 0; query < n; query++)
         for (unsigned v = 0; v < n_vectors; v++) {
-            float *output = outputs + query * d_v;
             const size_t from = i + v * LANES;
-            const __m512 shrink = _mm512_set1_ps(part->shrink[query]);
+            float *output = part->outputs + query * d_v;
 
-            _mm512_mask_storeu_ps(
-                output + from, first_lanes(d_v - from),
-                _mm512_fmadd_ps(load_step(output, from, d_v), shrink, sums[query][v]));
+            _mm512_mask_storeu_ps(output + from, first_lanes(d_v - from),
+                                  _mm512_fmadd_ps(_mm512_set1_ps(part->steps[query]),
+                                                  _mm512_cvtepi32_ps(sums[query][v]),
+                                                  load_step(output, from, d_v)));
         }
 }
 
-INLINE void add_values(struct part *part,
-                       const struct kv_summary_shape *shape,
-                       const int8_t *values,
-                       unsigned n,
-                       float *outputs)
+INLINE void add_values(struct part *part, const int8_t *values, unsigned n)
 {
-    const size_t end = kv_summary_up(shape->d_v);
+    const size_t end = kv_summary_up(part->shape->d_v);
     size_t i = 0;
 
-    for (; i + SLICE * LANES <= end; i += SLICE * LANES) {
-        add_slice(part, shape, values, i, SLICE, n, outputs);
-        estimate_ahead_step(&part->ahead);
-    }
+    for (; i + SLICE * LANES <= end; i += SLICE * LANES)
+        add_slice(part, values, i, SLICE, n);
     for (; i < end; i += LANES)
-        add_slice(part, shape, values, i, 1, n, outputs);
+        add_slice(part, values, i, 1, n);
 }
 
-INLINE void add_part(const struct kv_summary_shape *shape,
-                     const void *group,
-                     const struct kv_estimate_input *input,
-                     size_t first,
-                     unsigned n,
-                     float *state)
+static AVX512 float largest_of(const float *scores, size_t n)
 {
-    const float *key_scales = kv_summary_at(group, kv_summary_at_key_scales(shape));
-    const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(shape));
-    float *maxes = state + first, *sums = maxes + input->n_queries;
-    float *outputs = state + 2 * input->n_queries + first * shape->d_v;
-    struct kv_summary_head head;
-    struct part part;
+    __m512 most = _mm512_set1_ps(-__builtin_inff());
 
-    part.input = input;
-    part.first = first;
-    part.ahead = estimate_ahead_begin(
-        shape, input, first, kv_summary_count(shape) / TILE + shape->d_v / (SLICE * LANES));
-    memcpy(&head, group, sizeof(head));
-    for (unsigned query = 0; query < n; query++)
-        part.variance_correction[query] =
-            variance_correction_of(input->squares[first + query], input->scale, head.variance);
-    score(&part, shape, kv_summary_at(group, kv_summary_at_keys(shape)), n);
-    for (unsigned query = 0; query < n; query++) {
-        float *weights = part.weights[query];
-        const float sum =
-            weigh(&part, shape, key_scales, query, weights, maxes + query, &part.shrink[query]);
-
-        sums[query] = _mm_cvtss_f32(_mm_fmadd_ss(
-            _mm_set_ss(sums[query]), _mm_set_ss(part.shrink[query]), _mm_set_ss(sum)));
-        for (size_t c = 0; c < kv_summary_count(shape); c += LANES)
-            _mm512_storeu_ps(weights + c, _mm512_mul_ps(_mm512_loadu_ps(weights + c),
-                                                        _mm512_loadu_ps(value_scales + c)));
-    }
-    add_values(&part, shape, kv_summary_at(group, kv_summary_at_values(shape)), n, outputs);
+    /* The second operand is the result where the first is a NaN. */
+    for (; n >= LANES; n -= LANES, scores += LANES)
+        most = _mm512_max_ps(_mm512_loadu_ps(scores), most);
+    if (n > 0)
+        most = _mm512_max_ps(_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()),
+                                                first_lanes(n), load_step(scores, 0, n)),
+                             most);
+    return max16(most);
 }
 
 const struct kv_estimate_kernels kv_estimate_avx512 = {
     .name = "avx512",
     .supported = kv_has_avx512,
     .add = add,
+    .largest = largest_of,
 };
 
 #endif

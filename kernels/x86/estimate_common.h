@@ -1,6 +1,20 @@
 /* estimate_common.h - private to kernels/: blocks of queries, in estimate_avx2.c and
- * estimate_avx512.c.  The next group is prefetched while this one is computed, a few cache
- * lines with each step, so as not to fill the core's miss queue.
+ * estimate_avx512.c.
+ *
+ *   scores     of mean keys: lanes are summaries.  Two elements of each lie side by side, so a
+ *              sum grows by two products at once, and needs no reduction
+ *   rows       lanes are rows, then queries: the exps of a row, one for each query, are added to
+ *              its summary's place.  Each place has four sums, of which rows take turns: rows
+ *              that are next to each other are often of one summary, and an addition to memory
+ *              takes longer than a row's other work
+ *   weights    lanes are summaries
+ *   values     lanes are elements, of two summaries side by side
+ *
+ * The largest score so far rarely changes after a few groups.  So exps are computed with the old
+ * one, and again where a score is larger.
+ *
+ * The next group is prefetched while this one is computed, a few cache lines with each step, so
+ * as not to fill the core's miss queue.
  *
  * Included after avx2.h or avx512.h, which define TARGET and INLINE.
  *
@@ -10,16 +24,40 @@
 #define KV_KERNELS_X86_ESTIMATE_COMMON_H
 
 #include "kernels/estimate.h"
+#include "kernels/exp.h"
+#include "kernels/summary_common.h"
 
 #if defined(__x86_64__)
 
+#include <math.h>
+#include <string.h>
+
 enum {
-    QUERIES = 4, /* at once */
+    QUERIES = 4,         /* at once */
+    SUMS = 4,            /* of a place */
+    PAIRS_AHEAD = 8,     /* pairs of elements of keys with which lines are prefetched, */
+    ELEMENTS_AHEAD = 16, /* elements of values, */
+    ROWS_AHEAD = 16,     /* and rows */
 };
 
 struct estimate_ahead {
     const uint8_t *at;
     size_t n, n_each; /* cache lines left; cache lines of a step */
+};
+
+/* Up to four queries of an input; their number n is a constant at the calls. */
+struct part {
+    const struct kv_summary_shape *shape;
+    const struct kv_estimate_input *input;
+    size_t first; /* query */
+    struct estimate_ahead ahead;
+    float *maxes, *sums, *outputs;              /* of these queries: (n), (n, 16), (n, d_v) */
+    bool is_exceeded;                           /* a maximum is less than a score */
+    float s[QUERIES][KV_SUMMARIES_MAX];         /* scores of mean keys */
+    float weights[QUERIES][KV_SUMMARIES_MAX];   /* of rows, then of rows and mean keys */
+    int16_t rounded[QUERIES][KV_SUMMARIES_MAX]; /* weighted scales of mean values, and */
+    float steps[QUERIES];                       /* their unit */
+    float places[KV_SUMMARY_NONE + 1][SUMS][QUERIES]; /* sums of rows' exps */
 };
 
 /* Returns the cursor for the queries from `first` on: the first block prefetches all of the
@@ -48,14 +86,87 @@ estimate_ahead_step(struct estimate_ahead *ahead)
         __builtin_prefetch(ahead->at);
 }
 
-/* Defined by each instruction set: adds a group for n <= QUERIES queries, from `first` on; n is
- * a constant at the calls. */
+/* Two integers that lie side by side, as one. */
+static inline int32_t estimate_pair(const int16_t *at)
+{
+    int32_t pair;
+
+    memcpy(&pair, at, sizeof(pair));
+    return pair;
+}
+
+/* Defined by each instruction set; n is the part's number of queries. */
+
+/* Computes s; sets is_exceeded if a score exceeds its maximum. */
+INLINE void score(struct part *part, const void *group, unsigned n);
+/* Sets places of summaries, and that of rows that do not count, to 0. */
+INLINE void clear_places(struct part *part);
+/* Adds exps of rows to places; sets is_exceeded if a score exceeds its maximum. */
+INLINE void add_rows(struct part *part, unsigned n);
+/* Returns the largest of a query's scores of mean keys and of rows, at least `most`. */
+INLINE float largest(const struct part *part, unsigned query, float most);
+/* Multiplies a query's sums and output. */
+INLINE void shrink(struct part *part, unsigned query, float by);
+/* Sets weights to the sums of places. */
+INLINE void sum_places(struct part *part, unsigned n);
+/* Adds weights of mean keys to weights, these to sums, and rounds them for values. */
+INLINE void weigh(struct part *part, const void *group, unsigned n);
+/* Adds weighted mean values to outputs. */
+INLINE void add_values(struct part *part, const int8_t *values, unsigned n);
+
+INLINE void raise(struct part *part, unsigned n)
+{
+    for (unsigned query = 0; query < n; query++) {
+        const float max = part->maxes[query], most = largest(part, query, max) + 0.0f;
+
+        if (most > max) {
+            part->maxes[query] = most;
+            shrink(part, query, kv_exp(max - most));
+        }
+    }
+}
+
 INLINE void add_part(const struct kv_summary_shape *shape,
                      const void *group,
                      const struct kv_estimate_input *input,
                      size_t first,
                      unsigned n,
-                     float *state);
+                     float *state)
+{
+    const size_t n_queries = input->queries.n;
+    struct part part;
+
+    part.shape = shape;
+    part.input = input;
+    part.first = first;
+    part.ahead = estimate_ahead_begin(
+        shape, input, first,
+        kv_summary_count(shape) / 16 * kv_summary_up(shape->d_k) / 2 / PAIRS_AHEAD +
+            input->n_scored / ROWS_AHEAD + n + kv_summary_up(shape->d_v) / ELEMENTS_AHEAD);
+    part.maxes = state + first;
+    part.sums = state + n_queries + first * KV_ESTIMATE_LANES;
+    part.outputs = state + n_queries * (1 + KV_ESTIMATE_LANES) + first * shape->d_v;
+    part.is_exceeded = false;
+    score(&part, group, n);
+    if (input->n_scored > 0) {
+        clear_places(&part);
+        add_rows(&part, n);
+    }
+    if (part.is_exceeded) {
+        raise(&part, n);
+        if (input->n_scored > 0) {
+            clear_places(&part);
+            add_rows(&part, n);
+        }
+    }
+    if (input->n_scored > 0)
+        sum_places(&part, n);
+    else
+        for (unsigned query = 0; query < n; query++)
+            memset(part.weights[query], 0, kv_summary_count(shape) * sizeof(float));
+    weigh(&part, group, n);
+    add_values(&part, kv_summary_at(group, kv_summary_at_values(shape)), n);
+}
 
 TARGET static void add(const struct kv_summary_shape *shape,
                        const void *group,
@@ -64,9 +175,9 @@ TARGET static void add(const struct kv_summary_shape *shape,
 {
     size_t query = 0;
 
-    for (; query + QUERIES <= input->n_queries; query += QUERIES)
+    for (; query + QUERIES <= input->queries.n; query += QUERIES)
         add_part(shape, group, input, query, QUERIES, state);
-    switch (input->n_queries - query) {
+    switch (input->queries.n - query) {
     case 3:
         add_part(shape, group, input, query, 3, state);
         break;

@@ -22,7 +22,9 @@ struct summary_load {
     void *scratch;
     uint8_t *group;
     uint32_t taken[TAKEN_MAX];
-    float *queries, *squares, *state, *output, *lse;
+    float *queries, *squares, *steps, *state, *output, *lse;
+    int16_t *elements;
+    uint8_t *marks;
 };
 
 static void build(const struct summary_load *load, const uint8_t *rows, void *ret_group)
@@ -51,24 +53,21 @@ static void estimate_turn(void *arg, size_t i)
     const uint8_t *groups = load->kernels->to + i % n_turns * GROUPS * load->group_bytes;
     const size_t n_queries = load->model->n_queries;
     uint16_t counts[KV_SUMMARIES_MAX];
-    uint32_t places[1];
     uint8_t numbers[1];
     struct kv_estimate_input question = {
-        .queries = load->queries,
-        .squares = load->squares,
-        .n_queries = n_queries,
+        .queries = kv_estimate_prepare(load->shape.d_k, load->queries, n_queries,
+                                       load->elements, load->steps, load->squares),
         .scale = 1 / sqrtf((float)load->model->d),
         .counts = counts,
     };
 
-    kv_estimate_begin(&load->shape, n_queries, load->state);
-    kv_estimate_squares(load->shape.d_k, load->queries, n_queries, load->squares);
+    kv_estimate_begin(&load->shape, n_queries, question.scale, NULL, 0, 0, load->state);
     for (size_t j = 0; j < GROUPS; j++) {
         const uint8_t *group = groups + j * load->group_bytes;
 
         /* The lists of all groups are the same ones. */
         kv_estimate_count(&load->shape, group, 0, 0, load->shape.rows, load->taken,
-                          load->shape.rows / 10, NULL, 0, counts, places, numbers);
+                          load->shape.rows / 10, NULL, 0, load->marks, counts, numbers);
         question.next = j + 1 < GROUPS ? group + load->group_bytes : NULL;
         kv_estimate_add(&load->shape, group, &question, load->state);
     }
@@ -146,6 +145,10 @@ static bool measure_shape(struct kernels *kernels,
     load.group = kernels_alloc(load.group_bytes, 1);
     load.queries = kernels_alloc(n, sizeof(float));
     load.squares = kernels_alloc(model->n_queries, sizeof(float));
+    load.steps = kernels_alloc(model->n_queries, sizeof(float));
+    load.elements =
+        kernels_alloc(model->n_queries * kv_summary_up(model->d), sizeof(*load.elements));
+    load.marks = kernels_alloc(KV_SUMMARY_ROWS_MAX, 1);
     load.output = kernels_alloc(n, sizeof(float));
     load.lse = kernels_alloc(model->n_queries, sizeof(float));
     load.state =
@@ -153,7 +156,8 @@ static bool measure_shape(struct kernels *kernels,
     for (uint32_t i = 0; i < rows / 10; i++)
         load.taken[i] = i * 10;
     is_good = load.scratch != NULL && load.group != NULL && load.queries != NULL &&
-              load.squares != NULL && load.output != NULL && load.lse != NULL &&
+              load.squares != NULL && load.steps != NULL && load.elements != NULL &&
+              load.marks != NULL && load.output != NULL && load.lse != NULL &&
               load.state != NULL;
     if (is_good) {
         kernels_fill_normal(load.queries, n, 17);
@@ -163,6 +167,9 @@ static bool measure_shape(struct kernels *kernels,
     free(load.group);
     free(load.queries);
     free(load.squares);
+    free(load.steps);
+    free(load.elements);
+    free(load.marks);
     free(load.output);
     free(load.lse);
     free(load.state);

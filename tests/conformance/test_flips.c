@@ -772,8 +772,8 @@ static uint32_t add_summaries(unsigned chapter, const float *vector, struct sum 
         float values[D];
 
         for (unsigned i = 0; i < D; i++) {
-            score += (double)vector[i] * keys[s * D + i];
-            values[i] = value_scales[s] * means[s * D + i];
+            score += (double)vector[i] * keys[kv_summary_key_element(&shape, s, i)];
+            values[i] = value_scales[s] * means[kv_summary_value_element(&shape, s, i)];
         }
         weight = 0;
         for (uint32_t row = 0; row < CHAPTER; row++) {

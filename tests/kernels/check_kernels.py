@@ -290,12 +290,16 @@ def check_rest(case, get, tiers):
 
     counts = take("<u2", n_summaries)
     scales = take("<f4", 2, n_summaries).astype(np.float64)
-    keys = take("i1", n_summaries, -(-d_k // 16) * 16)
-    values = take("i1", n_summaries, -(-d_v // 16) * 16)
+    up_k, up_v = -(-d_k // 16) * 16, -(-d_v // 16) * 16
+    keys = take("i1", n_summaries // 16, up_k // 2, 16, 2)
+    keys = keys.transpose(0, 2, 1, 3).reshape(n_summaries, up_k)
+    values = take("i1", n_summaries // 2, up_v, 2)
+    values = values.transpose(0, 2, 1).reshape(n_summaries, up_v)
     numbers = take("u1", rows_of_group)
     expect(f"{case}: bytes", at == len(group))
     expect(f"{case}: padding", np.all(keys[:, d_k:] == 0) and np.all(values[:, d_v:] == 0)
            and np.all(numbers[n:] == 255))
+    integers = values[:, :d_v].astype(np.float64)
     keys, values = keys[:, :d_k] * scales[0][:, None], values[:, :d_v] * scales[1][:, None]
     numbers = numbers[:n]
     expect(f"{case}: counts", np.bincount(numbers, minlength=n_summaries) == counts)
@@ -320,6 +324,8 @@ def check_rest(case, get, tiers):
     near(f"{case}.variance", stored, variance, 1e-4 * variance)
 
     scale = 0.25
+    step = np.abs(queries).max(axis=1, keepdims=True) / 16383
+    rounded = np.rint(queries / step) * step
     corr = np.minimum(1, 0.15 * (scale**2) * (queries**2).sum(axis=1) * float(stored[0]))
     for part in range(2):
         token = np.arange(n)
@@ -327,17 +333,21 @@ def check_rest(case, get, tiers):
         over = np.zeros(n, bool) if part == 0 else (token % 5 != 0) & (token % 3 == 0)
         expect(f"{case}.counts{part}", get(f"counts{part}")
                == np.bincount(numbers[left], minlength=n_summaries))
-        expect(f"{case}.places{part}", np.array_equal(get(f"places{part}"),
-                                                      np.flatnonzero(over) // 3))
+        expect(f"{case}.numbers{part}", np.array_equal(
+            get(f"numbers{part}"), np.where(over, numbers, 255)[token % 3 == 0] if part else []))
         of_rows = np.exp(scale * queries @ rows[over, :d_k].T)
-        weights = get(f"counts{part}") * np.exp(scale * queries @ keys.T + corr[:, None])
+        weights = get(f"counts{part}") * np.exp(scale * rounded @ keys.T + corr[:, None])
         for c in range(n_summaries):
             weights[:, c] += of_rows[:, numbers[over] == c].sum(axis=1)
         total = weights.sum(axis=1)
+        # Half a step of the rounded weights, of all integers of an element.
+        steps = (weights * scales[1]).max(axis=1, keepdims=True) / 32767
+        rounding = steps / 2 * np.abs(integers).sum(axis=0)
         for tier in tiers(f"output{part}"):
             near(f"{case}.lse{part}.{tier}", get(f"lse{part}.{tier}"), np.log(total), 2e-5)
             near(f"{case}.output{part}.{tier}", get(f"output{part}.{tier}"),
-                 weights @ values / total[:, None], 5e-5 * np.abs(values).max())
+                 weights @ values / total[:, None],
+                 5e-5 * np.abs(values).max() + rounding / total[:, None])
 
 
 def check_bytes(case, get, tiers):

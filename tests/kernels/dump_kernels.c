@@ -473,15 +473,18 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
     const size_t n_state = kv_estimate_floats(shape, n_queries);
     float *points = some_floats(40 * d), *rows = some_floats(n * d);
     float *queries = some_floats(n_queries * shape->d_k), *scores = get(n_queries * n, 4);
-    float *squares = get(n_queries, 4);
+    float *squares = get(n_queries, 4), *steps = get(n_queries, 4);
+    int16_t *elements = get(n_queries * kv_summary_up(shape->d_k), 2);
+    struct kv_estimate_queries prepared;
     uint16_t *halves = get(n * d, 2), counts[KV_SUMMARIES_MAX];
-    uint32_t *taken = get(n, 4), *scored = get(n, 4), *places = get(n, 4), first, n_next;
+    uint32_t *taken = get(n, 4), *scored = get(n, 4), first, n_next;
     uint8_t *group = get(kv_summary_bytes(shape), 1), *numbers = get(n, 1);
+    uint8_t *marks = get(KV_SUMMARY_ROWS_MAX, 1);
     void *scratch = get(kv_summary_scratch_bytes(shape), 1);
     const void *stored = shape->type == KV_KEY_FP32 ? (const void *)rows : halves;
     const uint64_t parameters[] = {shape->d_k, shape->d_v, shape->bits, shape->rows, index};
     const struct kv_estimate_kernels *kernels;
-    size_t n_taken = 0, n_scored = 0, n_over;
+    size_t n_taken = 0, n_scored = 0;
     struct kv_summary_build build;
 
     for (size_t i = 0; i < n * d; i++) {
@@ -507,39 +510,41 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
             scored[n_scored++] = row;
     }
     put("<f4", shape_of(n, d, 0), rows, n * d, 4, "rest%u.rows", index);
-    kv_estimate_squares(shape->d_k, queries, n_queries, squares);
+    prepared = kv_estimate_prepare(shape->d_k, queries, n_queries, elements, steps, squares);
+    memset(marks, 0, KV_SUMMARY_ROWS_MAX);
     put("<f4", shape_of(n_queries, shape->d_k, 0), queries, n_queries * shape->d_k, 4,
         "rest%u.queries", index);
     put("<u8", "5", parameters, 5, 8, "rest%u.shape", index);
     put("<u1", shape_of(kv_summary_bytes(shape), 0, 0), group, kv_summary_bytes(shape), 1,
         "rest%u.group", index);
     for (unsigned part = 0; part < 2; part++) {
-        n_over = kv_estimate_count(shape, group, 0, 0, (uint32_t)n, taken, part * n_taken,
-                                   scored, part * n_scored, counts, places, numbers);
+        const struct kv_estimate_counted counted =
+            kv_estimate_count(shape, group, 0, 0, (uint32_t)n, taken, part * n_taken, scored,
+                              part * n_scored, marks, counts, numbers);
         for (size_t query = 0; query < n_queries; query++)
-            for (size_t i = 0; i < n_over; i++)
-                kv_exact_scores_score(KV_KEY_FP32, rows + scored[places[i]] * d, 0, 1,
-                                      shape->d_k, queries + query * shape->d_k, 1,
-                                      scores + query * n_over + i, 1);
+            for (size_t i = 0; i < counted.n_scored; i++)
+                kv_exact_scores_score(KV_KEY_FP32, rows + scored[i] * d, 0, 1, shape->d_k,
+                                      queries + query * shape->d_k, 1,
+                                      scores + query * counted.n_scored + i, 1);
         put("<u2", shape_of(n_summaries, 0, 0), counts, n_summaries, 2, "rest%u.counts%u",
             index, part);
-        put("<u4", shape_of(n_over, 0, 0), places, n_over, 4, "rest%u.places%u", index, part);
+        put("<u1", shape_of(counted.n_scored, 0, 0), numbers, counted.n_scored, 1,
+            "rest%u.numbers%u", index, part);
         for (unsigned i = 0; (kernels = kv_estimate_kernels_at(i)) != NULL; i++) {
             const struct kv_estimate_input input = {
-                .queries = queries,
-                .squares = squares,
-                .n_queries = n_queries,
+                .queries = prepared,
                 .scale = 0.25f,
                 .counts = counts,
                 .numbers = numbers,
                 .scores = scores,
-                .n_scored = n_over,
-                .scores_stride = n_over,
+                .n_scored = counted.n_scored,
+                .scores_stride = counted.n_scored,
             };
             float *state = get(n_state, 4), *output = get(n_queries * shape->d_v, 4);
             float *lse = get(n_queries, 4);
 
-            kv_estimate_begin(shape, n_queries, state);
+            kv_estimate_begin(shape, n_queries, input.scale, scores, counted.n_scored,
+                              counted.n_scored, state);
             kernels->add(shape, group, &input, state);
             kv_estimate_end(shape, n_queries, state, output, lse);
             put("<f4", shape_of(n_queries, shape->d_v, 0), output, n_queries * shape->d_v, 4,
@@ -555,11 +560,13 @@ dump_rest(unsigned index, const struct kv_summary_shape *shape, size_t n, size_t
     free(rows);
     free(queries);
     free(squares);
+    free(steps);
+    free(elements);
+    free(marks);
     free(scores);
     free(halves);
     free(taken);
     free(scored);
-    free(places);
     free(group);
     free(numbers);
     free(scratch);

@@ -472,6 +472,9 @@ TWO(min_epu8, si, i8, __mmask64)
 TWO(max_epu8, si, i8, __mmask64)
 TWO(add_epi32, si, i32, __mmask16)
 TWO(add_epi64, si, i64, __mmask8)
+TWO(madd_epi16, si, i32, __mmask16)
+TWO(unpacklo_ps, ps, f32, __mmask16)
+TWO(unpackhi_ps, ps, f32, __mmask16)
 TWO(sub_epi32, si, i32, __mmask16)
 TWO(sub_epi64, si, i64, __mmask8)
 TWO(shuffle_epi8, si, i8, __mmask64)
@@ -666,6 +669,17 @@ PLAIN __m128i plain_mm512_cvtepi32_epi8(union plain512 a)
     return r;
 }
 
+PLAIN __m256i plain_mm512_cvtepi32_epi16(union plain512 a)
+{
+    int16_t halves[16];
+    __m256i r;
+
+    for (unsigned i = 0; i < 16; i++)
+        halves[i] = (int16_t)a.i32[i];
+    memcpy(&r, halves, sizeof(r));
+    return r;
+}
+
 PLAIN union plain512 plain_mm512_cvtps_pd(__m256 a)
 {
     const union plain512 r = {.pd = {_mm256_cvtps_pd(_mm256_castps256_ps128(a)),
@@ -686,6 +700,7 @@ WIDEN(cvtepu8_epi32, __m128i, uint8_t, i32, __mmask16)
 WIDEN(cvtepi8_epi32, __m128i, int8_t, i32, __mmask16)
 WIDEN(cvtepu16_epi32, __m256i, uint16_t, i32, __mmask16)
 WIDEN(cvtepu8_epi16, __m256i, uint8_t, i16, __mmask32)
+WIDEN(cvtepi8_epi16, __m256i, int8_t, i16, __mmask32)
 WIDEN(cvtepu32_epi64, __m256i, uint32_t, i64, __mmask8)
 
 /* ---- VNNI -------------------------------------------------------------------------------- */
@@ -799,6 +814,9 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_mask_cmpge_epu8_mask   plain_mm512_mask_cmpge_epu8_mask
 #define _mm512_mask_cmpgt_epu8_mask   plain_mm512_mask_cmpgt_epu8_mask
 #define _mm512_mask_cmpeq_epi8_mask   plain_mm512_mask_cmpeq_epi8_mask
+#define _mm512_cmpge_epu16_mask       plain_mm512_cmpge_epu16_mask
+#define _mm512_mask_cmpge_epu16_mask  plain_mm512_mask_cmpge_epu16_mask
+#define _mm512_cmpeq_epi32_mask       plain_mm512_cmpeq_epi32_mask
 #define _mm512_mask_cmpeq_epi32_mask  plain_mm512_mask_cmpeq_epi32_mask
 #define _mm512_mask_cmpneq_epi32_mask plain_mm512_mask_cmpneq_epi32_mask
 #define _mm512_mask_cmple_epu32_mask  plain_mm512_mask_cmple_epu32_mask
@@ -828,6 +846,11 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_maskz_cvttps_epi32     plain_mm512_maskz_cvttps_epi32
 #define _mm512_cvtepi32_epi8          plain_mm512_cvtepi32_epi8
 #define _mm512_cvtps_pd               plain_mm512_cvtps_pd
+#define _mm512_cvtepi32_epi16         plain_mm512_cvtepi32_epi16
+#define _mm512_cvtepi8_epi16          plain_mm512_cvtepi8_epi16
+#define _mm512_madd_epi16             plain_mm512_madd_epi16
+#define _mm512_unpacklo_ps            plain_mm512_unpacklo_ps
+#define _mm512_unpackhi_ps            plain_mm512_unpackhi_ps
 #define _mm512_cvtepu8_epi32          plain_mm512_cvtepu8_epi32
 #define _mm512_cvtepi8_epi32          plain_mm512_cvtepi8_epi32
 #define _mm512_cvtepu16_epi32         plain_mm512_cvtepu16_epi32

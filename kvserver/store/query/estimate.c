@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 static_assert((int)KV_SUMMARY_ROWS_LEAST % (int)KV_BLOCK_TOKENS == 0 &&
                   (int)KV_SUMMARY_ROWS_MAX % (int)KV_BLOCK_TOKENS == 0,
@@ -32,8 +33,12 @@ void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate
     estimate->bad = estimate->lost = UINT32_MAX;
     kvs_attention_begin(&estimate->attention, shape, input->score->unit, input->score->queries,
                         input->each);
-    kv_estimate_begin(&estimate->shape, shape->n_queries, estimate->state);
-    kv_estimate_squares(shape->d_k, input->score->queries, shape->n_queries, estimate->squares);
+    kv_estimate_begin(&estimate->shape, shape->n_queries, shape->scale, input->scores,
+                      input->n_scored, input->n_scored, estimate->state);
+    estimate->queries =
+        kv_estimate_prepare(shape->d_k, input->score->queries, shape->n_queries,
+                            estimate->elements, estimate->steps, estimate->squares);
+    memset(estimate->marks, 0, sizeof(estimate->marks));
 }
 
 /* Returns how many of the next tokens, which ascend, are before `end`. */
@@ -135,64 +140,58 @@ static const uint8_t *group_behind(const struct kvs_estimate *estimate,
     return group_of(estimate, books, end / KV_BLOCK_TOKENS, &next_begin, &next_end);
 }
 
-/* Gathers the scores of rows that were scored but not selected. */
-static void gather_scores(struct kvs_estimate *estimate, uint32_t first_scored, uint32_t n)
+/* Copies the scores of the group's rows that were scored, but for each query vector those of the
+ * rows that it selected itself. */
+static void copy_scores(struct kvs_estimate *estimate, uint32_t n, uint32_t n_selected)
 {
     const struct kvs_estimate_input *input = &estimate->input;
-    const uint32_t *places = estimate->places;
+    const uint32_t *scored = input->scored + estimate->at_scored;
+    const uint32_t *selected = input->selected + estimate->at_selected;
+    const uint32_t *query_mask = input->query_mask + estimate->at_selected;
 
-    for (uint32_t q = 0; q < input->shape.n_queries; q++) {
-        const float *from = input->scores + (size_t)q * input->n_scored + first_scored;
-        float *to = estimate->scores + (size_t)q * n;
-
-        for (uint32_t i = 0; i < n; i++)
-            to[i] = from[places[i]];
-    }
-}
-
-/* Excludes, for each query vector, the rows that it selected itself. */
-static void leave_out_own(struct kvs_estimate *estimate,
-                          uint32_t first_scored,
-                          uint32_t n,
-                          const uint32_t *selected,
-                          const uint32_t *query_mask,
-                          uint32_t n_selected)
-{
-    const struct kvs_estimate_input *input = &estimate->input;
-
-    for (uint32_t i = 0, at = 0; i < n; i++) {
-        const uint32_t token = input->scored[first_scored + estimate->places[i]];
-
-        while (at < n_selected && selected[at] < token)
-            at++;
-        for (uint32_t q = 0; at < n_selected && q < input->shape.n_queries; q++)
-            if (selected[at] == token && query_mask[at] >> q & 1)
+    for (uint32_t q = 0; q < input->shape.n_queries; q++)
+        memcpy(estimate->scores + (size_t)q * n,
+               input->scores + (size_t)q * input->n_scored + estimate->at_scored,
+               n * sizeof(float));
+    for (uint32_t i = 0, at = 0; at < n_selected && i < n; i++) {
+        if (selected[at] != scored[i])
+            continue;
+        for (uint32_t q = 0; q < input->shape.n_queries; q++)
+            if (query_mask[at] >> q & 1)
                 estimate->scores[(size_t)q * n + i] = -INFINITY;
+        at++;
     }
 }
 
 /* Lists the group's rows that all query vectors of `mask` selected. */
-static uint32_t selected_by(struct kvs_estimate *estimate,
-                            const uint32_t *selected,
-                            const uint32_t *query_mask,
-                            uint32_t n_selected,
-                            uint32_t mask)
+static uint32_t selected_by(struct kvs_estimate *estimate, uint32_t n_selected, uint32_t mask)
 {
+    const struct kvs_estimate_input *input = &estimate->input;
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < n_selected; i++)
-        if ((query_mask[i] & mask) == mask)
-            estimate->own[n++] = selected[i];
+    for (uint32_t i = estimate->at_selected; i < estimate->at_selected + n_selected; i++)
+        if ((input->query_mask[i] & mask) == mask)
+            estimate->own[n++] = input->selected[i];
     return n;
 }
 
-static uint32_t sum_of(const uint16_t *counts, size_t n)
+/* Counts rows for each query vector by itself: what it has not selected counts for it. */
+static void count_each(struct kvs_estimate *estimate,
+                       const uint8_t *group,
+                       uint32_t first,
+                       uint32_t end,
+                       uint32_t n_selected)
 {
-    uint32_t sum = 0;
+    const struct kvs_estimate_input *input = &estimate->input;
+    const size_t n_summaries = kv_summary_count(&estimate->shape);
 
-    for (size_t i = 0; i < n; i++)
-        sum += counts[i];
-    return sum;
+    for (uint32_t q = 0; q < input->shape.n_queries; q++) {
+        const uint32_t n_own = selected_by(estimate, n_selected, 1u << q);
+
+        kv_estimate_count(&estimate->shape, group, first, estimate->token, end, estimate->own,
+                          n_own, NULL, 0, estimate->marks, estimate->counts + q * n_summaries,
+                          estimate->numbers);
+    }
 }
 
 /* Adds the eligible rows of a group, up to `end`, by its summaries. */
@@ -204,52 +203,41 @@ static void add_group(struct kvs_estimate *estimate,
 {
     const struct kvs_estimate_input *input = &estimate->input;
     const struct kv_summary_shape *shape = &estimate->shape;
-    const uint32_t n_queries = input->shape.n_queries;
     const uint32_t *selected = input->selected + estimate->at_selected;
-    const uint32_t *query_mask = input->query_mask + estimate->at_selected;
-    const uint32_t *scored = input->scored + estimate->at_scored;
-    const uint32_t n_selected =
-        n_before(selected, input->n_selected - estimate->at_selected, end);
-    const uint32_t n_scored = n_before(scored, input->n_scored - estimate->at_scored, end);
-    const size_t n_summaries = kv_summary_count(shape);
-    const uint32_t all = UINT32_MAX >> (32 - n_queries);
-    const uint32_t *candidates = selected;
-    uint32_t n_candidates = n_selected;
-    const bool counts_differ = input->each && n_scored == 0 && n_selected > 0;
+    uint32_t n_selected = input->n_selected - estimate->at_selected, n_taken = n_selected;
     struct kv_estimate_input asked = {
-        .queries = input->score->queries,
-        .squares = estimate->squares,
-        .n_queries = n_queries,
+        .queries = estimate->queries,
         .scale = input->shape.scale,
         .counts = estimate->counts,
         .numbers = estimate->numbers,
-        .scores = estimate->scores,
+        .scores = input->scores + estimate->at_scored,
+        .scores_stride = input->n_scored,
         .next = next,
     };
 
     if (input->each) { /* rows that a query vector has not selected count for it */
-        candidates = estimate->own;
-        n_candidates = selected_by(estimate, selected, query_mask, n_selected, all);
+        n_selected = n_before(selected, n_selected, end);
+        n_taken = selected_by(estimate, n_selected, UINT32_MAX >> (32 - asked.queries.n));
+        selected = estimate->own;
     }
-    asked.n_scored = asked.scores_stride = kv_estimate_count(
-        shape, group, first, estimate->token, end, candidates, n_candidates, scored, n_scored,
-        estimate->counts, estimate->places, estimate->numbers);
-    estimate->n_estimated += sum_of(estimate->counts, n_summaries) + (uint32_t)asked.n_scored;
-    gather_scores(estimate, estimate->at_scored, (uint32_t)asked.n_scored);
-    if (input->each)
-        leave_out_own(estimate, estimate->at_scored, (uint32_t)asked.n_scored, selected,
-                      query_mask, n_selected);
-    for (uint32_t q = 0; counts_differ && q < n_queries; q++) {
-        n_candidates = selected_by(estimate, selected, query_mask, n_selected, 1u << q);
-        kv_estimate_count(shape, group, first, estimate->token, end, estimate->own,
-                          n_candidates, NULL, 0, estimate->counts + q * n_summaries,
-                          estimate->places, estimate->numbers);
+    const struct kv_estimate_counted counted = kv_estimate_count(
+        shape, group, first, estimate->token, end, selected, n_taken,
+        input->scored + estimate->at_scored, input->n_scored - estimate->at_scored,
+        estimate->marks, estimate->counts, estimate->numbers);
+    asked.n_scored = counted.n_scored;
+    if (input->each && counted.n_scored > 0) {
+        copy_scores(estimate, (uint32_t)counted.n_scored, n_selected);
+        asked.scores = estimate->scores;
+        asked.scores_stride = counted.n_scored;
+    } else if (input->each && n_selected > 0) {
+        count_each(estimate, group, first, end, n_selected);
+        asked.counts_stride = kv_summary_count(shape);
     }
-    asked.counts_stride = counts_differ ? n_summaries : 0;
     kv_estimate_add(shape, group, &asked, estimate->state);
     estimate->summaries_bytes += kv_summary_bytes(shape);
-    estimate->at_selected += n_selected;
-    estimate->at_scored += n_scored;
+    estimate->n_estimated += (uint32_t)counted.n_rows;
+    estimate->at_selected += input->each ? n_selected : (uint32_t)counted.n_selected;
+    estimate->at_scored += (uint32_t)counted.n_scored;
     estimate->token = end;
 }
 

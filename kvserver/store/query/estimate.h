@@ -53,14 +53,19 @@ struct kvs_estimate {
     uint32_t bad;             /* a token whose row is bad, or UINT32_MAX */
     uint32_t lost; /* first block of a chapter whose summaries were bad, or UINT32_MAX */
 
-    float state[KV_QUERIES_MAX * (2 + KV_SUMMARY_D_MAX)]; /* of the summaries */
-    float squares[KV_QUERIES_MAX];                        /* of the query vectors */
+    /* Of the query vectors. */
+    struct kv_estimate_queries queries;
+    int16_t elements[KV_QUERIES_MAX * KV_SUMMARY_D_MAX];
+    float steps[KV_QUERIES_MAX], squares[KV_QUERIES_MAX];
+
+    float state[KV_QUERIES_MAX * (1 + KV_ESTIMATE_LANES + KV_SUMMARY_D_MAX)]; /* of summaries */
 
     /* For one group. */
     uint16_t counts[KV_QUERIES_MAX * KV_SUMMARIES_MAX];
-    uint32_t places[KV_SUMMARY_ROWS_MAX], own[KV_SUMMARY_ROWS_MAX];
-    uint8_t numbers[KV_SUMMARY_ROWS_MAX];
-    float scores[KV_QUERIES_MAX * KV_SUMMARY_ROWS_MAX];
+    uint32_t own[KV_SUMMARY_ROWS_MAX]; /* `each`: what several query vectors selected */
+    uint8_t numbers[KV_SUMMARY_ROWS_MAX], marks[KV_SUMMARY_ROWS_MAX];
+    float
+        scores[KV_QUERIES_MAX * KV_SUMMARY_ROWS_MAX]; /* `each`: without each one's own rows */
 
     /* From summaries, and from attended rows; merged in the end. */
     float outputs[2][KV_QUERIES_MAX * KV_SUMMARY_D_MAX], lses[2][KV_QUERIES_MAX];

@@ -116,7 +116,7 @@ key_of(const struct kv_summary_shape *shape, const void *group, size_t c, size_t
 
     memcpy(&scale, at + kv_summary_at_key_scales(shape) + 4 * c, 4);
     return (double)scale *
-           (int8_t)at[kv_summary_at_keys(shape) + c * kv_summary_up(shape->d_k) + i];
+           (int8_t)at[kv_summary_at_keys(shape) + kv_summary_key_element(shape, c, i)];
 }
 
 static double
@@ -127,7 +127,7 @@ value_of(const struct kv_summary_shape *shape, const void *group, size_t c, size
 
     memcpy(&scale, at + kv_summary_at_value_scales(shape) + 4 * c, 4);
     return (double)scale *
-           (int8_t)at[kv_summary_at_values(shape) + c * kv_summary_up(shape->d_v) + i];
+           (int8_t)at[kv_summary_at_values(shape) + kv_summary_value_element(shape, c, i)];
 }
 
 static struct kv_summary_head head_of(const void *group)
@@ -229,29 +229,41 @@ static void check_add(int round,
     const size_t stride = n_scored + below(4);
     const bool shared = below(2) == 0;
     const size_t n_state = kv_estimate_floats(&shape, n_queries);
-    void *bases[8];
+    void *bases[9];
     float *queries = some_floats(n_queries * shape.d_k, &bases[0]);
+    int16_t *elements =
+        floats_exact(&dice, n_queries * kv_summary_up(shape.d_k) * 2, 2, &bases[8]);
     float *scores = some_floats(n_queries * stride, &bases[1]);
     uint8_t *numbers = floats_exact(&dice, n_scored, 1, &bases[2]);
     uint16_t *counts =
         floats_exact(&dice, (shared ? 1 : n_queries) * n_summaries * 2, 2, &bases[3]);
     float *expected = some_floats(n_state, &bases[4]), *state = some_floats(n_state, &bases[5]);
-    float *squares = some_floats(n_queries, &bases[7]);
+    float *squares = some_floats(n_queries, &bases[7]), steps[QUERIES_MAX];
 
     floats_fill(&dice, kind, queries, n_queries * shape.d_k);
-    kv_estimate_squares(shape.d_k, queries, n_queries, squares);
+    const struct kv_estimate_queries prepared =
+        kv_estimate_prepare(shape.d_k, queries, n_queries, elements, steps, squares);
     floats_fill(&dice, kind, scores, n_queries * stride);
     for (size_t i = 0; i < n_scored; i++)
-        numbers[i] = (uint8_t)below((uint32_t)n_summaries);
+        numbers[i] = below(5) == 0 ? KV_SUMMARY_NONE : (uint8_t)below((uint32_t)n_summaries);
     for (size_t i = 0; i < (shared ? 1 : n_queries) * n_summaries; i++)
         counts[i] = (uint16_t)(below(4) == 0 ? 0 : below(shape.rows + 1));
-    kv_estimate_begin(&shape, n_queries, expected);
-    kv_estimate_begin(&shape, n_queries, state);
+    /* Of some of the rows, so that others exceed their largest. */
+    const size_t n_known = below(2) == 0 ? 0 : below((uint32_t)n_scored + 1);
+    kv_estimate_begin(&shape, n_queries, 0.125f, scores, n_known, stride, expected);
+    kv_estimate_begin(&shape, n_queries, 0.125f, scores, n_known, stride, state);
+    for (size_t query = 0; query < n_queries; query++) {
+        const float *of_query = scores + query * stride;
+        const float most = plain->largest(of_query, n_known);
+        const float of_other = kernels->largest(of_query, n_known);
+
+        EXPECT(floats_all_same(&of_other, &most, 1) || (most == 0 && of_other == 0));
+        for (size_t i = 0; i < n_known; i++)
+            EXPECT(!(of_query[i] > most));
+    }
     for (int i = 0; i < 3; i++) {
         const struct kv_estimate_input input = {
-            .queries = queries,
-            .squares = squares,
-            .n_queries = n_queries,
+            .queries = prepared,
             .scale = i == 0 ? 0.125f : 1.5f,
             .counts = counts,
             .counts_stride = shared ? 0 : n_summaries,
@@ -268,9 +280,9 @@ static void check_add(int round,
         EXPECT(floats_all_same(state, expected, n_state));
         free(bases[6]);
     }
-    free(bases[7]);
-    for (int i = 0; i < 6; i++)
-        free(bases[i]);
+    for (int i = 0; i < 9; i++)
+        if (i != 6)
+            free(bases[i]);
 }
 
 static void same(void **state)
@@ -548,7 +560,8 @@ static void counting(void **state)
     enum {
         END = 900
     };
-    static uint32_t taken[END], scored[END], places[KV_SUMMARY_ROWS_MAX];
+    static uint32_t taken[END], scored[END];
+    static uint8_t marks[KV_SUMMARY_ROWS_MAX];
     static float rows[400 * 8];
 
     (void)state;
@@ -562,30 +575,47 @@ static void counting(void **state)
         const size_t n_scored = some_tokens(END, 1 + below(9), scored);
         uint16_t counts[16], expected[16] = {0};
         uint8_t numbers[KV_SUMMARY_ROWS_MAX];
-        size_t n, n_expected = 0;
+        const uint32_t from = begin > first ? begin : first;
+        size_t n_before = 0, n_scored_before = 0, at = 0, n_left = 0;
+        struct kv_estimate_counted counted;
         void *group;
 
         floats_fill(&dice, FLOATS_UNIFORM, rows, 400 * 8);
         rows[below(n_rows) * 8] = NAN;
         group = build_floats(&shape, rows, n_rows);
-        n = kv_estimate_count(&shape, group, first, begin, end, taken, n_taken, scored,
-                              n_scored, counts, places, numbers);
+        while (n_before < n_taken && taken[n_before] < from)
+            n_before++;
+        while (n_scored_before < n_scored && scored[n_scored_before] < from)
+            n_scored_before++;
+        counted = kv_estimate_count(&shape, group, first, begin, end, taken + n_before,
+                                    n_taken - n_before, scored + n_scored_before,
+                                    n_scored - n_scored_before, marks, counts, numbers);
         for (uint32_t row = 0; row < n_rows; row++) {
             const uint32_t token = first + row;
             const uint8_t number = numbers_of(&shape, group)[row];
 
-            if (token < begin || token >= end || number == KV_SUMMARY_NONE ||
-                has(taken, n_taken, token))
+            const bool is_left = number != KV_SUMMARY_NONE && !has(taken, n_taken, token);
+
+            if (token < begin || token >= end)
                 continue;
+            n_left += is_left;
             if (!has(scored, n_scored, token)) {
-                expected[number]++;
+                if (is_left)
+                    expected[number]++;
                 continue;
             }
-            EXPECT(n_expected < n && scored[places[n_expected]] == token &&
-                   numbers[n_expected] == number);
-            n_expected++;
+            EXPECT(at < counted.n_scored && scored[n_scored_before + at] == token);
+            EXPECT(numbers[at] == (is_left ? number : KV_SUMMARY_NONE));
+            at++;
         }
-        EXPECT(n == n_expected);
+        EXPECT(counted.n_scored == at && counted.n_rows == n_left);
+        for (size_t i = 0; i < counted.n_selected; i++)
+            EXPECT(taken[n_before + i] < first + n_rows && taken[n_before + i] < end);
+        EXPECT(n_before + counted.n_selected == n_taken ||
+               taken[n_before + counted.n_selected] >= end ||
+               taken[n_before + counted.n_selected] >= first + n_rows);
+        for (size_t i = 0; i < sizeof(marks); i++)
+            EXPECT(marks[i] == 0);
         EXPECT(memcmp(counts, expected, sizeof(counts)) == 0);
         free(group);
     }
@@ -656,11 +686,10 @@ static void ask(const void *group,
                 float ret_output[G][DV],
                 float *ret_lse)
 {
-    float squares[G];
+    float squares[G], steps[G];
+    int16_t elements[G * 32];
     const struct kv_estimate_input input = {
-        .queries = queries,
-        .squares = squares,
-        .n_queries = G,
+        .queries = kv_estimate_prepare(DK, queries, G, elements, steps, squares),
         .scale = 0.5f,
         .counts = counts,
         .numbers = numbers,
@@ -668,10 +697,9 @@ static void ask(const void *group,
         .n_scored = n_scored,
         .scores_stride = n_scored,
     };
-    float state[G * (2 + DV)];
+    float state[G * (1 + KV_ESTIMATE_LANES + DV)];
 
-    kv_estimate_begin(&answered, G, state);
-    kv_estimate_squares(DK, queries, G, squares);
+    kv_estimate_begin(&answered, G, 0.5f, scores, n_scored, n_scored, state);
     kv_estimate_add(&answered, group, &input, state);
     kv_estimate_end(&answered, G, state, ret_output[0], ret_lse);
 }
@@ -711,13 +739,13 @@ static void estimate_is_near(void **state)
 static void leftovers(void **state)
 {
     static float rows[N][DK + DV], scores[G][N];
-    static uint32_t tokens[N], places[KV_SUMMARY_ROWS_MAX];
-    static uint8_t numbers[KV_SUMMARY_ROWS_MAX];
+    static uint32_t tokens[N];
+    static uint8_t numbers[KV_SUMMARY_ROWS_MAX], marks[KV_SUMMARY_ROWS_MAX];
     float queries[G][DK], output[G][DV], lse[G];
     uint16_t counts[16];
     bool all[N];
     void *group;
-    size_t n;
+    struct kv_estimate_counted n;
     int round = 0;
 
     (void)state;
@@ -728,9 +756,10 @@ static void leftovers(void **state)
         tokens[row] = 70 + row;
     group = build_floats(&answered, rows[0], N);
 
-    n = kv_estimate_count(&answered, group, 70, 0, 70 + N, tokens, N, NULL, 0, counts, places,
+    n = kv_estimate_count(&answered, group, 70, 0, 70 + N, tokens, N, NULL, 0, marks, counts,
                           numbers);
-    assert_int_equal(n, 0);
+    assert_int_equal(n.n_selected, N);
+    assert_int_equal(n.n_rows, 0);
     ask(group, queries[0], counts, NULL, NULL, 0, output, lse);
     for (size_t query = 0; query < G; query++) {
         EXPECT(lse[query] == -INFINITY);
@@ -738,14 +767,15 @@ static void leftovers(void **state)
             EXPECT(output[query][i] == 0);
     }
 
-    n = kv_estimate_count(&answered, group, 70, 0, 70 + N, NULL, 0, tokens, N, counts, places,
+    n = kv_estimate_count(&answered, group, 70, 0, 70 + N, NULL, 0, tokens, N, marks, counts,
                           numbers);
-    assert_int_equal(n, N);
+    assert_int_equal(n.n_scored, N);
+    assert_int_equal(n.n_rows, N);
     for (size_t i = 0; i < 16; i++)
         assert_int_equal(counts[i], 0);
     for (size_t query = 0; query < G; query++)
         for (size_t row = 0; row < N; row++)
-            scores[query][row] = (float)score_of(queries[query], rows[places[row]]);
+            scores[query][row] = (float)score_of(queries[query], rows[row]);
     ask(group, queries[0], counts, numbers, scores[0], N, output, lse);
     for (size_t query = 0; query < G; query++) {
         double values[DV], expected[DV] = {0}, sum = 0;
@@ -770,13 +800,10 @@ static void correction(void **state)
     const struct kv_summary_shape shape = {
         .type = KV_KEY_FP32, .d_k = 2, .d_v = 1, .bits = KV_SUMMARY_16, .rows = 1024};
     float vectors[2][3] = {{1, 2, 3}, {1, 2, 3}}, query[2] = {0, 0}, output[1], lse[1];
-    float work[3], square;
+    float work[2 + KV_ESTIMATE_LANES], square, step;
+    int16_t elements[16];
     void *group = build_floats(&shape, vectors[0], 2);
-    struct kv_estimate_input input = {.queries = query,
-                                      .squares = &square,
-                                      .n_queries = 1,
-                                      .scale = 1,
-                                      .counts = counts_of(&shape, group)};
+    struct kv_estimate_input input = {.scale = 1, .counts = counts_of(&shape, group)};
     struct kv_summary_head head = head_of(group);
     int round = 0;
 
@@ -788,8 +815,8 @@ static void correction(void **state)
 
         query[0] = (float)round * 2;
         query[1] = -(float)round; /* its product with the key is 0 */
-        kv_estimate_squares(2, query, 1, &square);
-        kv_estimate_begin(&shape, 1, work);
+        input.queries = kv_estimate_prepare(2, query, 1, elements, &step, &square);
+        kv_estimate_begin(&shape, 1, 1, NULL, 0, 0, work);
         kv_estimate_add(&shape, group, &input, work);
         kv_estimate_end(&shape, 1, work, output, lse);
         EXPECT(fabs((double)lse[0] - log(2) - fmin(1, corr * 5)) < 0.02 + 0.03 * round);

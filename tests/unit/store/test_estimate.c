@@ -183,8 +183,7 @@ static double dot(const float *a, const float *b, uint32_t n)
 static double score_of(const uint8_t *group, uint32_t number, const float *query, double scale)
 {
     struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits, it.asked.rows};
-    const int8_t *key =
-        (const int8_t *)group + kv_summary_at_keys(&shape) + number * kv_summary_up(D_K);
+    const int8_t *keys = (const int8_t *)group + kv_summary_at_keys(&shape);
     float key_scales[KV_SUMMARIES_MAX];
     struct kv_summary_head head;
     double sum = 0;
@@ -193,7 +192,8 @@ static double score_of(const uint8_t *group, uint32_t number, const float *query
     memcpy(key_scales, group + kv_summary_at_key_scales(&shape),
            kv_summary_count(&shape) * sizeof(float));
     for (uint32_t i = 0; i < D_K; i++)
-        sum += (double)query[i] * key[i] * key_scales[number];
+        sum += (double)query[i] * keys[kv_summary_key_element(&shape, number, i)] *
+               key_scales[number];
     double corr = 0.15 * scale * scale * dot(query, query, D_K) * head.variance;
     return scale * sum + (corr < 1 ? corr : 1);
 }
@@ -201,13 +201,12 @@ static double score_of(const uint8_t *group, uint32_t number, const float *query
 static double value_of(const uint8_t *group, uint32_t number, uint32_t i)
 {
     struct kv_summary_shape shape = {KV_KEY_FP32, D_K, D_V, it.asked.bits, it.asked.rows};
-    const int8_t *value =
-        (const int8_t *)group + kv_summary_at_values(&shape) + number * kv_summary_up(D_V);
+    const int8_t *values = (const int8_t *)group + kv_summary_at_values(&shape);
     float scale;
 
     memcpy(&scale, group + kv_summary_at_value_scales(&shape) + number * sizeof(float),
            sizeof(scale));
-    return (double)value[i] * scale;
+    return (double)values[kv_summary_value_element(&shape, number, i)] * scale;
 }
 
 /* Checks the answer; returns how many rows summaries stand for. */
@@ -256,9 +255,9 @@ static uint32_t check(const struct kvs_unit *unit)
             assert_true(isinf(it.lse[q]) && it.lse[q] < 0);
             continue;
         }
-        assert_true(fabs(it.lse[q] - log(sum)) < 1e-4);
+        assert_true(fabs(it.lse[q] - log(sum)) < 1e-3); /* of 24 rounded elements */
         for (uint32_t i = 0; i < D_V; i++)
-            assert_true(fabs(it.output[q * D_V + i] - output[i] / sum) < 1e-4);
+            assert_true(fabs(it.output[q * D_V + i] - output[i] / sum) < 1e-3);
     }
     return n_rest;
 }
