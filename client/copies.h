@@ -2,7 +2,9 @@
  *
  * A session goes to another row than the one that keeps its prompt's prefix when that row has too
  * many sessions of the root (kvserver/cluster/placement.h).  The next ones should find the prefix
- * where they are sent, so it is copied: ops/copy.c does it, one prefix at a time.
+ * where they are sent, so it is copied: ops/copy.c does it, one prefix at a time.  A copy has rows
+ * only: codes, codebooks and summaries are not read from nodes.  Who opens a session there and
+ * indexes it makes them anew, for itself and those that come after it.
  *
  * Threads: the client's.  Memory: a part of the client; zeros are an empty queue.  An entry's is
  * kvc_copies_want() / kvc_copies_drop().

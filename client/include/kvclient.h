@@ -255,7 +255,9 @@ struct kv_session_options {
      *
      * A session that is sent to other nodes than those that keep its prefix starts without it.
      * The client then copies the prefix there in the background, while it is polled, for later
-     * sessions. */
+     * sessions.  Only rows are copied: the first session that indexes them there
+     * (kv_index_begin()) makes their codes and summaries, and until then its queries score
+     * these rows by their keys. */
     const struct kv_id128 *block_names;
     uint32_t n_block_names;
     uint32_t match_blocks_max; /* maximum number of blocks to attach; 0: all */

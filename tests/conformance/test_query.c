@@ -1834,6 +1834,188 @@ static void codes_in_the_background(void **state)
     close_side(&side);
 }
 
+/* ---- the suite: with prefixes that sessions share ----------------------------------------- */
+
+enum {
+    SHARED_BLOCKS = 2 * CHAPTER_BLOCKS + 3,
+    SHARED_TOKENS = SHARED_BLOCKS * KV_BLOCK_TOKENS,
+};
+
+/* Names that no test has used before, also at nodes that were there before. */
+static void make_names(struct side *side,
+                       const struct kv_model_info *model,
+                       struct kv_id128 names[SHARED_BLOCKS])
+{
+    static uint32_t tokens[SHARED_TOKENS];
+    static uint64_t n_made;
+    const uint64_t number = kv_mix64(kv_client_now_us(side->client)) + n_made++;
+
+    for (uint32_t i = 0; i < SHARED_TOKENS; i++)
+        tokens[i] = (uint32_t)kv_mix64(number + i);
+    kv_prompt_names(side->client, model, tokens, SHARED_TOKENS, NULL, 0, names);
+}
+
+static struct kv_session *open_named(struct side *side,
+                                     const struct kv_model_info *model,
+                                     const struct kv_id128 *names,
+                                     uint32_t expected)
+{
+    const struct kv_session_options options = {.block_names = names,
+                                               .n_block_names = SHARED_BLOCKS};
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(side->client, model, &options, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), expected);
+    return take_session(op, "open");
+}
+
+static void publish(struct kv_session *session, const struct kv_id128 *names)
+{
+    const struct kv_publish blocks = {.n_names = SHARED_BLOCKS, .names = names};
+    struct kv_op *op;
+
+    assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("publish: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), SHARED_TOKENS);
+    kv_op_free(op);
+}
+
+/* Questions that go by codes, by cells and by summaries. */
+enum {
+    BY_CODE,
+    BY_WEIGHT,
+    BY_SUMMARY,
+    ATTENDED,
+    N_QUESTIONS,
+};
+
+static void ask_for(unsigned kind, uint32_t n_tokens, uint64_t salt, struct question *question)
+{
+    make_question(question, 1, n_tokens, salt);
+    question->query.answer = KV_ANSWER_IDS;
+    question->query.rerank = kind == BY_CODE ? 4 : 1;
+    question->query.want_weights = kind == BY_WEIGHT;
+    question->query.summaries = kind >= BY_SUMMARY ? 64 : 0;
+    if (kind == ATTENDED) {
+        question->query.answer = KV_ANSWER_ATTEND;
+        question->query.want_ids = true;
+    }
+}
+
+static void assert_same_answer(const struct kv_query_result *a,
+                               const struct kv_query_result *b,
+                               const struct kv_query *query,
+                               uint32_t d_v)
+{
+    assert_int_equal(a->n_ids, b->n_ids);
+    assert_memory_equal(a->ids, b->ids, a->n_ids * sizeof(a->ids[0]));
+    if (query->want_weights)
+        assert_same_floats(a->weights, b->weights, a->n_ids);
+    if (query->summaries > 0) {
+        assert_same_floats(a->outputs, b->outputs, (size_t)query->n_queries * d_v);
+        assert_same_floats(a->lses, b->lses, query->n_queries);
+    }
+    assert_int_equal(a->n_scored_by_code, b->n_scored_by_code);
+    assert_int_equal(a->n_scored_by_key, b->n_scored_by_key);
+    assert_int_equal(a->n_estimated, b->n_estimated);
+    assert_int_equal(a->n_reranked, b->n_reranked);
+    assert_int_equal(a->n_chapters, b->n_chapters);
+}
+
+/* What the first session was answered, one session that shares its rows is answered, too. */
+static void expect_same_answers(struct side *side,
+                                struct kv_session *session,
+                                struct kv_op *const first[N_QUESTIONS],
+                                uint32_t n_tokens,
+                                uint64_t salt)
+{
+    static struct question question;
+    const struct kv_layer_schema *schema = &kv_session_schema(session)->layers[1];
+
+    for (unsigned kind = 0; kind < N_QUESTIONS; kind++) {
+        ask_for(kind, n_tokens, salt, &question);
+        struct kv_op *op = answered(side, session, &question.query);
+
+        for (uint32_t head = 0; head < schema->n_kv_heads; head++) {
+            struct kv_query_result found, wanted;
+
+            assert_int_equal(kv_op_query_result(op, head, &found), KV_OK);
+            assert_int_equal(kv_op_query_result(first[kind], head, &wanted), KV_OK);
+            assert_same_answer(&found, &wanted, &question.query, schema->d_v);
+            assert_int_equal(found.n_scored_by_code, 2 * CHAPTER_TOKENS);
+            assert_int_equal(found.n_chapters, 2);
+            assert_int_equal(found.n_estimated > 0, kind >= BY_SUMMARY);
+        }
+        kv_op_free(op);
+    }
+}
+
+/* Who opens a session by names gets codes, codebooks, cells, rotations and summaries with the
+ * rows, whether they were made before the blocks were published or after: nothing is trained
+ * again, and the answers are those of the first session, bit for bit. */
+static void prefixes_have_codes(void **state)
+{
+    static struct question question;
+    struct kv_index_options index = index_of(2 * CHAPTER_TOKENS, CHAPTER_BLOCKS);
+    const struct cluster_client reversed = {.is_reversed = true};
+    struct side side, other;
+
+    (void)state;
+    open_side(&side);
+    open_side_as(&other, &reversed);
+    index.summaries = 64;
+    for (unsigned model = HALVES; model <= BRAINS; model++) {
+        struct kv_id128 names[SHARED_BLOCKS];
+        struct kv_op *first[N_QUESTIONS];
+        const uint64_t salt = SALT_KINDS + model;
+        struct kv_session *session, *there, *again;
+        struct kv_index_result indexed;
+
+        make_names(&side, &models[model], names);
+        index.rotates = model == BRAINS;
+        index.bits = model == FLOATS ? 3 : 6; /* 3: by cell */
+        session = open_named(&side, &models[model], names, 0);
+        put(&side, session, 0, SHARED_TOKENS, salt);
+        if (model == FLOATS)
+            publish(session, names);
+        indexed = make_index(session, &index);
+        assert_int_equal(indexed.n_trained, 2 * n_units(session));
+        if (model != FLOATS)
+            publish(session, names);
+        for (unsigned kind = 0; kind < N_QUESTIONS; kind++) {
+            ask_for(kind, SHARED_TOKENS, salt, &question);
+            first[kind] = answered(&side, session, &question.query);
+        }
+
+        there = open_named(&other, &models[model], names, SHARED_TOKENS);
+        expect_same_answers(&other, there, first, SHARED_TOKENS, salt);
+        indexed = make_index(there, &index);
+        assert_int_equal(indexed.n_found, 2 * n_units(there));
+        assert_int_equal(indexed.n_trained + indexed.n_pending, 0);
+        assert_int_equal(indexed.rows_coded, indexed.rows);
+
+        /* The first one ends, and the second one gets blocks of its own behind the first
+         * chapter: in what it still shares, it has the codes; and who comes later has all. */
+        close_session(session);
+        truncate_session(there, CHAPTER_TOKENS + 300);
+        put(&other, there, CHAPTER_TOKENS + 300, 800, salt + 100);
+        make_question(&question, 1, CHAPTER_TOKENS, salt);
+        rerank_most(&question);
+        assert_int_equal(ask(&other, there, &question).n_exact, 0);
+        again = open_named(&side, &models[model], names, SHARED_TOKENS);
+        close_session(there);
+        expect_same_answers(&side, again, first, SHARED_TOKENS, salt);
+        for (unsigned kind = 0; kind < N_QUESTIONS; kind++)
+            kv_op_free(first[kind]);
+        close_session(again);
+    }
+    close_side(&other);
+    close_side(&side);
+}
+
 /* ---- faults ------------------------------------------------------------------------------ */
 
 /* Messages get lost, come late and come twice: answers are right. */
@@ -1964,6 +2146,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(weights_of_few_cells),
         cmocka_unit_test(chapters),
         cmocka_unit_test(codes_in_the_background),
+        cmocka_unit_test(prefixes_have_codes),
         cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(changed_answers_are_refused),
     };
