@@ -276,6 +276,26 @@ static uint32_t rows_of(const struct kv_session *session, const struct kv_id128 
     return 0;
 }
 
+/* Tokens that opens had asked for where they were not to stay, on all nodes. */
+static double missed_elsewhere(void)
+{
+    double sum = 0;
+
+    for (uint32_t node = 0; node < kv_client_n_nodes(client); node++) {
+        const struct kv_table *table;
+        struct kv_op *op;
+
+        assert_int_equal(kv_table_begin(client, node, "reuse", 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        table = kv_op_table(op);
+        assert_string_equal(table->columns[table->n_columns - 1], "missed_elsewhere");
+        for (uint32_t i = 0; i < table->n_rows; i++)
+            sum += table->cells[(i + 1) * table->n_columns - 1].number;
+        kv_op_free(op);
+    }
+    return sum;
+}
+
 /* One root has more and more sessions: later ones spread over more rows, and the first ones stay
  * where they are.  Two clients open them, the second one by another list.  Everything works for
  * each. */
@@ -286,6 +306,7 @@ static void a_root_under_load(void **state)
     struct kv_session_options options = {.block_names = names, .n_block_names = 2};
     uint32_t n_rows = 0, n_places = 0;
     const double n_moved = cluster_total(client, "stats", "sessions_moved");
+    const double n_elsewhere = missed_elsewhere();
     struct kv_ticket ticket;
 
     (void)state;
@@ -307,6 +328,10 @@ static void a_root_under_load(void **state)
     assert_in_range(n_rows, 4, 32);
     assert_true(n_places >= 4);
     assert_true(cluster_total(client, "stats", "sessions_moved") > n_moved);
+    /* Each that was sent elsewhere had asked for two blocks. */
+    assert_true(missed_elsewhere() - n_elsewhere ==
+                (cluster_total(client, "stats", "sessions_moved") - n_moved) * 2 *
+                    KV_BLOCK_TOKENS);
     /* Each open was dropped where it was not to be. */
     assert_true(cluster_becomes(client, "status", "sessions", BUSY_SESSIONS * KV_ROW_NODES));
     for (unsigned i = 0; i < BUSY_SESSIONS; i++) {

@@ -120,6 +120,7 @@ struct kvs_session {
     uint32_t matched;           /* tokens that it was opened with */
     struct kv_id128 *names;     /* (n_names) of its blocks, as far as they are known */
     uint32_t n_names;
+    uint32_t n_asked; /* of these, the first ones that its open looked for */
     struct kvs_prefix
         *prefix; /* the deepest that it has, or had when it was looked for; NULL: none */
     struct kvs_log_entry log[KVS_LOG_ENTRIES];
@@ -442,6 +443,9 @@ kv_status_t kvs_session_match(struct kvs_control *control,
                               const ProtobufCBinaryData *names,
                               uint32_t match_blocks,
                               uint64_t writer);
+/* Counts what became of the tokens that an open asked for: once it has succeeded, so that one that
+ * is repeated counts once. */
+void kvs_session_count_match(struct kvs_control *control, const struct kvs_session *session);
 /* An open of a session of these names goes to another row. */
 void kvs_match_elsewhere(struct kvs_control *control,
                          uint32_t tenant,

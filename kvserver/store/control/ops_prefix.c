@@ -109,19 +109,18 @@ static uint32_t least(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-static void count_match(struct kvs_control *control,
-                        const struct kvs_prefix_place *place,
-                        const struct kv_id128 *names,
-                        uint32_t n,
-                        const struct kvs_prefix *prefix)
+void kvs_session_count_match(struct kvs_control *control, const struct kvs_session *session)
 {
-    const uint32_t n_matched = prefix != NULL ? prefix->depth + 1 : 0;
-    const bool is_evicted =
-        n_matched < n && kvs_prefixes_had(control->prefixes, place, &names[n_matched]);
+    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
+    const uint32_t n_matched = session->matched / KV_BLOCK_TOKENS;
+    bool is_evicted;
 
-    kvs_reuse_count(&control->reuse, place->tenant, (uint64_t)n * KV_BLOCK_TOKENS,
-                    (uint64_t)n_matched * KV_BLOCK_TOKENS,
-                    is_evicted ? KVS_REUSE_EVICTED : KVS_REUSE_NEW);
+    if (session->n_asked == 0)
+        return;
+    is_evicted = n_matched < session->n_asked &&
+                 kvs_prefixes_had(control->prefixes, &place, &session->names[n_matched]);
+    kvs_reuse_count(&control->reuse, place.tenant, (uint64_t)session->n_asked * KV_BLOCK_TOKENS,
+                    session->matched, is_evicted ? KVS_REUSE_EVICTED : KVS_REUSE_NEW);
 }
 
 void kvs_match_elsewhere(struct kvs_control *control,
@@ -155,11 +154,11 @@ kv_status_t kvs_session_match(struct kvs_control *control,
     if (status != KV_OK)
         return status;
     n = least(n, least(match_blocks, session->tokens_max / KV_BLOCK_TOKENS));
+    session->n_asked = n;
     if (n > 0) {
         prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
                                    session->names, n);
         prefix = kvs_prefix_fit(prefix, writer);
-        count_match(control, &place, session->names, n, prefix);
     }
     if (prefix != NULL) {
         session->writers = kvs_prefix_writers(prefix, writer);

@@ -215,6 +215,8 @@ static void open_done(struct kvs_control_call *call)
     session->busy = false;
     session->renewed_us = kv_clock_now(call->control->config.clock);
     kvs_count(&call->control->stats.sessions_opened, 1);
+    if (call->has_units)
+        kvs_session_count_match(call->control, session);
     kvs_session_reply(call, false);
 }
 
