@@ -1,10 +1,11 @@
 #!/bin/sh
-# test_commands.sh KVSERVER KVCTL SESSION: every command of kvctl against real nodes, and against
+# test_commands.sh KVSERVER KVCTL SESSION KEEPER: every command of kvctl against real nodes, and against
 # none: what is printed where, and the exit status (0 done, 1 failed, 2 usage, 3 exists cannot tell).
 set -eu
 kvserver=$1
 kvctl=$2
 session=$3
+keeper=$4
 work=$(mktemp -d)
 nodes=
 bad=0
@@ -56,15 +57,19 @@ wrong() {
 has() {
     grep -Eq -- "$1" "$work/$2" || wrong "std$2 lacks: $1"
 }
+lacks() {
+    ! grep -Eq -- "$1" "$work/$2" || wrong "std$2 has: $1"
+}
 # Each line of stdout is one object.
 is_json() {
     [ -s "$work/out" ] || wrong "no JSON at all"
     ! grep -Evq '^\{.*\}$' "$work/out" || wrong "a line that is no object"
 }
 
+options= # of the next kvserver, beside these
 start() {
     "$kvserver" --name "$1" --listen "127.0.0.1:${2:-0}" --metrics 127.0.0.1:0 --threads 2 \
-        --memory 256M --dir "$work/$1" --log-level error >"$work/$1.ready" 2>"$work/$1.log" &
+        --memory 256M --dir "$work/$1" --log-level error $options >"$work/$1.ready" 2>"$work/$1.log" &
     node=$!
     nodes="$nodes $node"
     tries=0
@@ -249,6 +254,82 @@ expect 0 prefixes --limit 2
 has '^name +tenant +tokens +bytes +unused_s +uses +sessions +pinned_s$' out
 expect 0 tenants
 
+# Prefixes that are kept: a prompt of four blocks, and one that is the same up to its second.
+keep() {
+    "$keeper" "$one" "$1" >"$work/out" 2>"$work/err" || wrong "keep_prompt $1 failed"
+    has "^matched $2\$" out
+    has '^published 512$' out
+    kept=$(sed -n 's/^session //p' "$work/out")
+    block() {
+        sed -n 's/^block //p' "$work/kept.$fork" | sed -n "$(($1 + 1))p"
+    }
+    fork=$1
+    cp "$work/out" "$work/kept.$fork"
+}
+# shown NUMBER: how the table tells the name of a block
+shown() {
+    echo "$(block "$1" | cut -c 1-16)0000000000000000"
+}
+keep 4 0
+first=$kept
+last=$(block 3)
+keep 2 256
+expect 0 reuse
+has '^tenant +asked +matched +missed_new +missed_evicted +missed_elsewhere$' out
+has '^ +0 +1024 +256 +768 +0 +0$' out
+expect 0 tenants
+has '^ +0 +6 +811008 \(792K\) +0 +0$' out
+expect 0 prefixes
+[ "$(grep -c '^[0-9a-f]' "$work/out")" -eq 6 ] || wrong "prefixes: not all are listed"
+has "^$(shown 1) +0 +256 +135168 \(132K\) .* 0\$" out
+has "^$(shown 3) +0 +512 +135168 \(132K\) .* 0\$" out
+expect 0 pin "$(block 3)"
+has ': pin: 1 blocks$' out
+expect 0 pin "$last" --for-ms 600000 --json
+has '"blocks": 1}$' out
+expect 0 pin "$kept" --session
+has ': pin: 1 blocks$' out
+expect 0 prefixes
+has "^$(shown 3) .* always\$" out
+fork=4
+has "^$(shown 3) .* 5[0-9]{2}\$" out
+fork=2
+expect 0 unpin "$(block 3)"
+has ': unpin: 1 blocks$' out
+expect 0 hint "$(block 3)" --for-ms 2000
+has ': hint: 1 blocks$' out
+expect 0 prefixes
+has "^$(shown 3) .* 0\$" out
+# By the name as the table tells it, too; the other prompt keeps what is its own.
+expect 0 evict "$(shown 2)"
+has ': evict: 2 blocks$' out
+expect 0 prefixes --json
+is_json
+[ "$(wc -l <"$work/out")" -eq 4 ] || wrong "evict: not four blocks are left"
+expect 1 evict "$(block 3)"
+expect 0 evict "$(block 0)" --json
+has '"blocks": 4}$' out
+expect 0 prefixes
+[ "$(grep -c '^[0-9a-f]' "$work/out")" -eq 0 ] || wrong "evict: some blocks are left"
+keep 2 0
+expect 0 reuse --json
+has '"tenant": 0, "asked": 1536, "matched": 256, "missed_new": 768, "missed_evicted": 512, "missed_elsewhere": 0}$' out
+expect 0 evict "$(block 0)"
+# Sessions that nobody closes, and an operator does.
+expect 0 sessions
+has "^id .* $first( |\$)" out
+has '^tokens +512 +512 +512$' out
+has '^bytes +540672 \(528K\) +540672 \(528K\) +540672 \(528K\)$' out
+has '^owner +keep_prompt +keep_prompt +keep_prompt$' out
+expect 0 close "$first"
+has "^closed $first on 1 of 1 nodes\$" out
+expect 1 close "$first"
+expect 0 sessions
+lacks "$first" out
+expect 0 close "$kept" --json
+is_json
+has '"nodes_closed": 1}$' out
+
 # Lists of objects, and their end.
 expect 0 objects --json
 has '"name": "--odd", "bytes": 100000, "age_s": [0-9.]+, "ttl_left_s": "none", "evictable": "no", "pinned": "no", "bad_pieces": 0}$' out
@@ -316,6 +397,27 @@ for command in status ping drain; do
     has 'the list calls it uno, it calls itself one' err
 done
 expect 0 status --server "one=$one"
+
+# Objects whose put says nothing of how long they stay: as the node's option says.
+options='--object-ttl 2'
+start brief
+options=
+alive="$one|$address"
+expect 0 put brief "$work/some" --server "$address"
+expect 0 put long "$work/some" --ttl 1000 --server "$address"
+expect 0 objects --server "$address"
+has '^brief +100000 \(97.66K\) +[0-9.]+ +[01]\.[0-9]+ ' out
+has '^long +100000 \(97.66K\) +[0-9.]+ +(99[0-9.]+|1000.0) ' out
+tries=0
+while "$kvctl" exists brief --server "$address" >"$work/out" 2>"$work/err"; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || break
+    sleep 0.1
+done
+expect 1 exists brief --server "$address"
+expect 0 exists long --server "$address"
+kill -9 "$node"
+alive=$one
 
 # Two nodes: one list; the dead one is named, the other still answers.
 start two
