@@ -308,7 +308,9 @@ KV_API kv_status_t kv_publish_begin(struct kv_session *session,
 /* How much of a prompt a node keeps. */
 struct kv_match {
     uint32_t node;             /* its position in the client's list */
-    uint32_t tokens;           /* of the longest prefix of which it keeps its whole part */
+    uint32_t tokens;           /* of the longest prefix of which it keeps its whole part; 0 also
+                                * if it has no part, since the model has fewer units than a
+                                * row has nodes */
     uint32_t tokens_in_memory; /* of these, the first ones that are in memory */
 };
 

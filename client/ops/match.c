@@ -58,11 +58,28 @@ uint32_t kvc_match_places(const struct kv_client *client,
 
         for (uint32_t i = 0; i < n; i++)
             is_new = is_new && ret_places[i].root != root;
-        if (is_new)
-            ret_places[n++] =
-                (struct kvc_match_place){.root = root, .branch = branch, .tokens = UINT32_MAX};
+        if (!is_new)
+            continue;
+        ret_places[n] =
+            (struct kvc_match_place){.root = root, .branch = branch, .tokens = UINT32_MAX};
+        memset(ret_places[n].kept, 0xff, sizeof(ret_places[n].kept));
+        n++;
     }
     return n;
+}
+
+/* A node keeps so much of the prompt. */
+static void
+note_kept(struct kvc_match_place *place, uint32_t position, uint32_t tokens, uint32_t n_units)
+{
+    place->kept[position] = tokens;
+    /* Of nodes that differ, the one that leaves out fewer. */
+    if (n_units > place->n_units)
+        place->n_units = n_units;
+    place->tokens = UINT32_MAX;
+    for (uint32_t i = 0; i < KV_ROW_NODES; i++)
+        if ((place->n_units == 0 || i < place->n_units) && place->kept[i] < place->tokens)
+            place->tokens = place->kept[i];
 }
 
 static void ask_row(struct kv_op *op,
@@ -90,7 +107,7 @@ static void ask_row(struct kv_op *op,
         if (node->state != KVC_NODE_CONNECTED || node->version < KV_WIRE_VERSION_PREFIXES ||
             kvc_call_begin_until(node, &op->owner, NULL, KV_OP_MATCH, &request.base, until_us,
                                  done) != KV_OK)
-            place->tokens = 0;
+            note_kept(place, i, 0, 0);
     }
 }
 
@@ -109,15 +126,15 @@ void kvc_match_ask(struct kv_op *op,
 /* Whether the reply can be about a prompt of so many blocks. */
 static bool is_sound(const Kvpb__MatchReply *reply, uint32_t n_names)
 {
-    /* 2^32 - 1: the node has no units of such sessions, and so lacks nothing. */
-    return reply->tokens == UINT32_MAX ||
-           (reply->tokens <= n_names * (uint64_t)KV_BLOCK_TOKENS &&
-            reply->tokens % KV_BLOCK_TOKENS == 0);
+    return reply->tokens <= n_names * (uint64_t)KV_BLOCK_TOKENS &&
+           reply->tokens % KV_BLOCK_TOKENS == 0;
 }
 
-/* Which of the places a call asked about is in its request. */
-static struct kvc_match_place *
-place_of(const struct kvc_call *call, struct kvc_match_place *places, uint32_t n_places)
+/* Which of the places a call asked about is in its request, and which node of the row it asked. */
+static struct kvc_match_place *place_of(const struct kvc_call *call,
+                                        struct kvc_match_place *places,
+                                        uint32_t n_places,
+                                        uint32_t *ret_position)
 {
     Kvpb__MatchRequest *request =
         kvpb__match_request__unpack(NULL, call->packed_bytes, call->packed);
@@ -128,6 +145,7 @@ place_of(const struct kvc_call *call, struct kvc_match_place *places, uint32_t n
     for (uint32_t i = 0; i < n_places; i++)
         if (places[i].root == request->placement->root)
             place = &places[i];
+    *ret_position = request->placement->position;
     kvpb__match_request__free_unpacked(request, NULL);
     return place;
 }
@@ -139,16 +157,16 @@ bool kvc_match_hear(const struct kvc_call *call,
                     struct kvc_match_place *places,
                     uint32_t n_places)
 {
-    struct kvc_match_place *place = place_of(call, places, n_places);
+    uint32_t position;
+    struct kvc_match_place *place = place_of(call, places, n_places, &position);
 
     if (place == NULL)
         return false;
     if (status != KV_OK || !is_sound(reply, n_names)) {
-        place->tokens = 0;
+        note_kept(place, position, 0, 0);
         return false;
     }
-    if (reply->tokens < place->tokens)
-        place->tokens = reply->tokens;
+    note_kept(place, position, reply->tokens, reply->n_units);
     return true;
 }
 

@@ -6,6 +6,7 @@
 #define KV_CLIENT_OPS_MATCH_H
 
 #include "client/call.h"
+#include "kvserver/cluster/placement.h"
 #include "proto/kv_types.h"
 
 struct kv_op;
@@ -19,8 +20,12 @@ enum {
 struct kvc_match_place {
     uint64_t root;
     uint32_t branch;
-    uint32_t tokens; /* the least that a node of the row keeps, of those that have replied;
-                      * UINT32_MAX: none has */
+    uint32_t tokens; /* the least that a node of the row keeps that can have a part of it;
+                      * UINT32_MAX: none has replied */
+    /* The same of each node, and how many units the prefix's model has, as far as a node has
+     * said: nodes of the row beyond these have no part.  0: none has. */
+    uint32_t kept[KV_ROW_NODES];
+    uint32_t n_units;
 };
 
 /* Computes the places of a prompt, without repeats: the whole prompt's, then those of its

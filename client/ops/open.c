@@ -389,7 +389,7 @@ static void looked(struct kvc_call *call,
         return;
     for (uint32_t i = 0; i < part->n_places; i++)
         if (part->places[i].tokens == UINT32_MAX)
-            part->places[i].tokens = 0; /* nobody has units of it */
+            part->places[i].tokens = 0; /* out of memory for what was said of it */
     choose_row(op);
 }
 

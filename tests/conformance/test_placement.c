@@ -96,14 +96,20 @@ static struct kv_session *take_session(struct kv_op *op)
     return session;
 }
 
+static bool has_few_units; /* models: fewer than a row has nodes */
+
 static struct kv_op *begin_open_by(struct kv_client *by,
                                    const struct kv_session_options *options)
 {
-    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS, N_HEADS};
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS, N_HEADS},
+                          few[N_LAYERS] = {1, 1, 1};
     struct kv_model_info model;
     struct kv_op *op;
 
-    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    if (has_few_units)
+        test_model(&model, "small", N_LAYERS, few, DIM, DIM);
+    else
+        test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
     assert_int_equal(kv_open_begin(by, &model, options, 0, &op), KV_OK);
     return op;
 }
@@ -393,6 +399,83 @@ static void a_beginning_on_another_row(void **state)
     }
     assert_true(n_elsewhere > 0);
     assert_true(cluster_becomes(client, "status", "sessions", 0));
+}
+
+static uint32_t match(const struct kv_id128 *names, uint32_t n_names)
+{
+    uint32_t tokens;
+    struct kv_op *op;
+
+    assert_int_equal(kv_match_begin(client, names, n_names, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("match: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return tokens;
+}
+
+/* Of a model that has fewer units than a row has nodes, some nodes keep nothing, and lack nothing:
+ * a match says what an open attaches, also where the prompt is on another row of its root. */
+static void few_units(void **state)
+{
+    struct kv_id128 names[4] = {{{96}}, {{7}}, {{8}}, {{9}}};
+    struct kv_session_options options = {.block_names = names, .n_block_names = 2};
+    const struct kv_publish publish = {.n_names = 2, .names = names};
+    struct kv_session *sessions[BUSY_SESSIONS], *session;
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    (void)state;
+    has_few_units = true;
+    session = take_session(begin_open(&options));
+    assert_int_equal(match(names, 2), 0);
+    append(session, 0, 200);
+    assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
+    finish(op, "publish");
+    assert_int_equal(match(names, 2), 128);
+    append(session, 200, 56);
+    assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
+    finish(op, "publish");
+    kv_session_ticket(session, &ticket);
+    close_session(session);
+    assert_int_equal(match(names, 2), 256);
+    assert_int_equal(match(names, 4), 256);
+    op = begin_open(&options);
+    assert_int_equal(kv_wait(op), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 256);
+    close_session(take_session(op));
+    names[0].bytes[1] = 1;
+    assert_int_equal(match(names, 2), 0);
+    names[0].bytes[1] = 0;
+
+    /* Until the root has several rows. */
+    options.is_fresh = true;
+    for (uint32_t i = 0; i < BUSY_SESSIONS; i++)
+        sessions[i] = take_session(begin_open(&options));
+    for (uint32_t i = 0; i < BUSY_SESSIONS; i++)
+        close_session(sessions[i]);
+    session = take_session(begin_open(&options));
+    assert_true(rows_of(session, names) > 1);
+    append(session, 0, 200);
+    append(session, 200, 56);
+    assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
+    finish(op, "publish");
+    kv_session_ticket(session, &ticket);
+    close_session(session);
+    options.is_fresh = false;
+    options.n_block_names = 4;
+    for (uint32_t i = 0; i < BRANCHES; i++) {
+        names[3].bytes[0] = (uint8_t)(20 + i);
+        assert_int_equal(match(names, 4), 256);
+        op = begin_open(&options);
+        assert_int_equal(kv_wait(op), KV_OK);
+        assert_int_equal(kv_op_tokens(op), 256);
+        session = take_session(op);
+        assert_true(session->ticket.root == ticket.root);
+        close_session(session);
+    }
+    assert_true(cluster_becomes(client, "status", "sessions", 0));
+    has_few_units = false;
 }
 
 /* Polls until the client has copied a prefix. */
@@ -704,6 +787,7 @@ int main(void)
         cmocka_unit_test(by_another_list),
         cmocka_unit_test(a_root_under_load),
         cmocka_unit_test(a_beginning_on_another_row),
+        cmocka_unit_test(few_units),
         cmocka_unit_test(a_prefix_follows_its_sessions),
         cmocka_unit_test(what_is_kept_may_be_a_lie),
         cmocka_unit_test(few_nodes_have_one_row),

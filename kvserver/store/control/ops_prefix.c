@@ -268,6 +268,7 @@ static struct kvs_prefix *index_list(struct kvs_control_call *call, uint32_t n_c
     const struct kvs_session *session = call->session;
     const struct kvs_prefix_home home = {.place = kvs_session_prefix_place(session),
                                          .rows_id = session->model->rows_id,
+                                         .n_units = session->model->info.schema.n_units,
                                          .block_bytes = block_bytes(session)};
     struct kvs_prefix *parent = call->prefix, *next, *added;
     /* It may have been found bad meanwhile. */
@@ -475,6 +476,7 @@ static void match(struct kvs_control_call *call, const Kvpb__MatchRequest *reque
     tier.end = reply.tokens;
     reply.tiers = tiers;
     reply.n_tiers = prefix != NULL;
+    reply.n_units = prefix != NULL ? prefix->home->n_units : 0;
     kvs_control_reply(call, &reply.base);
 }
 

@@ -69,6 +69,7 @@ struct kvs_prefix_home {
     struct kvs_prefix_tenant *tenant;
     struct kvs_prefix_place place;
     struct kv_id128 rows_id; /* whose rows they are, and of what shape: kvs_model */
+    uint32_t n_units;        /* of that model, on all nodes */
     uint64_t block_bytes;    /* of one prefix on this node */
     uint64_t n_prefixes;
 };
