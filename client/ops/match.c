@@ -126,8 +126,17 @@ void kvc_match_ask(struct kv_op *op,
 /* Whether the reply can be about a prompt of so many blocks. */
 static bool is_sound(const Kvpb__MatchReply *reply, uint32_t n_names)
 {
-    return reply->tokens <= n_names * (uint64_t)KV_BLOCK_TOKENS &&
-           reply->tokens % KV_BLOCK_TOKENS == 0;
+    uint32_t end = 0;
+
+    if (reply->tokens > n_names * (uint64_t)KV_BLOCK_TOKENS ||
+        reply->tokens % KV_BLOCK_TOKENS != 0)
+        return false;
+    for (size_t i = 0; i < reply->n_tiers; i++) {
+        if (reply->tiers[i]->end <= end || reply->tiers[i]->end > reply->tokens)
+            return false;
+        end = reply->tiers[i]->end;
+    }
+    return end == reply->tokens;
 }
 
 /* Which of the places a call asked about is in its request, and which node of the row it asked. */
@@ -199,8 +208,9 @@ static void match_done(struct kvc_call *call,
         return;
     part = match_of(op);
     if (status == KV_OK && !is_sound(reply, part->n_names))
-        kvc_op_fail(op, call->node, NULL, KV_CORRUPT, "%u tokens matched, of %u blocks",
-                    reply->tokens, part->n_names);
+        kvc_op_fail(op, call->node, NULL, KV_CORRUPT,
+                    "%u tokens matched, in %zu tiers, of %u blocks", reply->tokens,
+                    reply->n_tiers, part->n_names);
     else if (kvc_match_hear(call, status, reply, part->n_names, part->places, part->n_places))
         note(op, call->node->index, reply);
 }

@@ -34,6 +34,12 @@ static struct publish_part *publish_of(const struct kv_op *op)
     return kvc_op_state(op);
 }
 
+/* The token behind the last block that has a name here. */
+static uint64_t end_of(const struct publish_part *part)
+{
+    return (part->first_block + part->n_names) * (uint64_t)KV_BLOCK_TOKENS;
+}
+
 static void publish_done(struct kvc_call *call,
                          kv_status_t status,
                          const ProtobufCMessage *message,
@@ -46,7 +52,7 @@ static void publish_done(struct kvc_call *call,
         return;
     if (kvc_row_position(&op->session->row, call->node) >= op->session->schema.n_units)
         return; /* it has no units of the session */
-    if (reply->tokens > op->session->tokens_max || reply->tokens % KV_BLOCK_TOKENS != 0)
+    if (reply->tokens > end_of(publish_of(op)) || reply->tokens % KV_BLOCK_TOKENS != 0)
         kvc_op_fail(op, call->node, NULL, KV_CORRUPT, "%u tokens published", reply->tokens);
     else if (reply->tokens < op->tokens)
         op->tokens = reply->tokens;
@@ -88,14 +94,14 @@ static void ended_publish(struct kv_op *op)
 {
     /* Others may have these rows from now on, also if it is not known: what a truncate puts in
      * their place is another writer's. */
-    const struct publish_part *part = publish_of(op);
-    const uint32_t end = (part->first_block + part->n_names) * KV_BLOCK_TOKENS;
+    struct publish_part *part = publish_of(op);
+    const uint32_t end = (uint32_t)end_of(part);
 
     if (op->session->shared_tokens < end)
         op->session->shared_tokens =
             end < op->session->tokens_max ? end : op->session->tokens_max;
     free(part->memory);
-    publish_of(op)->memory = NULL;
+    part->memory = NULL;
 }
 
 static const struct kvc_op_type publish_type = {

@@ -143,6 +143,15 @@ enum lie {
     LIE_ATTACHED_ODD,
     LIE_ATTACHED_OF_NONE,
     LIE_ATTACHED_OWN, /* the session's own writer is another */
+    LIE_PUBLISHED_MANY,
+    LIE_PUBLISHED_ODD,
+    LIE_PUBLISHED_ALL, /* 2^32 - 1, as where a node has no units */
+    LIE_MATCHED_MANY,
+    LIE_MATCHED_ODD,
+    LIE_MATCHED_ALL,
+    LIE_TIER_LONG,
+    LIE_TIER_SHORT,
+    LIE_TIER_BACK,
     LIE_CELL_NAN,
     LIE_CONTROLS, /* characters that would steer a terminal, in names */
     LIE_CELLS_FEW,
@@ -477,6 +486,45 @@ static void show_table(const struct kv_wire_header *request)
     reply_control(request, &reply.base);
 }
 
+/* The node keeps as many blocks as have names. */
+static void publish(const struct kv_wire_header *request)
+{
+    Kvpb__PublishReply reply = KVPB__PUBLISH_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+
+    reply.outcome = &outcome;
+    outcome.status = f.node.lie == LIE_STATUS ? -7777 : KV_OK;
+    reply.tokens = f.node.lie == LIE_PUBLISHED_MANY  ? (N_NAMES + 2) * KV_BLOCK_TOKENS
+                   : f.node.lie == LIE_PUBLISHED_ODD ? KV_BLOCK_TOKENS + 1
+                   : f.node.lie == LIE_PUBLISHED_ALL ? UINT32_MAX
+                                                     : (N_NAMES + 1) * KV_BLOCK_TOKENS;
+    reply_control(request, &reply.base);
+}
+
+/* It has one block of a prompt, in memory; several nodes have none. */
+static void match(const struct kv_wire_header *request)
+{
+    Kvpb__MatchReply reply = KVPB__MATCH_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+    Kvpb__MatchTier tiers[2] = {KVPB__MATCH_TIER__INIT, KVPB__MATCH_TIER__INIT};
+    Kvpb__MatchTier *list[2] = {&tiers[0], &tiers[1]};
+
+    reply.outcome = &outcome;
+    outcome.status = f.node.lie == LIE_STATUS ? -7777 : KV_OK;
+    reply.tokens = f.node.lie == LIE_MATCHED_MANY  ? (N_NAMES + 1) * KV_BLOCK_TOKENS
+                   : f.node.lie == LIE_MATCHED_ODD ? KV_BLOCK_TOKENS - 1
+                   : f.node.lie == LIE_MATCHED_ALL ? UINT32_MAX
+                   : f.node.has_faces              ? 0
+                                                   : KV_BLOCK_TOKENS;
+    reply.tiers = list;
+    reply.n_tiers = (reply.tokens > 0) + (f.node.lie == LIE_TIER_BACK);
+    tiers[0].medium = tiers[1].medium = (char *)"CPU";
+    tiers[0].end = reply.tokens + (f.node.lie == LIE_TIER_LONG) * KV_BLOCK_TOKENS -
+                   (f.node.lie == LIE_TIER_SHORT);
+    tiers[1].end = reply.tokens - 1;
+    reply_control(request, &reply.base);
+}
+
 static void lifecycle(const struct kv_wire_header *request, const void *body)
 {
     Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
@@ -570,6 +618,12 @@ static void on_control(
         break;
     case KV_OP_TABLE:
         show_table(&request);
+        break;
+    case KV_OP_PUBLISH:
+        publish(&request);
+        break;
+    case KV_OP_MATCH:
+        match(&request);
         break;
     case KV_OP_GOODBYE:
         break;
@@ -3204,6 +3258,15 @@ static struct kv_op *begin_control(enum kv_op_id id)
         status = kv_renew_begin(f.session, LEASE_MS, 0, &op);
     else if (id == KV_OP_TABLE)
         status = kv_table_begin(f.client, 0, "status", 0, &op);
+    else if (id == KV_OP_PUBLISH)
+        status = kv_publish_begin(
+            f.session,
+            &(struct kv_publish){.first_block = 1, .n_names = N_NAMES, .names = names}, 0, &op);
+    else if (id == KV_OP_MATCH)
+        status = kv_match_begin(f.client, names, N_NAMES, 0, &op);
+    else if (id == KV_OP_PREFIX)
+        status = kv_prefix_begin(
+            f.client, 0, &(struct kv_prefix){.verb = KV_PREFIX_PIN, .name = names}, 0, &op);
     assert_int_equal(status, KV_OK);
     return op;
 }
@@ -3251,6 +3314,20 @@ static void test_control_lies(void **state)
         {KV_OP_RENEW, {LIE_LEASE_NONE, "lease_ms: does not match"}},
         {KV_OP_RENEW, {LIE_LEASE_LONG, "lease_ms: does not match"}},
         {KV_OP_RENEW, {LIE_STATUS, "renew: corrupt"}},
+        {KV_OP_PUBLISH, {NO_LIE, NULL}},
+        {KV_OP_PUBLISH, {LIE_PUBLISHED_MANY, "publish: corrupt: after 0.000 s: 512 tokens"}},
+        {KV_OP_PUBLISH, {LIE_PUBLISHED_ODD, "129 tokens published"}},
+        {KV_OP_PUBLISH, {LIE_PUBLISHED_ALL, "4294967295 tokens published"}},
+        {KV_OP_PUBLISH, {LIE_STATUS, "publish: corrupt"}},
+        {KV_OP_MATCH, {NO_LIE, NULL}},
+        {KV_OP_MATCH, {LIE_MATCHED_MANY, "match: corrupt: after 0.000 s: 384 tokens matched"}},
+        {KV_OP_MATCH, {LIE_MATCHED_ODD, "127 tokens matched, in 1 tiers, of 2 blocks"}},
+        {KV_OP_MATCH, {LIE_MATCHED_ALL, "4294967295 tokens matched, in 1 tiers, of 2 blocks"}},
+        {KV_OP_MATCH, {LIE_TIER_LONG, "128 tokens matched, in 1 tiers, of 2 blocks"}},
+        {KV_OP_MATCH, {LIE_TIER_SHORT, "128 tokens matched, in 1 tiers, of 2 blocks"}},
+        {KV_OP_MATCH, {LIE_TIER_BACK, "128 tokens matched, in 2 tiers, of 2 blocks"}},
+        {KV_OP_PREFIX, {NO_LIE, NULL}},
+        {KV_OP_PREFIX, {LIE_STATUS, "prefix: corrupt"}},
         {KV_OP_TABLE, {NO_LIE, NULL}},
         {KV_OP_TABLE, {LIE_CELL_NAN, "a number of a row: does not match"}},
         {KV_OP_TABLE, {LIE_CELLS_FEW, "columns of a row: does not match"}},
