@@ -368,7 +368,8 @@ KV_API kv_status_t kv_prefix_begin(struct kv_client *client,
                                    struct kv_op **ret_op);
 
 /* Returns the number of blocks that a prefix operation found or evicted: of several nodes, the
- * largest. */
+ * largest.  If the reply to an eviction is lost, the request is sent again and evicts what is
+ * left: the number may then be too low, but never too high. */
 KV_API uint64_t kv_op_blocks(const struct kv_op *op);
 
 /* Opens an existing session by its ticket, whichever client created it.  Brings nodes up to

@@ -5,6 +5,7 @@
  */
 #include "tests/support/cluster.h"
 #include "tests/support/rows.h"
+#include "tests/support/transport_fault.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -526,6 +527,83 @@ static void rows_are_shared(void **state)
     }
 }
 
+static uint64_t say(enum kv_prefix_verb verb, const struct kv_id128 *name)
+{
+    const struct kv_prefix prefix = {.verb = verb, .name = name};
+    struct kv_op *op;
+    uint64_t blocks;
+
+    assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("prefix: %s", kv_op_detail(op));
+    blocks = kv_op_blocks(op);
+    kv_op_free(op);
+    return blocks;
+}
+
+/* Messages about prefixes get lost, come damaged and come twice: what is kept is the same. */
+static void lost_and_doubled_messages(void **state)
+{
+    static const struct fault_rule rules[] = {
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_PUBLISH, 0, 2},
+        {FAULT_OUT, FAULT_DROP, KV_WIRE_REQUEST, KV_OP_PUBLISH, 1, 2},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_PUBLISH, 0, 0},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_MATCH, 1, 2},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_MATCH, 0, 0},
+        {FAULT_IN, FAULT_GARBLE, KV_WIRE_REPLY, KV_OP_MATCH, 0, 2},
+        {FAULT_IN, FAULT_GARBLE, KV_WIRE_REPLY, KV_OP_PUBLISH, 0, 2},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_OPEN, 0, 2},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_OPEN, 0, 0},
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_PREFIX, 0, 2},
+        {FAULT_OUT, FAULT_TWICE, KV_WIRE_REQUEST, KV_OP_PREFIX, 0, 0},
+        /* Behind three verbs at all nodes: what has been evicted is not found again. */
+        {FAULT_IN, FAULT_DROP, KV_WIRE_REPLY, KV_OP_PREFIX, 3 * N_NODES, N_NODES},
+    };
+    const uint32_t n_rules = sizeof(rules) / sizeof(rules[0]);
+    struct kv_client *const calm = client;
+    struct kv_buffer *const calm_buffer = buffer;
+    struct kv_transport *transport;
+    double before[3], after[3];
+
+    (void)state;
+    assert_int_equal(fault_open(&kv_transport_loopback, NULL, &transport), KV_OK);
+    client = cluster_connect(&cluster,
+                             &(struct cluster_client){.transport = transport, .retry_ms = 50});
+    assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
+    for (uint32_t i = 0; i < n_rules; i++) {
+        const unsigned n_hits = fault_hits(transport);
+        struct prompt prompt;
+
+        fault_add(transport, &rules[i]);
+        count_reuse(before);
+        store_prompt(&prompt, 300 + i, 300 + i);
+        assert_int_equal(match(&prompt), BLOCKS * KV_BLOCK_TOKENS);
+        struct kv_session *session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+        count_reuse(after);
+        assert_true(after[0] - before[0] == 2 * N_NODES * BLOCKS * KV_BLOCK_TOKENS);
+        assert_true(after[1] - before[1] == N_NODES * BLOCKS * KV_BLOCK_TOKENS);
+        expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 300 + i);
+        for (unsigned j = 0; j < 3; j++) {
+            static const enum kv_prefix_verb verbs[] = {KV_PREFIX_PIN, KV_PREFIX_UNPIN,
+                                                        KV_PREFIX_HINT};
+
+            assert_int_equal(say(verbs[j], &prompt.names[2]), 1);
+        }
+        /* A reply that is slow counts as lost. */
+        assert_in_range(say(KV_PREFIX_EVICT, &prompt.names[2]), 0,
+                        i + 1 < n_rules ? BLOCKS - 2 : 0);
+        assert_int_equal(match(&prompt), 2 * KV_BLOCK_TOKENS);
+        expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 300 + i);
+        close_session(session);
+        assert_true(fault_hits(transport) > n_hits);
+        fault_clear(transport);
+    }
+    kv_client_close(client);
+    transport->ops->close(transport);
+    client = calm;
+    buffer = calm_buffer;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -538,6 +616,7 @@ int main(void)
         cmocka_unit_test(refused),
         cmocka_unit_test(rows_are_shared),
         cmocka_unit_test(reuse_is_counted),
+        cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(a_node_that_was_started_again),
     };
 
