@@ -317,7 +317,8 @@ struct kv_match {
 /* Asks how much of a prompt is kept by the nodes on which its sessions, and those of its
  * beginnings, are placed, without opening a session: one message to each node of a row, and up
  * to five rows if the nodes have spread the root's sessions.  A node that is not connected
- * counts as keeping nothing.  kv_op_tokens() returns how many tokens an open would attach.
+ * counts as keeping nothing; one that is, and does not answer, fails the match at its deadline.
+ * kv_op_tokens() returns how many tokens an open would attach.
  *   names  (n_names) of the prompt's full blocks */
 KV_API kv_status_t kv_match_begin(struct kv_client *client,
                                   const struct kv_id128 *names,

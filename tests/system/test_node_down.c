@@ -229,6 +229,129 @@ static void a_stopped_node(void **state)
     stop_trio(&trio);
 }
 
+/* ---- prefixes ---------------------------------------------------------------------------- */
+
+enum {
+    N_BLOCKS = 3,
+    PROMPT_TOKENS = N_BLOCKS * KV_BLOCK_TOKENS,
+};
+
+static struct kv_id128 block_names[N_BLOCKS];
+
+enum asked {
+    PUBLISH,
+    MATCH,
+    PIN,
+    OPEN,
+    N_ASKED,
+};
+static const char *const asked_names[N_ASKED] = {"publish", "match", "prefix", "open"};
+
+/* Begins an operation about the prompt's blocks. */
+static struct kv_op *begin_asked(struct kv_client *client,
+                                 struct kv_session *session,
+                                 enum asked what,
+                                 uint32_t deadline_ms)
+{
+    const struct kv_publish publish = {.n_names = N_BLOCKS, .names = block_names};
+    const struct kv_prefix prefix = {.verb = KV_PREFIX_PIN, .name = &block_names[0]};
+    const struct kv_session_options options = {.block_names = block_names,
+                                               .n_block_names = N_BLOCKS};
+    kv_status_t status = KV_INVALID;
+    struct kv_op *op;
+
+    if (what == PUBLISH)
+        status = kv_publish_begin(session, &publish, deadline_ms, &op);
+    else if (what == MATCH)
+        status = kv_match_begin(client, block_names, N_BLOCKS, deadline_ms, &op);
+    else if (what == PIN)
+        status = kv_prefix_begin(client, KV_NODES_ALL, &prefix, deadline_ms, &op);
+    else if (what == OPEN)
+        status = kv_open_begin(client, system_model(), &options, deadline_ms, &op);
+    if (status != KV_OK)
+        fail_msg("%s: %s", asked_names[what], kv_client_detail(client));
+    return op;
+}
+
+/* All nodes answer; one that is slow is asked again. */
+static uint32_t
+asked_well(struct kv_client *client, struct kv_session *session, enum asked what)
+{
+    struct kv_op *op = begin_asked(client, session, what, SYSTEM_DEADLINE_MS);
+    uint32_t told;
+
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", asked_names[what], kv_op_detail(op));
+    told = what == PIN ? (uint32_t)kv_op_blocks(op) : kv_op_tokens(op);
+    if (what == OPEN)
+        kv_session_free(kv_op_session(op));
+    kv_op_free(op);
+    return told;
+}
+
+/* One that is only slow may be named first. */
+static void asked_badly(struct kv_client *client,
+                        struct kv_session *session,
+                        enum asked what,
+                        const char *down)
+{
+    const uint64_t begin_us = process_now_us();
+    bool is_named;
+
+    do {
+        const uint64_t asked_us = process_now_us();
+        struct kv_op *op = begin_asked(client, session, what, SHORT_MS);
+        const kv_status_t status = kv_wait(op);
+
+        if (status != KV_DEADLINE && status != KV_UNREACHABLE)
+            fail_msg("%s: %s", asked_names[what], kv_status_name(status));
+        is_named = names(client, down, asked_names[what]);
+        kv_op_free(op);
+        assert_true(process_now_us() - asked_us <
+                    (SHORT_MS + SYSTEM_SLACK_MS) * UINT64_C(1000));
+        assert_true(process_now_us() - begin_us < PROCESS_PATIENCE_MS * UINT64_C(1000));
+    } while (!is_named);
+}
+
+/* Who publishes, asks for, pins or opens a prompt, of whose nodes one is stopped, hears by the
+ * deadline which one; once it goes on, all is as it was. */
+static void prefixes_at_a_stopped_node(void **state)
+{
+    const struct kv_session_options options = {.block_names = block_names,
+                                               .n_block_names = N_BLOCKS};
+    uint32_t tokens[PROMPT_TOKENS];
+    struct kv_session *session;
+    struct kv_client *client;
+    struct kv_buffer *buffer;
+    struct trio trio;
+    struct kv_op *op;
+
+    (void)state;
+    start_trio(&trio);
+    client = system_open(trio.addresses, "tcp");
+    buffer = system_buffer(client, 1 << 20);
+    for (uint32_t i = 0; i < PROMPT_TOKENS; i++)
+        tokens[i] = i;
+    kv_prompt_names(client, system_model(), tokens, PROMPT_TOKENS, NULL, 0, block_names);
+    assert_int_equal(kv_open_begin(client, system_model(), &options, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    system_put(client, session, buffer, 0, PROMPT_TOKENS, 1);
+    assert_int_equal(asked_well(client, session, PUBLISH), PROMPT_TOKENS);
+    assert_true(process_freeze(&trio.nodes[DOWN].process));
+    for (unsigned what = 0; what < N_ASKED; what++)
+        asked_badly(client, session, (enum asked)what, trio.nodes[DOWN].control);
+    process_thaw(&trio.nodes[DOWN].process);
+    for (unsigned what = 0; what < N_ASKED; what++)
+        assert_int_equal(asked_well(client, session, (enum asked)what),
+                         what == PIN ? 1 : PROMPT_TOKENS);
+    system_read(client, session, buffer, 0, PROMPT_TOKENS, 1);
+    kv_session_free(session);
+    kv_client_close(client);
+    stop_trio(&trio);
+}
+
 /* An address that swallows all that is sent to it: a port whose queue is full. */
 struct hole {
     int listener, fillers[4];
@@ -340,7 +463,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_killed_node), cmocka_unit_test(a_stopped_node),
         cmocka_unit_test(a_black_hole),  cmocka_unit_test(no_node_lives),
-        cmocka_unit_test(a_wrong_list),
+        cmocka_unit_test(a_wrong_list),  cmocka_unit_test(prefixes_at_a_stopped_node),
     };
 
     (void)argc;
