@@ -462,20 +462,81 @@ static void reuse_is_counted(void **state)
     assert_true(after[2] - before[2] == (2 * BLOCKS - 2) * blocks);
 }
 
-/* Another tenant finds nothing; other models and salts have other names (unit.names). */
+static uint32_t match_by(struct kv_client *by, const struct kv_id128 *names)
+{
+    uint32_t tokens;
+    struct kv_op *op;
+
+    assert_int_equal(kv_match_begin(by, names, BLOCKS, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("match: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    kv_op_free(op);
+    return tokens;
+}
+
+/* Another tenant, who may even have the names; another salt, or none, of the same tenant; another
+ * adapter; another model, of the same shape: nobody of these finds anything, and what they publish
+ * of the same tokens is theirs. */
 static void others_find_nothing(void **state)
 {
-    const struct cluster_client setup = {.tenant = 3};
-    struct kv_client *stranger = cluster_connect(&cluster, &setup);
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    static const struct kv_extra_key adapter = {0, UINT32_MAX, "adapter", 7};
+    const struct cluster_client as[] = {
+        {.tenant = 3}, {.salt = "pepper"}, {.salt = "peppes"}, {.tenant = 0}, {.tenant = 0}};
+    const struct kv_model_info own = model;
+    enum {
+        TENANT,
+        ADAPTER = 3,
+        MODEL,
+        N_OTHERS,
+    };
+    struct kv_model_info another;
     struct prompt prompt;
     struct kv_session *session;
 
     (void)state;
+    test_model(&another, "another", N_LAYERS, heads, DIM, DIM);
     store_prompt(&prompt, 8, 81);
-    session = open_prompt_as(stranger, &prompt, false, 0);
-    close_session(session);
+    for (unsigned i = 0; i < N_OTHERS; i++) {
+        struct kv_client *stranger = cluster_connect(&cluster, &as[i]), *mine = client;
+        struct kv_buffer *strangers, *my_buffer = buffer;
+        struct prompt theirs = prompt;
+
+        assert_int_equal(kv_buffer_alloc(stranger, BUFFER_BYTES, &strangers), KV_OK);
+        if (i == MODEL) {
+            /* By the names of the first one, whatever it is that made them equal. */
+            model = another;
+            session = open_prompt_as(stranger, &prompt, false, 0);
+            close_session(session);
+        }
+        kv_prompt_names(stranger, &model, prompt.tokens, TOKENS, i == ADAPTER ? &adapter : NULL,
+                        i == ADAPTER, theirs.names);
+        if (i == TENANT)
+            assert_memory_equal(theirs.names, prompt.names, sizeof(prompt.names));
+        else
+            for (uint32_t block = 0; block < BLOCKS; block++)
+                assert_memory_not_equal(&theirs.names[block], &prompt.names[block],
+                                        sizeof(prompt.names[block]));
+        assert_int_equal(match_by(stranger, theirs.names), 0);
+        session = open_prompt_as(stranger, &theirs, false, 0);
+        client = stranger;
+        buffer = strangers;
+        put(session, 0, TOKENS, 82 + i);
+        expect_published(session, &theirs, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+        close_session(session);
+        session = open_prompt(&theirs, BLOCKS * KV_BLOCK_TOKENS);
+        expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 82 + i);
+        close_session(session);
+        client = mine;
+        buffer = my_buffer;
+        model = own;
+        kv_client_close(stranger);
+        session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+        expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 81);
+        close_session(session);
+    }
     assert_int_equal(match(&prompt), BLOCKS * KV_BLOCK_TOKENS);
-    kv_client_close(stranger);
 }
 
 static void refused(void **state)

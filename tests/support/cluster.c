@@ -136,6 +136,8 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
         client_setup.retry_ms = setup->retry_ms;
         client_setup.credits = setup->credits;
         client_setup.tenant = setup->tenant;
+        client_setup.salt = setup->salt;
+        client_setup.salt_bytes = setup->salt != NULL ? strlen(setup->salt) : 0;
         client_setup.wire_version_max = setup->wire_version_max;
     }
     assert_int_equal(kvc_client_create(&client_setup, &client), KV_OK);

@@ -52,6 +52,7 @@ struct cluster_client {
     struct kv_transport *transport; /* NULL: the cluster's */
     uint32_t deadline_ms, peer_timeout_ms, retry_ms;
     uint32_t credits, tenant;
+    const char *salt; /* NULL: none */
     uint32_t wire_version_max;
     bool is_reversed; /* the list of nodes */
 };
