@@ -2336,6 +2336,84 @@ static void objects_are_listed(void **state)
     close_side(&side);
 }
 
+/* Returns how long the object of that name will be there yet, in ms. */
+static uint64_t ttl_left(struct side *side, const char *name)
+{
+    uint64_t left_ms = 0;
+    unsigned n = 0;
+
+    for (uint32_t node = 0; node < shape.n_nodes; node++) {
+        const struct kv_object_list_options options = {.prefix = name};
+        const struct kv_object_list *list;
+        struct kv_op *op;
+
+        assert_int_equal(kv_object_list_begin(side->client, node, &options, 0, &op), KV_OK);
+        if (kv_wait(op) != KV_OK)
+            fail_msg("objects: %s", kv_op_detail(op));
+        list = kv_op_object_list(op);
+        assert_true(list->is_last);
+        for (uint32_t i = 0; i < list->n_objects; i++, n++)
+            left_ms = list->objects[i].ttl_left_ms;
+        kv_op_free(op);
+    }
+    assert_int_equal(n, 1);
+    return left_ms;
+}
+
+/* Objects whose put says nothing of their time have the node's, others what they say, which may be
+ * none; of several puts, the longest counts. */
+static void objects_have_the_nodes_time(void **state)
+{
+    enum {
+        NODES_MS = 2000 * 1000,
+        MOST_MS = 2 * NODES_MS,
+        LEAST_MS = NODES_MS / 2,
+    };
+    const struct cluster_setup setup = {
+        .row = subject.row,
+        .transports = subject.transports,
+        .n_nodes = shape.n_nodes,
+        .n_threads = shape.n_threads,
+        .memory_bytes = 64 << 20,
+        .object_ttl_s = NODES_MS / 1000,
+    };
+    struct kv_object one = {.bytes = 100};
+    struct cluster own;
+    struct side side;
+
+    (void)state;
+    assert_true(cluster_open(&own, &setup));
+    open_side_as(&side, &own, NULL);
+    one.buffer = side.out;
+    one.name = "short";
+    one.ttl_ms = LEAST_MS;
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_in_range(ttl_left(&side, one.name), 1, LEAST_MS);
+    one.ttl_ms = 0;
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_in_range(ttl_left(&side, one.name), LEAST_MS + 1, NODES_MS);
+    one.name = "default";
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_in_range(ttl_left(&side, one.name), LEAST_MS + 1, NODES_MS);
+    one.ttl_ms = LEAST_MS;
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_in_range(ttl_left(&side, one.name), LEAST_MS + 1, NODES_MS);
+    one.ttl_ms = MOST_MS;
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_in_range(ttl_left(&side, one.name), NODES_MS + 1, MOST_MS);
+    one.ttl_ms = KV_OBJECT_TTL_NONE;
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_true(ttl_left(&side, one.name) == UINT64_MAX);
+    one.name = "none";
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_true(ttl_left(&side, one.name) == UINT64_MAX);
+    one.ttl_ms = 0;
+    object(&side, KV_OBJECT_PUT, &one, KV_OK);
+    assert_true(ttl_left(&side, one.name) == UINT64_MAX);
+    close_side(&side);
+    cluster_close(&own);
+}
+
 /* ---- faults
  * ------------------------------------------------------------------------------ */
 
@@ -2895,6 +2973,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_of_objects),
         cmocka_unit_test(cached_objects_make_room),
         cmocka_unit_test(objects_are_listed),
+        cmocka_unit_test(objects_have_the_nodes_time),
         cmocka_unit_test(operators_see_and_close_sessions),
         cmocka_unit_test(memory_is_told),
         cmocka_unit_test(full_memory_is_told),

@@ -24,6 +24,7 @@ struct cluster_setup {
     uint64_t memory_bytes; /* of each node */
     uint32_t lease_ms, sessions_max, root_sessions, credits;
     uint64_t scrub_bytes;
+    uint32_t object_ttl_s;
     const char *eviction; /* NULL: the node's default */
     uint64_t tenant_quota;
     const struct kvs_event_sink *events; /* (n_nodes) NULL: none */
