@@ -32,6 +32,7 @@ enum {
     /* Ten times the memory. */
     N_PROMPTS = (int)(10 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
     TENANTS = 2,
+    GAUGE_US = 60 * 1000 * 1000,
 };
 
 static struct cluster cluster;
@@ -697,6 +698,39 @@ static void missed_and_why(void **state)
     close_store();
 }
 
+/* A gauge is told now and then. */
+static void expect_tokens_kept(uint32_t n_blocks)
+{
+    const uint64_t until_us = kv_client_now_us(clients[0]) + GAUGE_US;
+    const double bytes = (double)n_blocks * KV_BLOCK_TOKENS * sizeof(uint32_t);
+
+    while (metric("\ntopkv_prefix_tokens_bytes ") != bytes) {
+        if (kv_client_now_us(clients[0]) > until_us)
+            fail_msg("%g bytes, not %g", metric("\ntopkv_prefix_tokens_bytes "), bytes);
+        (void)kv_client_wait(clients[0], 1000);
+    }
+}
+
+/* What the tokens take that nodes keep for readers of events. */
+static void tokens_are_counted(void **state)
+{
+    (void)state;
+    open_store(2, NULL, 0);
+    expect_tokens_kept(0);
+    assert_int_equal(use_prompt(0, 0, true), TOKENS);
+    assert_int_equal(use_prompt(0, 1, true), TOKENS); /* without tokens */
+    expect_tokens_kept(2 * BLOCKS);
+    assert_int_equal(use_prompt(0, 0, true), TOKENS); /* it is there already */
+    assert_int_equal(use_prompt(0, 2, true), TOKENS);
+    expect_tokens_kept(4 * BLOCKS);
+    assert_int_equal(say_of(0, KV_PREFIX_EVICT, 0, 2), BLOCKS - 2);
+    expect_tokens_kept(2 * BLOCKS + 4);
+    assert_int_equal(say_of(0, KV_PREFIX_EVICT, 1, 0), BLOCKS);
+    assert_int_equal(say_of(0, KV_PREFIX_EVICT, 2, 0), BLOCKS);
+    expect_tokens_kept(4);
+    close_store();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -704,7 +738,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(sessions_keep_theirs), cmocka_unit_test(tenants_keep_their_share),
         cmocka_unit_test(tenants_have_a_quota), cmocka_unit_test(pinned_stays),
         cmocka_unit_test(evicted_goes),         cmocka_unit_test(hinted_stays),
-        cmocka_unit_test(missed_and_why),
+        cmocka_unit_test(missed_and_why),       cmocka_unit_test(tokens_are_counted),
     };
 
     if (argc > 1)

@@ -94,6 +94,8 @@ static void tell_stats(struct kvs_control *control)
     kvs_stat_set(&control->stats.prefixes, kvs_prefixes_count(control->prefixes));
     kvs_stat_set(&control->stats.prefix_bytes, kvs_prefixes_bytes(control->prefixes));
     kvs_stat_set(&control->stats.prefixes_pinned, kvs_prefixes_pinned(control->prefixes));
+    kvs_stat_set(&control->stats.prefix_tokens_bytes,
+                 kvs_prefixes_tokens_bytes(control->prefixes));
 }
 
 /* Evicts until that many bytes are on their way, or it takes too long: the more tenants there are,

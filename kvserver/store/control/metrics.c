@@ -119,6 +119,8 @@ static const struct {
     {"prefix_bytes", "bytes of rows in them", offsetof(struct kvs_stats, prefix_bytes)},
     {"prefixes_pinned", "those that a client has pinned",
      offsetof(struct kvs_stats, prefixes_pinned)},
+    {"prefix_tokens_bytes", "bytes of tokens that they have for readers of events",
+     offsetof(struct kvs_stats, prefix_tokens_bytes)},
     {"refused_rows", "bad rows in memory, not served until put again",
      offsetof(struct kvs_stats, rows_bad)},
     {"refused_objects", "bad object pieces in memory, not served until put again",

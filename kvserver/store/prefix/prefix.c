@@ -21,7 +21,8 @@ struct kvs_prefixes {
     uint64_t n_pinned;
     struct kvs_pages *pages; /* NULL: none */
     uint64_t bytes;
-    double floor; /* the value of what went last */
+    uint64_t tokens_bytes; /* of the tokens that they have */
+    double floor;          /* the value of what went last */
     uint64_t
         left[LEFT_KNOWN]; /* of keys that left: each in one place, where the last one stays */
 };
@@ -375,6 +376,11 @@ static void link_to_parent(struct kvs_prefix *prefix, struct kvs_prefix *parent)
         parent->child = prefix;
 }
 
+static uint64_t tokens_bytes(const struct kvs_prefix *prefix)
+{
+    return prefix->tokens != NULL ? KV_BLOCK_TOKENS * sizeof(prefix->tokens[0]) : 0;
+}
+
 bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
                       struct kvs_prefix *parent,
                       const struct kvs_prefix_home *home,
@@ -406,6 +412,7 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
     own->tenant->n_prefixes++;
     own->tenant->bytes += own->block_bytes;
     prefixes->bytes += own->block_bytes;
+    prefixes->tokens_bytes += tokens_bytes(prefix);
     heap_update(prefixes, prefix);
     if (parent != NULL)
         heap_update(prefixes, parent);
@@ -506,6 +513,7 @@ void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
     prefix->home = NULL;
     prefix->n_holders++;
     prefixes->bytes -= home->block_bytes;
+    prefixes->tokens_bytes -= tokens_bytes(prefix);
     home->tenant->bytes -= home->block_bytes;
     home->tenant->n_prefixes--;
     home->n_prefixes--;
@@ -587,6 +595,11 @@ uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes)
 uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes)
 {
     return prefixes->n_pinned;
+}
+
+uint64_t kvs_prefixes_tokens_bytes(const struct kvs_prefixes *prefixes)
+{
+    return prefixes->tokens_bytes;
 }
 
 const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefixes *prefixes,
@@ -697,13 +710,14 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
 {
     const struct kvs_prefix_tenant *tenant;
     const struct kvs_prefix *prefix;
-    uint64_t bytes = 0, of_tenants = 0, n_pinned = 0, n_listed = 0, n = 0;
+    uint64_t bytes = 0, of_tokens = 0, of_tenants = 0, n_pinned = 0, n_listed = 0, n = 0;
     size_t cursor = 0;
 
     kv_map_check(prefixes->map);
     while ((prefix = kv_map_next(prefixes->map, &cursor)) != NULL) {
         check_prefix(prefixes, prefix);
         bytes += prefix->home->block_bytes;
+        of_tokens += tokens_bytes(prefix);
         n_pinned += prefix->pinned_link != NULL;
     }
     cursor = 0;
@@ -723,5 +737,6 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
     }
     assert(n_pinned == n_listed && n_pinned == prefixes->n_pinned);
     assert(*prefixes->pinned_end == NULL);
+    assert(of_tokens == prefixes->tokens_bytes);
     assert(bytes == prefixes->bytes && of_tenants == bytes && n == kv_map_count(prefixes->map));
 }

@@ -84,7 +84,8 @@ struct kvs_prefix {
     struct kvs_prefix_home *home;                  /* NULL: it is not in the index */
     struct kv_writers *mixed; /* of the block's tokens, if they have several; NULL: `writer` */
     uint64_t writer;
-    uint32_t *tokens; /* (KV_BLOCK_TOKENS) for readers of events; NULL: not told */
+    uint32_t *tokens; /* (KV_BLOCK_TOKENS) for readers of events, set before it is added to the
+                       * index; NULL: not told */
     uint64_t used_us;
     uint64_t pinned_us; /* until when; UINT64_MAX: until it is unpinned */
     double floor;       /* the value of what had been evicted last when it was last used */
@@ -187,6 +188,8 @@ struct kvs_prefix_tenant *kvs_prefixes_tenant(const struct kvs_prefixes *prefixe
 uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes);
 uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes);
 uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes);
+/* Returns the bytes of tokens that they have for readers of events. */
+uint64_t kvs_prefixes_tokens_bytes(const struct kvs_prefixes *prefixes);
 /* Iterates over all tenants, as kvs_prefixes_next(). */
 const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefixes *prefixes,
                                                          size_t *cursor);

@@ -122,6 +122,7 @@ struct kvs_stats {
     _Atomic uint64_t objects_evictable; /* bytes of memory */
     _Atomic uint64_t objects_memory;    /* bytes of memory, names and records included */
     _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
+    _Atomic uint64_t prefix_tokens_bytes;                     /* likewise */
     _Atomic uint64_t in_flight;
     _Atomic uint64_t rows_bad, objects_bad; /* rejected until written again: rows, and object
                                              * pieces */
