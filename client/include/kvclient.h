@@ -288,8 +288,8 @@ struct kv_publish {
 };
 
 /* Makes the nodes keep blocks of the session under their names, also after the session has
- * ended: later sessions that are opened with the same names start with these rows.  The names
- * of blocks before `first_block` must be known from the open or from an earlier publish.
+ * ended: later sessions that are opened with the same names start with these rows.  The blocks
+ * before `first_block` must have been attached by the open, or named by an earlier publish.
  * Blocks are kept up to the first one whose rows are not yet committed in all units; publish
  * the others later.  If a node already keeps a block of that name, its copy stays.  A node that
  * needs memory drops blocks that no session uses, in the order that its operator has chosen

@@ -41,7 +41,8 @@ static uint64_t record_bytes(const struct kvs_segment_store *store)
 void node_look(struct kvs_node *node, struct node_look *ret_look)
 {
     struct node_look look = {.sessions = node->control.n_sessions,
-                             .calls = node->control.n_calls};
+                             .calls = node->control.n_calls,
+                             .prefixes = kvs_prefixes_count(node->control.prefixes)};
 
     for (uint32_t i = 0; i < node->control.config.clients_max; i++)
         look.clients += node->control.clients[i].state != KVS_CLIENT_FREE;

@@ -14,6 +14,7 @@ struct node_look {
     uint64_t bytes_strayed;             /* lent by the arenas, and not to what may stay */
     uint64_t codebooks, jobs, queriers; /* lent, queued, owned */
     uint64_t corrupt_rows, bad_messages;
+    uint64_t prefixes;
 };
 
 void node_look(struct kvs_node *node, struct node_look *ret_look);

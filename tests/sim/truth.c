@@ -195,6 +195,33 @@ void truth_row_put(struct truth *truth,
     row->must = row->must || is_sure(truth, token, generation);
 }
 
+void truth_row_attach(
+    struct truth *truth, uint32_t unit, uint32_t token, const uint32_t *contents, uint32_t n)
+{
+    struct truth_row *row = &truth->rows[unit][token];
+
+    assert(row->n_candidates + n <= TRUTH_CANDIDATES_MAX);
+    for (uint32_t i = 0; i < n; i++)
+        row->candidates[row->n_candidates++] =
+            (struct truth_candidate){.content = contents[i], .is_attached = true};
+    row->must = true;
+}
+
+void truth_row_seen(
+    struct truth *truth, uint32_t unit, uint32_t token, uint32_t content, uint64_t now)
+{
+    struct truth_row *row = &truth->rows[unit][token];
+    bool is_attached = false;
+
+    for (unsigned i = 0; i < row->n_candidates; i++)
+        is_attached = is_attached ||
+                      (row->candidates[i].is_attached && row->candidates[i].content == content);
+    for (unsigned i = 0; i < row->n_candidates && is_attached; i++)
+        if (row->candidates[i].is_attached && row->candidates[i].content != content &&
+            row->candidates[i].gone_at == 0)
+            row->candidates[i].gone_at = now;
+}
+
 void truth_exists(struct truth *truth, uint32_t tokens, uint32_t generation)
 {
     for (uint32_t unit = 0; unit < truth->schema.n_units; unit++)
@@ -327,8 +354,10 @@ void truth_fork(const struct truth *parent,
 
             for (unsigned i = 0; i < from->n_candidates; i++)
                 if (is_seen(&from->candidates[i], since))
-                    to->candidates[to->n_candidates++] =
-                        (struct truth_candidate){.content = from->candidates[i].content};
+                    to->candidates[to->n_candidates++] = (struct truth_candidate){
+                        .content = from->candidates[i].content,
+                        .is_attached = from->candidates[i].is_attached,
+                    };
             to->must = true;
         }
     }

@@ -9,6 +9,8 @@
  *     truncate succeeds     candidates of the generation before it are none any more, and what
  *                           is heard of that generation later says nothing of those rows
  *     a node dies           none of its rows need be there
+ *     rows are attached     what was published under their block's name are candidates (published.h);
+ *                           who reads one knows which it is
  *
  * A candidate that is none any more may still be seen by who began to read before; so each
  * remembers when that was, as a number of the world's steps.
@@ -26,12 +28,14 @@ enum {
     TRUTH_UNITS_MAX = 12,
     TRUTH_CANDIDATES_MAX = 6,
     TRUTH_CUTS_MAX = 16,
+    TRUTH_BLOCKS_MAX = TRUTH_TOKENS_MAX / KV_BLOCK_TOKENS,
 };
 
 struct truth_candidate {
     uint32_t content;
     uint32_t generation; /* the latest that a put of it may have had */
     uint64_t gone_at;    /* 0: it may be there */
+    bool is_attached;    /* the session, or whose fork it is, was opened with it */
 };
 
 struct truth_row {
@@ -70,6 +74,15 @@ struct truth {
     unsigned n_handles;
     unsigned n_tasks;
     uint64_t idle_us; /* when the last handle went */
+    /* Its prompt: whose, the names of its blocks, and how many of these all nodes know. */
+    uint32_t tenant, model;
+    bool has_prompt;
+    struct kv_id128 names[TRUTH_BLOCKS_MAX];
+    uint32_t n_named;
+    /* Blocks before that may be published at any time: by what is under way, or may still come to
+     * be, as long as a session has that generation or one before. */
+    unsigned n_publishing;
+    uint32_t publishing_end, doubted_end, doubted_generation;
     struct truth *next;
 };
 
@@ -115,6 +128,13 @@ void truth_row_put(struct truth *truth,
                    uint32_t content,
                    uint32_t generation,
                    uint64_t now);
+
+/* Rows that a session was opened with have one of these contents. */
+void truth_row_attach(
+    struct truth *truth, uint32_t unit, uint32_t token, const uint32_t *contents, uint32_t n);
+/* The row was read, by who began when it was there: of what may have been attached, it is that. */
+void truth_row_seen(
+    struct truth *truth, uint32_t unit, uint32_t token, uint32_t content, uint64_t now);
 
 /* Somebody with that generation was told that all rows before `tokens` exist. */
 void truth_exists(struct truth *truth, uint32_t tokens, uint32_t generation);

@@ -15,6 +15,7 @@
 #include "tests/sim/members_sim.h"
 #include "tests/sim/node_look.h"
 #include "tests/sim/own_clock.h"
+#include "tests/sim/published.h"
 #include "tests/sim/question.h"
 #include "tests/sim/swaps.h"
 #include "tests/sim/tier_sim.h"
@@ -39,9 +40,12 @@ enum {
     GUARD_BYTES = 256,
     CANARY = 0xa7,
     TRUTHS_MAX = 24,
-    N_NAMES = 16,
-    N_ROOTS = 2,       /* prompts' first blocks */
-    BLOCK_NAMES = 5,   /* of a prompt at most */
+    N_TENANTS = 2,
+    N_NAMES = 16, /* of a tenant's objects */
+    N_ROOTS = 2,  /* prompts' first blocks */
+    N_PROMPTS = 6,
+    TOKENS_BLOCKS_MAX = 6, /* of a publish that tells its tokens */
+    QUOTA_BYTES = 3 << 20,
     ROOT_SESSIONS = 2, /* of a row, at most, before its root gets more rows */
     MANY_NODES_ONE_IN = 8,
     CONTENTS_MAX = 8, /* of a name, that may have been put */
@@ -83,8 +87,11 @@ enum task_kind {
     TASK_READ,
     TASK_FETCH,
     TASK_INDEX,
+    TASK_PUBLISH,
     TASK_QUERY,
     TASK_OBJECTS,
+    TASK_MATCH,
+    TASK_PREFIX,
     TASK_PING,
     TASK_TABLE,
     TASK_DRAIN,
@@ -92,8 +99,9 @@ enum task_kind {
 };
 
 static const char *const task_names[TASK_KINDS] = {
-    "open", "resume", "fork",  "truncate", "close",   "length", "renew", "put",   "append",
-    "read", "fetch",  "index", "query",    "objects", "ping",   "table", "drain",
+    "open",    "resume", "fork",   "truncate", "close", "length",  "renew",
+    "put",     "append", "read",   "fetch",    "index", "publish", "query",
+    "objects", "match",  "prefix", "ping",     "table", "drain",
 };
 
 struct slot {
@@ -126,9 +134,15 @@ struct task {
     uint32_t deadline_ms;
     uint64_t cancel_us;
     bool was_cancelled;
-    struct kv_id128 block_names[BLOCK_NAMES]; /* open: of its prompt */
+    struct kv_id128 block_names[TRUTH_BLOCKS_MAX]; /* open, match, prefix: of a prompt */
     uint32_t n_block_names;
-    bool is_sure; /* all that it reads must be there, and what it writes fits */
+    struct published_by by; /* whose names they are */
+    uint32_t blocks_most;   /* open: that it may attach; publish: the last one's end */
+    uint32_t blocks_sure;   /* that it must find */
+    uint32_t n_named;       /* fork: of its parent's blocks, then */
+    uint64_t n_doubts;      /* of the tenant, then */
+    bool is_foreign;        /* resume: another tenant's session */
+    bool is_sure;           /* all that it reads must be there, and what it writes fits */
     bool was_contended;
     bool has_gap;
     uint64_t n_deaths[WORLD_NODES_MAX], n_drains;
@@ -143,6 +157,7 @@ struct task {
     uint32_t n_ids[TRUTH_UNITS_MAX];
     uint32_t ids[IDS_MAX];
     enum kv_object_verb verb;
+    enum kv_prefix_verb prefix_verb;
     struct kv_object objects[BATCH_MAX];
     bool may_go[BATCH_MAX]; /* put: with a time, or evictable */
     uint32_t names[BATCH_MAX], contents[BATCH_MAX];
@@ -173,6 +188,8 @@ struct client {
     struct handle handles[HANDLES_MAX];
     struct task tasks[TASKS_MAX];
     struct slot slots[SLOTS_MAX];
+    uint32_t tenant;
+    bool has_salt;
     const struct task *first; /* query of the batch that is being begun; NULL: none */
     uint64_t stalled_us;      /* until then it stands still */
     uint64_t n_begun, n_ended;
@@ -193,6 +210,13 @@ struct node {
     uint32_t n_threads;
 };
 
+/* What may take away what a tenant has published. */
+struct tenant {
+    uint64_t n_doubts;   /* evictions asked for, begun and ended */
+    unsigned n_evicting; /* under way */
+    uint64_t doubted_us; /* when one ended that may still come to be */
+};
+
 struct world {
     struct kv_clock clock;
     struct world_options options;
@@ -208,7 +232,13 @@ struct world {
     struct kv_model_info models[N_MODELS];
     struct truth *truths;
     unsigned n_truths;
-    struct name names[N_NAMES];
+    struct name names[N_TENANTS * N_NAMES];
+    struct tenant tenants[N_TENANTS];
+    uint32_t turns[N_PROMPTS][TRUTH_BLOCKS_MAX]; /* what prompts' blocks say */
+    struct published *published;
+    bool has_same_names; /* all models' blocks: who publishes first has them */
+    const char *eviction;
+    uint64_t tenant_quota;
     uint64_t at;     /* steps so far */
     uint64_t n_busy; /* of the last ones, in which somebody had something to do */
     uint64_t n_tasks;
@@ -333,6 +363,8 @@ static void node_begin(struct world *world, unsigned place)
         .seed = kv_random_next(&world->random) | 1,
         .clock = &node->clock.clock,
         .message_control = true,
+        .eviction = world->eviction,
+        .tenant_quota = world->tenant_quota,
     };
 
     clock_begin(world, &node->clock);
@@ -407,6 +439,13 @@ static void node_end(struct world *world, unsigned place)
     node->disk = NULL;
 }
 
+/* What the tenant has published may be gone. */
+static void doubt(struct world *world, uint32_t tenant)
+{
+    world->tenants[tenant].n_doubts++;
+    published_doubt(world->published, tenant);
+}
+
 /* What it had is gone: with a kill at once, else when it has stopped as it likes. */
 static void node_stop(struct world *world, unsigned place, bool is_killed)
 {
@@ -421,10 +460,12 @@ static void node_stop(struct world *world, unsigned place, bool is_killed)
     node->revive_us = world->clock.virtual_us + below(world, 3000000);
     for (struct truth *truth = world->truths; truth != NULL; truth = truth->next)
         truth_node_lost(truth, place);
-    for (unsigned i = 0; i < N_NAMES; i++) {
+    for (unsigned i = 0; i < N_TENANTS * N_NAMES; i++) {
         world->names[i].sure = 0;
         world->names[i].n_losses++;
     }
+    for (unsigned i = 0; i < N_TENANTS; i++)
+        doubt(world, i);
 }
 
 static void node_drains(struct world *world, unsigned place)
@@ -505,6 +546,9 @@ static void client_begin(struct world *world, unsigned number)
         .deadline_ms = 5000,
         .peer_timeout_ms = 500 + (uint32_t)below(world, 2000),
         .retry_ms = 50 + (uint32_t)below(world, 1000),
+        .tenant = client->tenant,
+        .salt = "salt",
+        .salt_bytes = client->has_salt ? 4 : 0,
     };
 
     assert((void *)client == (void *)&client->clock.clock);
@@ -581,6 +625,35 @@ name_changed(struct world *world, struct name *name, enum kv_object_verb verb, b
     }
 }
 
+/* A publish ends.  If it is not known how, the session's blocks may still be published until the
+ * nodes have another generation of it. */
+static void publish_over(struct task *task, bool is_certain)
+{
+    struct truth *truth = task->truth;
+
+    if (!is_certain) {
+        if (truth->doubted_end < task->blocks_most)
+            truth->doubted_end = task->blocks_most;
+        if (truth->doubted_generation < task->generation)
+            truth->doubted_generation = task->generation;
+    }
+    if (--truth->n_publishing == 0)
+        truth->publishing_end = 0;
+}
+
+/* What has been asked about prefixes is over. */
+static void prefix_over(struct world *world, const struct task *task, bool is_certain)
+{
+    struct tenant *tenant = &world->tenants[task->by.tenant];
+
+    if (task->prefix_verb != KV_PREFIX_EVICT)
+        return;
+    tenant->n_evicting--;
+    if (!is_certain)
+        tenant->doubted_us = world->clock.virtual_us;
+    doubt(world, task->by.tenant);
+}
+
 static void client_end(struct world *world, unsigned number)
 {
     struct client *client = &world->clients[number];
@@ -597,6 +670,10 @@ static void client_end(struct world *world, unsigned number)
         }
         if (task->kind == TASK_FORK || task->kind == TASK_TRUNCATE)
             task->truth->is_unclear = true;
+        if (task->kind == TASK_PUBLISH)
+            publish_over(task, false);
+        if (task->kind == TASK_PREFIX)
+            prefix_over(world, task, false);
         task_forget(task);
     }
     for (unsigned i = 0; i < HANDLES_MAX; i++)
@@ -847,12 +924,104 @@ static uint64_t oldest_task(const struct world *world)
     return oldest;
 }
 
+/* ---- prompts ----------------------------------------------------------------------------- */
+
+/* A few beginnings, which go on in a few ways. */
+static void make_prompts(struct world *world)
+{
+    for (uint32_t i = 0; i < N_PROMPTS; i++) {
+        const uint32_t *other = world->turns[below(world, i + 1)];
+        const uint32_t n_common = i < N_ROOTS ? 0 : 1 + (uint32_t)below(world, 5);
+
+        for (uint32_t block = 0; block < TRUTH_BLOCKS_MAX; block++)
+            world->turns[i][block] = block < n_common ? other[block] : i;
+    }
+}
+
+static void name_prompt(struct world *world,
+                        const struct client *client,
+                        uint32_t model,
+                        uint32_t prompt,
+                        struct kv_id128 names[TRUTH_BLOCKS_MAX])
+{
+    uint32_t tokens[TRUTH_BLOCKS_MAX * KV_BLOCK_TOKENS];
+
+    for (uint32_t i = 0; i < TRUTH_BLOCKS_MAX * KV_BLOCK_TOKENS; i++)
+        tokens[i] = world->turns[prompt][i / KV_BLOCK_TOKENS] * 1000 + i % 10;
+    kv_prompt_names(client->client, &world->models[world->has_same_names ? 0 : model], tokens,
+                    TRUTH_BLOCKS_MAX * KV_BLOCK_TOKENS, NULL, 0, names);
+}
+
+static struct published_by names_of(const struct truth *truth)
+{
+    return (struct published_by){.tenant = truth->tenant, .model = truth->model};
+}
+
+/* Another prompt from that block on, if no name of the one until now may come to be known. */
+static void go_on_otherwise(struct world *world,
+                            const struct client *client,
+                            struct truth *truth,
+                            uint32_t block)
+{
+    const uint32_t prompt = (uint32_t)below(world, N_PROMPTS);
+    struct kv_id128 names[TRUTH_BLOCKS_MAX];
+
+    if (!truth->has_prompt || block == 0 || truth->n_publishing > 0 || truth->doubted_end > 0 ||
+        truth->n_named > block || truth->tenant != client->tenant)
+        return;
+    name_prompt(world, client, truth->model, prompt, names);
+    if (memcmp(&names[block - 1], &truth->names[block - 1], sizeof(names[0])) == 0)
+        memcpy(truth->names, names, sizeof(names));
+}
+
+/* Whether the row's contents may be published as they come. */
+static bool is_published(const struct truth *truth, uint32_t token)
+{
+    const uint32_t block = token / KV_BLOCK_TOKENS;
+
+    return block < truth->publishing_end || block < truth->doubted_end;
+}
+
 static bool row_is_open(struct world *world, struct task *task, const struct row_at *row)
 {
-    const struct truth_row *known = &task->truth->rows[row->unit][row->token];
+    const struct truth *truth = task->truth;
+    const struct published_by by = names_of(truth);
 
-    (void)world;
-    return known->n_candidates < TRUTH_CANDIDATES_MAX;
+    return truth->rows[row->unit][row->token].n_candidates < TRUTH_CANDIDATES_MAX &&
+           (!is_published(truth, row->token) ||
+            published_row_has_room(world->published, &by,
+                                   &truth->names[row->token / KV_BLOCK_TOKENS], row->unit,
+                                   row->token % KV_BLOCK_TOKENS));
+}
+
+/* What the row may have may be published. */
+static void publish_row(
+    struct world *world, struct truth *truth, uint32_t unit, uint32_t token, uint32_t content)
+{
+    const struct published_by by = names_of(truth);
+
+    if (!published_row_may(world->published, &by, &truth->names[token / KV_BLOCK_TOKENS], unit,
+                           token % KV_BLOCK_TOKENS, content))
+        complain(world, NULL, "the model has no room for what is published");
+}
+
+/* Nothing is at work that loses what was published: what is asked for must be there. */
+static bool is_quiet(const struct world *world)
+{
+    return (world->options.faults &
+            ~(unsigned)(WORLD_DOUBLES | WORLD_LARGE_DOUBLES | WORLD_SLOW_DISKS |
+                        WORLD_EVICTIONS | WORLD_SWAPS)) == 0 &&
+           world->n_nodes <= KV_ROW_NODES && world->tenant_quota == 0;
+}
+
+/* Whether nobody has asked to evict what the tenant has, since the task began. */
+static bool is_undoubted(const struct world *world, const struct task *task)
+{
+    const struct tenant *tenant = &world->tenants[task->by.tenant];
+
+    return tenant->n_doubts == task->n_doubts && tenant->n_evicting == 0 &&
+           (tenant->doubted_us == 0 ||
+            world->clock.virtual_us - tenant->doubted_us > STRAGGLER_US);
 }
 
 /* Chooses what a put writes: what may be there already, or something new. */
@@ -873,6 +1042,8 @@ static bool row_write(struct world *world, struct task *task, const struct row_a
     if (!truth_row_may(task->truth, row->unit, row->token, content, task->generation,
                        oldest_task(world)))
         complain(world, NULL, "the model has no room for a row's contents");
+    if (is_published(task->truth, row->token))
+        publish_row(world, task->truth, row->unit, row->token, content);
     if (row->crc != NULL)
         *row->crc = kv_row_crc(task->handle->session, row->bytes, row->row_bytes, row->layer,
                                row->head, row->token);
@@ -1142,9 +1313,6 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
         task->verb = KV_OBJECT_GET;
     task->n_objects = 1 + (unsigned)below(world, BATCH_MAX);
     for (unsigned i = 0; i < task->n_objects; i++) {
-        struct name *name;
-        char *text = failing_memory_sure(1, sizeof(name->text));
-
         /* Names of one operation differ. */
         task->names[i] = i == 0
                              ? (uint32_t)below(world, N_NAMES)
@@ -1152,6 +1320,12 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
         for (unsigned j = 0; j < i; j++)
             if (task->names[j] == task->names[i])
                 task->names[i] = (task->names[i] + 1) % N_NAMES;
+    }
+    for (unsigned i = 0; i < task->n_objects; i++) {
+        struct name *name;
+        char *text = failing_memory_sure(1, sizeof(name->text));
+
+        task->names[i] += client->tenant * N_NAMES;
         name = &world->names[task->names[i]];
         memcpy(text, name->text, sizeof(name->text));
         task->objects[i] = (struct kv_object){.name = text};
@@ -1223,11 +1397,14 @@ static kv_status_t begin_lifecycle(struct world *world, struct task *task)
         task->tokens = least + 1 + (uint32_t)below(world, 19);
     if (task->kind == TASK_FORK) {
         task->is_sure = task->tokens <= least;
+        task->n_named = truth->n_named;
         truth->n_indexes += 2; /* the child's are its parent's, too */
         status =
             kv_fork_begin(task->handle->session, task->tokens, task->deadline_ms, &task->op);
     } else {
         truth_cut_begin(truth, task->number, task->tokens, task->generation);
+        if (truth->n_named > task->tokens / KV_BLOCK_TOKENS)
+            truth->n_named = task->tokens / KV_BLOCK_TOKENS;
         task->is_sure = true;
         status = kv_truncate_begin(task->handle->session, task->tokens, task->deadline_ms,
                                    &task->op);
@@ -1237,30 +1414,169 @@ static kv_status_t begin_lifecycle(struct world *world, struct task *task)
     return status;
 }
 
-/* Prompts of a few beginnings, which go on in a few ways. */
-static void name_blocks(struct world *world, struct task *task)
+/* The first blocks of a prompt. */
+static void
+name_blocks(struct world *world, const struct client *client, struct task *task, uint32_t model)
 {
-    task->n_block_names = (uint32_t)below(world, BLOCK_NAMES + 1);
-    for (uint32_t i = 0; i < task->n_block_names; i++)
-        task->block_names[i] = (struct kv_id128){
-            .bytes = {1, (uint8_t)below(world, i == 0 ? N_ROOTS : 2 * N_ROOTS), (uint8_t)i}};
+    task->by = (struct published_by){.tenant = client->tenant, .model = model};
+    task->n_doubts = world->tenants[client->tenant].n_doubts;
+    task->n_block_names = (uint32_t)below(world, one_in(world, 2) ? 6 : TRUTH_BLOCKS_MAX + 1);
+    name_prompt(world, client, model, (uint32_t)below(world, N_PROMPTS), task->block_names);
 }
 
 static kv_status_t begin_open(struct world *world, struct client *client, struct task *task)
 {
-    const struct kv_model_info *model = &world->models[below(world, N_MODELS)];
+    const uint32_t number = (uint32_t)below(world, N_MODELS);
+    const struct kv_model_info *model = &world->models[number];
     struct kv_session_options options = {
         .lease_ms = one_in(world, 5) ? LEASE_SHORT_MS : 0,
         .tokens_max = one_in(world, 2) ? TRUTH_TOKENS_MAX : 0,
         .block_names = task->block_names,
+        .match_blocks_max = one_in(world, 8) ? (uint32_t)below(world, 4) : 0,
+        .is_fresh = one_in(world, 12),
     };
+    struct truth *truth;
 
-    name_blocks(world, task);
+    name_blocks(world, client, task, number);
     options.n_block_names = task->n_block_names;
-    task->truth = truth_new(world, &model->schema);
-    task->truth->n_tasks++;
-    task->truth->is_fragile = options.lease_ms != 0;
+    task->blocks_most = options.is_fresh ? 0 : task->n_block_names;
+    if (options.match_blocks_max != 0 && task->blocks_most > options.match_blocks_max)
+        task->blocks_most = options.match_blocks_max;
+    if (is_quiet(world))
+        task->blocks_sure =
+            published_sure(world->published, &task->by, task->block_names, task->blocks_most);
+    truth = truth_new(world, &model->schema);
+    truth->tenant = client->tenant;
+    truth->model = number;
+    truth->has_prompt = task->n_block_names > 0;
+    memcpy(truth->names, task->block_names, sizeof(truth->names));
+    task->truth = truth;
+    truth->n_tasks++;
+    truth->is_fragile = options.lease_ms != 0;
     return kv_open_begin(client->client, model, &options, task->deadline_ms, &task->op);
+}
+
+/* Whether all that the row may have can be published. */
+static bool
+row_fits(const struct world *world, const struct truth *truth, uint32_t unit, uint32_t token)
+{
+    const struct published_by by = names_of(truth);
+    const struct kv_id128 *name = &truth->names[token / KV_BLOCK_TOKENS];
+    const struct truth_row *row = &truth->rows[unit][token];
+    const struct published_row *known =
+        published_row(world->published, &by, name, unit, token % KV_BLOCK_TOKENS);
+    uint32_t n = known != NULL ? known->n : 0;
+
+    for (unsigned i = 0; i < row->n_candidates; i++) {
+        bool is_new = row->candidates[i].gone_at == 0;
+
+        for (uint32_t j = 0; is_new && known != NULL && j < known->n; j++)
+            is_new = known->contents[j] != row->candidates[i].content;
+        n += is_new;
+    }
+    return n <= PUBLISHED_CONTENTS_MAX;
+}
+
+/* What the session has of its prompt, mostly as far as it has it. */
+static kv_status_t begin_publish(struct world *world, struct task *task)
+{
+    struct truth *truth = task->truth;
+    const uint32_t n_here = truth_least(truth) / KV_BLOCK_TOKENS;
+    struct kv_publish publish = {0};
+    uint32_t tokens[TOKENS_BLOCKS_MAX * KV_BLOCK_TOKENS] = {0};
+    kv_status_t status;
+
+    task->by = names_of(truth);
+    task->n_doubts = world->tenants[truth->tenant].n_doubts;
+    task->blocks_most =
+        one_in(world, 3) ? 1 + (uint32_t)below(world, TRUTH_BLOCKS_MAX) : n_here;
+    if (one_in(world, 4))
+        publish.first_block = (uint32_t)below(world, truth->n_named + 1);
+    if (!truth->has_prompt || task->blocks_most <= publish.first_block)
+        return KV_CANCELLED;
+    for (uint32_t unit = 0; unit < truth->schema.n_units; unit++)
+        for (uint32_t token = 0; token < task->blocks_most * KV_BLOCK_TOKENS; token++)
+            if (!row_fits(world, truth, unit, token))
+                return KV_CANCELLED;
+    for (uint32_t unit = 0; unit < truth->schema.n_units; unit++)
+        for (uint32_t token = 0; token < task->blocks_most * KV_BLOCK_TOKENS; token++)
+            for (unsigned i = 0; i < truth->rows[unit][token].n_candidates; i++)
+                if (truth->rows[unit][token].candidates[i].gone_at == 0)
+                    publish_row(world, truth, unit, token,
+                                truth->rows[unit][token].candidates[i].content);
+    if (is_quiet(world) && !world->has_same_names)
+        task->blocks_sure = n_here < task->blocks_most ? n_here : task->blocks_most;
+    task->is_sure = true;
+    publish.n_names = task->blocks_most - publish.first_block;
+    publish.names = truth->names + publish.first_block;
+    /* As many as go into a small message: this world's port of control takes no others. */
+    publish.tokens = publish.n_names <= TOKENS_BLOCKS_MAX && one_in(world, 2) ? tokens : NULL;
+    task->tokens = publish.first_block * KV_BLOCK_TOKENS;
+    status = kv_publish_begin(task->handle->session, &publish, task->deadline_ms, &task->op);
+    if (status != KV_OK)
+        return status;
+    truth->n_publishing++;
+    if (truth->publishing_end < task->blocks_most)
+        truth->publishing_end = task->blocks_most;
+    return KV_OK;
+}
+
+static bool is_connected(const struct kv_client *client)
+{
+    for (uint32_t i = 0; i < client->n_nodes; i++)
+        if (client->nodes[i].state != KVC_NODE_CONNECTED)
+            return false;
+    return true;
+}
+
+static kv_status_t begin_match(struct world *world, struct client *client, struct task *task)
+{
+    name_blocks(world, client, task, (uint32_t)below(world, N_MODELS));
+    if (task->n_block_names == 0)
+        return KV_CANCELLED;
+    task->is_sure = true;
+    /* A node that has no units of a model keeps nothing of it, and cannot tell that it need not. */
+    if (is_quiet(world) && is_connected(client->client) &&
+        world->models[task->by.model].schema.n_units >= world->n_nodes)
+        task->blocks_sure =
+            published_sure(world->published, &task->by, task->block_names, task->n_block_names);
+    return kv_match_begin(client->client, task->block_names, task->n_block_names,
+                          task->deadline_ms, &task->op);
+}
+
+/* Pins, unpins, hints, evicts: mostly by name, else what a session has. */
+static kv_status_t begin_prefix(struct world *world, struct client *client, struct task *task)
+{
+    static const enum kv_prefix_verb verbs[] = {KV_PREFIX_PIN, KV_PREFIX_PIN, KV_PREFIX_UNPIN,
+                                                KV_PREFIX_HINT, KV_PREFIX_EVICT};
+    const struct handle *handle = handle_pick(world, client);
+    struct kv_prefix prefix = {.verb = verbs[below(world, 5)]};
+    kv_status_t status;
+
+    name_blocks(world, client, task, (uint32_t)below(world, N_MODELS));
+    if (task->n_block_names == 0)
+        return KV_CANCELLED;
+    prefix.name = &task->block_names[task->n_block_names - 1];
+    if (handle != NULL && one_in(world, 3)) {
+        prefix.session_id = &handle->truth->ticket.session_id;
+        if (one_in(world, 2)) {
+            prefix.name = NULL;
+            task->n_block_names = 0;
+        }
+    }
+    if (prefix.verb == KV_PREFIX_HINT || one_in(world, 2))
+        prefix.for_ms = (uint32_t)below(world, 5000);
+    task->prefix_verb = prefix.verb;
+    task->is_sure = true;
+    status = kv_prefix_begin(client->client,
+                             one_in(world, 4) ? (uint32_t)below(world, world->n_nodes)
+                                              : KV_NODES_ALL,
+                             &prefix, task->deadline_ms, &task->op);
+    if (status == KV_OK && prefix.verb == KV_PREFIX_EVICT) {
+        world->tenants[client->tenant].n_evicting++;
+        doubt(world, client->tenant);
+    }
+    return status;
 }
 
 static kv_status_t begin_resume(struct world *world, struct client *client, struct task *task)
@@ -1275,6 +1591,11 @@ static kv_status_t begin_resume(struct world *world, struct client *client, stru
     if (n == 0)
         return KV_CANCELLED;
     task->truth = truths[below(world, n)];
+    if (task->truth->tenant != client->tenant && !one_in(world, 4)) {
+        task->truth = NULL;
+        return KV_CANCELLED;
+    }
+    task->is_foreign = task->truth->tenant != client->tenant;
     task->truth->n_tasks++;
     if (task->truth->n_handles == 0 &&
         (task->truth->is_fragile ||
@@ -1291,10 +1612,11 @@ static kv_status_t begin_resume(struct world *world, struct client *client, stru
 static enum task_kind pick_kind(struct world *world)
 {
     static const uint8_t shares[TASK_KINDS] = {
-        [TASK_OPEN] = 5,    [TASK_RESUME] = 5,  [TASK_FORK] = 5,  [TASK_TRUNCATE] = 6,
-        [TASK_CLOSE] = 3,   [TASK_LENGTH] = 3,  [TASK_RENEW] = 1, [TASK_PUT] = 18,
-        [TASK_APPEND] = 10, [TASK_READ] = 9,    [TASK_FETCH] = 6, [TASK_INDEX] = 7,
-        [TASK_QUERY] = 16,  [TASK_OBJECTS] = 4, [TASK_PING] = 1,  [TASK_TABLE] = 1,
+        [TASK_OPEN] = 6,   [TASK_RESUME] = 4,  [TASK_FORK] = 4,  [TASK_TRUNCATE] = 5,
+        [TASK_CLOSE] = 4,  [TASK_LENGTH] = 2,  [TASK_RENEW] = 1, [TASK_PUT] = 16,
+        [TASK_APPEND] = 8, [TASK_READ] = 10,   [TASK_FETCH] = 6, [TASK_INDEX] = 6,
+        [TASK_QUERY] = 13, [TASK_OBJECTS] = 4, [TASK_MATCH] = 2, [TASK_PUBLISH] = 5,
+        [TASK_PREFIX] = 2, [TASK_PING] = 1,    [TASK_TABLE] = 1,
     };
     uint64_t pick = below(world, 100);
 
@@ -1308,8 +1630,8 @@ static enum task_kind pick_kind(struct world *world)
 
 static kv_status_t begin(struct world *world, struct client *client, struct task *task)
 {
-    static const char *const tables[] = {"status", "sessions", "clients",
-                                         "ops",    "stats",    "models"};
+    static const char *const tables[] = {"status", "sessions", "clients", "ops",  "stats",
+                                         "models", "prefixes", "tenants", "reuse"};
 
     switch (task->kind) {
     case TASK_OPEN:
@@ -1338,6 +1660,12 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
         return begin_fetch(world, client, task);
     case TASK_INDEX:
         return begin_index(world, task);
+    case TASK_PUBLISH:
+        return begin_publish(world, task);
+    case TASK_MATCH:
+        return begin_match(world, client, task);
+    case TASK_PREFIX:
+        return begin_prefix(world, client, task);
     case TASK_QUERY:
         return begin_query(world, client, task);
     case TASK_OBJECTS:
@@ -1348,7 +1676,7 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
                              task->deadline_ms, &task->op);
     case TASK_TABLE:
         return kv_table_begin(client->client, (uint32_t)below(world, world->n_nodes),
-                              tables[below(world, 6)], task->deadline_ms, &task->op);
+                              tables[below(world, 9)], task->deadline_ms, &task->op);
     case TASK_DRAIN:
         return kv_drain_begin(client->client, (uint32_t)below(world, world->n_nodes),
                               task->deadline_ms, &task->op);
@@ -1457,6 +1785,7 @@ static bool is_same_row(struct world *world, struct task *task, const struct row
                  content);
         return false;
     }
+    truth_row_seen(task->truth, row->unit, row->token, content, world->at);
     if (row->crc != NULL &&
         *row->crc != kv_row_crc(task->handle->session, row->bytes, row->row_bytes, row->layer,
                                 row->head, row->token)) {
@@ -1590,7 +1919,8 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
         return truth != NULL && task->kind == TASK_RESUME && truth->was_shared &&
                truth->is_unclear;
     case KV_DENIED: /* its place is another session's by now */
-        return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
+        return truth != NULL &&
+               (task->is_foreign || truth->is_closing || truth->lost_node || truth->is_fragile);
     case KV_STALE:
         return truth != NULL && (truth->was_shared || truth->is_unclear || truth->is_closing ||
                                  truth->is_fragile);
@@ -1713,12 +2043,45 @@ is_well_placed(struct world *world, const struct task *task, const struct kv_tic
         return root == ticket->root;
     }
     root = kv_placement_prompt_root(&task->block_names[0]);
-    branch = kv_placement_branch(task->block_names, task->n_block_names);
     world->result->n_moved += ticket->root != root;
-    for (uint32_t n_rows = 1; n_rows <= most; n_rows *= 2)
-        if (ticket->root == kv_placement_branch_root(root, branch, n_rows))
-            return true;
+    /* Or where its beginning is. */
+    for (uint32_t blocks = 16; blocks > 0; blocks /= 2) {
+        branch = kv_placement_branch(
+            task->block_names, blocks < task->n_block_names ? blocks : task->n_block_names);
+        for (uint32_t n_rows = 1; n_rows <= most; n_rows *= 2)
+            if (ticket->root == kv_placement_branch_root(root, branch, n_rows))
+                return true;
+    }
     return false;
+}
+
+/* What the session has been opened with. */
+static void attach(struct world *world, struct task *task, uint32_t tokens)
+{
+    struct truth *truth = task->truth;
+    const uint32_t n_blocks = tokens / KV_BLOCK_TOKENS;
+    const uint32_t most = published_most(world->published, &task->by, task->block_names,
+                                         task->blocks_most, truth->schema.n_units);
+
+    if (tokens % KV_BLOCK_TOKENS != 0 || n_blocks > most)
+        complain(world, task, "%u tokens of %u blocks, of which %u were published", tokens,
+                 task->blocks_most, most);
+    else if (n_blocks < task->blocks_sure && is_undoubted(world, task))
+        complain(world, task, "%u tokens, and %u blocks must be there", tokens,
+                 task->blocks_sure);
+    else if (tokens > 0) {
+        world->result->n_attached += tokens;
+        truth->n_named = n_blocks; /* nodes that had more have been made to forget it */
+        truth->n_indexes += 2;     /* its codes are those of whoever published it */
+        for (uint32_t unit = 0; unit < truth->schema.n_units; unit++)
+            for (uint32_t token = 0; token < tokens; token++) {
+                const struct published_row *row = published_row(
+                    world->published, &task->by, &task->block_names[token / KV_BLOCK_TOKENS],
+                    unit, token % KV_BLOCK_TOKENS);
+
+                truth_row_attach(truth, unit, token, row->contents, row->n);
+            }
+    }
 }
 
 static void end_session(struct world *world, struct client *client, struct task *task)
@@ -1735,15 +2098,30 @@ static void end_session(struct world *world, struct client *client, struct task 
         truth->lost_node = has_died(world, task);
         if (!is_well_placed(world, task, &truth->ticket))
             complain(world, task, "it is not where its prompt says");
+        attach(world, task, kv_op_tokens(task->op));
+        for (unsigned i = 0; i < world->n_nodes; i++)
+            if (world->nodes[i].n_deaths != task->n_deaths[i])
+                truth_node_lost(truth, i);
     }
     if (task->kind == TASK_FORK) {
         truth = truth_new(world, &task->truth->schema);
         truth_fork(task->truth, truth, task->tokens, task->since);
         truth_place(truth, session);
+        truth->tenant = task->truth->tenant;
+        truth->model = task->truth->model;
+        truth->has_prompt = task->truth->has_prompt;
+        memcpy(truth->names, task->truth->names, sizeof(truth->names));
+        truth->n_named = task->n_named < task->tokens / KV_BLOCK_TOKENS
+                             ? task->n_named
+                             : task->tokens / KV_BLOCK_TOKENS;
+        if (one_in(world, 2))
+            go_on_otherwise(world, client, truth, task->tokens / KV_BLOCK_TOKENS);
         for (unsigned i = 0; i < world->n_nodes; i++)
             if (world->nodes[i].n_deaths != task->n_deaths[i])
                 truth_node_lost(truth, i);
     } else if (task->kind == TASK_RESUME) {
+        if (task->is_foreign)
+            complain(world, task, "it is another tenant's");
         /* The first node may have died after it answered for the length. */
         if (!has_died(world, task)) {
             check_length(world, task, session, kv_op_tokens(task->op));
@@ -1751,6 +2129,76 @@ static void end_session(struct world *world, struct client *client, struct task 
         truth_place(truth, session);
     }
     handle_add(client, session, truth);
+}
+
+static void end_publish(struct world *world, struct task *task, kv_status_t status)
+{
+    struct truth *truth = task->truth;
+    const uint32_t n_blocks = kv_op_tokens(task->op) / KV_BLOCK_TOKENS;
+    uint32_t most;
+
+    publish_over(task, status == KV_OK || status == KV_INVALID || status == KV_CONFLICT);
+    if (status == KV_INVALID && task->tokens > 0 && !still_sure(task))
+        return; /* the names before it were taken away */
+    if (status != KV_OK) {
+        if (!may_end(world, task, status))
+            complain(world, task, "not so");
+        return;
+    }
+    most = published_most(world->published, &task->by, truth->names, task->blocks_most,
+                          truth->schema.n_units);
+    world->result->n_published += n_blocks;
+    if (kv_op_tokens(task->op) % KV_BLOCK_TOKENS != 0 || n_blocks > most)
+        complain(world, task, "%u blocks, and at most %u are there", n_blocks, most);
+    if (!still_sure(task))
+        return;
+    if (truth->n_named < task->blocks_most)
+        truth->n_named = task->blocks_most;
+    if (!is_undoubted(world, task) || !is_quiet(world))
+        return;
+    if (n_blocks < task->blocks_sure)
+        complain(world, task, "%u blocks, and %u must be there", n_blocks, task->blocks_sure);
+    published_make_sure(world->published, &task->by, truth->names, n_blocks);
+}
+
+static void end_match(struct world *world, struct task *task, kv_status_t status)
+{
+    const uint32_t most = published_parts(world->published, task->by.tenant, task->block_names,
+                                          task->n_block_names);
+    const struct kv_match *matches;
+    uint32_t n_matches;
+
+    if (status != KV_OK) {
+        if (!may_end(world, task, status))
+            complain(world, task, "not so");
+        return;
+    }
+    matches = kv_op_matches(task->op, &n_matches);
+    for (uint32_t i = 0; i < n_matches; i++)
+        if (matches[i].tokens > most * KV_BLOCK_TOKENS ||
+            matches[i].tokens_in_memory > matches[i].tokens)
+            complain(world, task, "node %u: %u tokens of %u blocks that were published",
+                     matches[i].node, matches[i].tokens, most);
+    if (kv_op_tokens(task->op) > most * KV_BLOCK_TOKENS)
+        complain(world, task, "%u tokens of %u blocks that were published",
+                 kv_op_tokens(task->op), most);
+    else if (kv_op_tokens(task->op) < task->blocks_sure * KV_BLOCK_TOKENS &&
+             is_undoubted(world, task))
+        complain(world, task, "%u tokens, and %u blocks must be there", kv_op_tokens(task->op),
+                 task->blocks_sure);
+}
+
+static void end_prefix(struct world *world, struct task *task, kv_status_t status)
+{
+    const uint32_t most = published_parts(world->published, task->by.tenant, task->block_names,
+                                          task->n_block_names);
+
+    prefix_over(world, task, status == KV_OK);
+    if (status != KV_OK && !may_end(world, task, status))
+        complain(world, task, "not so");
+    else if (status == KV_OK && kv_op_blocks(task->op) > 0 && task->n_block_names > most)
+        complain(world, task, "block %u was found, and %u were published",
+                 task->n_block_names - 1, most);
 }
 
 /* No message from then is on its way any more; 0: never. */
@@ -1855,10 +2303,16 @@ end_other(struct world *world, struct client *client, struct task *task, kv_stat
     case TASK_FORK:
         end_session(world, client, task);
         break;
-    case TASK_TRUNCATE:
-        truth_cut_done(truth, task->number, task->tokens,
-                       kv_session_generation(task->handle->session) - 1, world->at);
+    case TASK_TRUNCATE: {
+        const uint32_t before = kv_session_generation(task->handle->session) - 1;
+
+        truth_cut_done(truth, task->number, task->tokens, before, world->at);
+        if (truth->doubted_generation <= before)
+            truth->doubted_end = truth->doubted_generation = 0;
+        if (one_in(world, 2) && truth->n_losses == task->n_losses + 1)
+            go_on_otherwise(world, client, truth, task->tokens / KV_BLOCK_TOKENS);
         break;
+    }
     case TASK_CLOSE:
         truth->closed_at = world->at;
         break;
@@ -1915,6 +2369,12 @@ static void task_end(struct world *world, struct client *client, struct task *ta
         end_retrieval(world, task, status);
     else if (task->kind == TASK_OBJECTS)
         end_objects(world, task, status);
+    else if (task->kind == TASK_PUBLISH)
+        end_publish(world, task, status);
+    else if (task->kind == TASK_MATCH)
+        end_match(world, task, status);
+    else if (task->kind == TASK_PREFIX)
+        end_prefix(world, task, status);
     else
         end_other(world, client, task, status);
     kv_op_free(task->op);
@@ -2378,27 +2838,18 @@ static void check_swaps(struct world *world)
         complain(world, NULL, "no segment was swapped");
 }
 
-/* Ends sessions, one way or another, and deletes all objects. */
-static void clean_up(struct world *world)
+/* Those of the client's tenant. */
+static void delete_objects(struct world *world, struct client *client)
 {
     struct kv_object objects[N_NAMES];
     unsigned n_good = 0;
     uint64_t until_us;
     struct kv_op *op;
 
-    for (unsigned i = 0; i < N_CLIENTS; i++) {
-        struct client *client = &world->clients[i];
-
-        for (unsigned j = 0; j < HANDLES_MAX; j++)
-            if (client->handles[j].session != NULL && one_in(world, 2))
-                task_begin(world, client, TASK_CLOSE);
-    }
-    settle(world);
     for (unsigned i = 0; i < N_NAMES; i++)
         objects[i] = (struct kv_object){.name = world->names[i].text};
     /* What came late may have brought one back, or ended a connection: again, later. */
     for (unsigned round = 0; round < 6 && n_good < 2 && !world->result->failed; round++) {
-        struct client *client = &world->clients[0];
         kv_status_t status =
             kv_objects_begin(client->client, KV_OBJECT_DELETE, objects, N_NAMES, 10000, &op);
 
@@ -2424,6 +2875,74 @@ static void clean_up(struct world *world)
         while (world->clock.virtual_us < until_us)
             turn(world, 50000);
     }
+}
+
+/* A node forgets a client that has had nothing to do for long, which the client hears from the
+ * data threads only. */
+static void ping_all(struct world *world, struct client *client)
+{
+    struct kv_op *op;
+
+    for (uint32_t i = 0; i < 2 * world->n_nodes; i++) {
+        if (kv_ping_begin(client->client, i % world->n_nodes, 0, 0, 0, 10000, &op) != KV_OK)
+            continue;
+        client->n_begun++;
+        while (kv_op_status(op) == KV_IN_PROGRESS)
+            turn(world, IDLE_STEP_US);
+        kv_op_free(op);
+    }
+}
+
+/* All prefixes that the client can name: nothing publishes any more. */
+static void evict_all(struct world *world, struct client *client)
+{
+    struct kv_id128 names[TRUTH_BLOCKS_MAX];
+    char detail[256] = "";
+    struct kv_op *op;
+
+    ping_all(world, client);
+    for (uint32_t i = 0; i < N_MODELS * N_PROMPTS && !world->result->failed; i++) {
+        struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = &names[0]};
+        kv_status_t status = KV_UNREACHABLE;
+
+        name_prompt(world, client, i % N_MODELS, i / N_MODELS, names);
+        for (unsigned round = 0;
+             round < 6 && (status == KV_UNREACHABLE || status == KV_DEADLINE); round++) {
+            status = kv_prefix_begin(client->client, KV_NODES_ALL, &prefix, 10000, &op);
+            if (status != KV_OK)
+                break;
+            client->n_begun++;
+            while (kv_op_status(op) == KV_IN_PROGRESS)
+                turn(world, IDLE_STEP_US);
+            status = kv_op_status(op);
+            snprintf(detail, sizeof(detail), "%s", kv_op_detail(op));
+            kv_op_free(op);
+        }
+        if (status != KV_OK)
+            complain(world, NULL, "prefixes cannot be evicted: %s: %s", kv_status_name(status),
+                     detail);
+    }
+}
+
+/* Ends sessions, one way or another, and deletes all objects and prefixes. */
+static void clean_up(struct world *world)
+{
+    for (unsigned i = 0; i < N_CLIENTS; i++) {
+        struct client *client = &world->clients[i];
+
+        for (unsigned j = 0; j < HANDLES_MAX; j++)
+            if (client->handles[j].session != NULL && one_in(world, 2))
+                task_begin(world, client, TASK_CLOSE);
+    }
+    settle(world);
+    for (uint32_t tenant = 0; tenant < N_TENANTS; tenant++)
+        for (unsigned i = 0; i < N_CLIENTS; i++)
+            if (world->clients[i].tenant == tenant) {
+                delete_objects(world, &world->clients[i]);
+                break;
+            }
+    for (unsigned i = 0; i < N_CLIENTS && !world->result->failed; i++)
+        evict_all(world, &world->clients[i]);
     for (unsigned i = 0; i < N_CLIENTS; i++) {
         struct client *client = &world->clients[i];
 
@@ -2459,19 +2978,22 @@ static void check_nodes(struct world *world)
         remember(world, look.corrupt_rows << 32 ^ look.bad_messages);
         if (look.sessions + look.clients + look.calls + look.works + look.bodies +
                 look.stagings + look.segments + look.objects + look.object_bytes +
-                look.bytes_strayed + look.codebooks + look.jobs + look.queriers >
+                look.bytes_strayed + look.codebooks + look.jobs + look.queriers +
+                look.prefixes >
             0)
             complain(world, NULL,
                      "node %u at the end: sessions %llu, clients %llu, calls %llu, works %llu, "
                      "bodies %llu, stagings %llu, segments %llu, objects %llu of %llu bytes, "
-                     "%llu bytes of memory, codebooks %llu, jobs %llu, queriers %llu",
+                     "%llu bytes of memory, codebooks %llu, jobs %llu, queriers %llu, "
+                     "prefixes %llu",
                      i, (unsigned long long)look.sessions, (unsigned long long)look.clients,
                      (unsigned long long)look.calls, (unsigned long long)look.works,
                      (unsigned long long)look.bodies, (unsigned long long)look.stagings,
                      (unsigned long long)look.segments, (unsigned long long)look.objects,
                      (unsigned long long)look.object_bytes,
                      (unsigned long long)look.bytes_strayed, (unsigned long long)look.codebooks,
-                     (unsigned long long)look.jobs, (unsigned long long)look.queriers);
+                     (unsigned long long)look.jobs, (unsigned long long)look.queriers,
+                     (unsigned long long)look.prefixes);
         if (!has(world, WORLD_CORRUPTION) && look.corrupt_rows + look.bad_messages > 0)
             complain(
                 world, NULL, "node %u at the end: %llu rows and %llu messages were corrupt", i,
@@ -2506,8 +3028,16 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     make_models(world);
     set_faults(world);
     world->failing = rate(world, WORLD_FAILING_ALLOCATIONS, one_in(world, 3) ? 100000 : 5000);
-    for (unsigned i = 0; i < N_NAMES; i++)
-        snprintf(world->names[i].text, sizeof(world->names[i].text), "object-%u", i);
+    for (unsigned i = 0; i < N_TENANTS * N_NAMES; i++)
+        snprintf(world->names[i].text, sizeof(world->names[i].text), "object-%u", i % N_NAMES);
+    world->published = published_create();
+    make_prompts(world);
+    world->has_same_names = one_in(world, 6);
+    world->eviction = one_in(world, 2) ? "lru" : "gdsf";
+    world->tenant_quota = one_in(world, 4) ? 1 + below(world, QUOTA_BYTES) : 0;
+    world->clients[N_CLIENTS - 1].tenant = (uint32_t)below(world, N_TENANTS);
+    for (unsigned i = 0; i < N_CLIENTS; i++)
+        world->clients[i].has_salt = one_in(world, 6);
     for (unsigned i = 0; i < world->n_nodes; i++) {
         world->nodes[i].n_threads =
             one_in(world, 2) ? 1 : 1 + (uint32_t)below(world, THREADS_MAX);
@@ -2549,6 +3079,7 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     for (unsigned i = 0; i < N_CLIENTS; i++)
         for (unsigned j = 0; j < SLOTS_MAX; j++)
             free(world->clients[i].slots[j].memory);
+    published_destroy(world->published);
     sim_net_destroy(world->net);
     free(world);
 }

@@ -67,6 +67,8 @@ struct world_result {
         n_moved; /* sessions that were opened on another row of their root than the first */
     uint64_t n_swaps, n_rows_swapped; /* segments; their rows that had to be found, and were */
     uint64_t n_evictions, n_segments_lost; /* blocks that left memory; what did not come back */
+    uint64_t n_published; /* blocks that publishes found kept, when they ended */
+    uint64_t n_attached;  /* tokens that opens began with */
     bool failed;
     char failure[512];
 };
