@@ -172,6 +172,64 @@ bool node_swap(struct kvs_node *node, const struct node_place *place)
     return false;
 }
 
+/* Any segment in memory of what is kept by name; NULL: there is none. */
+static struct kvs_block *any_kept(struct kvs_node *node,
+                                  struct kv_random *random,
+                                  uint32_t *ret_at,
+                                  struct kvs_segment_image *ret_image)
+{
+    const uint32_t thread = (uint32_t)kv_random_below(random, node->n_threads);
+    const uint64_t n = kvs_prefixes_count(node->control.prefixes);
+    struct kvs_prefix *prefix = NULL;
+    size_t cursor = 0;
+
+    for (uint64_t i = n > 0 ? 1 + kv_random_below(random, n) : 0; i > 0; i--)
+        prefix = kvs_prefixes_next(node->control.prefixes, &cursor);
+    if (prefix == NULL)
+        return NULL;
+    struct kvs_block **block = kvs_prefix_block(prefix, thread, node->n_threads);
+    if (block == NULL || *block == NULL || !kvs_block_is_here(*block) ||
+        (*block)->n_segments == 0)
+        return NULL;
+    *ret_at = (uint32_t)kv_random_below(random, (*block)->n_segments);
+    return kvs_block_image(&node->shard[thread].store, *block, *ret_at, ret_image) ? *block
+                                                                                   : NULL;
+}
+
+static void flip(struct kv_random *random, void *bytes, size_t n_bytes)
+{
+    ((uint8_t *)bytes)[kv_random_below(random, n_bytes)] ^=
+        (uint8_t)(1 << kv_random_below(random, 8));
+}
+
+bool node_damage(struct kvs_node *node, struct kv_random *random)
+{
+    const size_t crcs_bytes = KV_BLOCK_TOKENS * sizeof(uint32_t);
+    struct kvs_segment_image image, other_image;
+    uint32_t at, other_at;
+    struct kvs_block *block = any_kept(node, random, &at, &image), *other;
+
+    if (block == NULL)
+        return false;
+    switch (kv_random_below(random, 4)) {
+    case 0:
+        flip(random, kvs_block_crcs(block, at), crcs_bytes);
+        return true;
+    case 1:
+        other = any_kept(node, random, &other_at, &other_image);
+        if (other == NULL || image.rows_bytes != other_image.rows_bytes ||
+            (other == block && other_at == at))
+            return false;
+        memcpy(kvs_block_rows(block, at), kvs_block_rows(other, other_at), image.rows_bytes);
+        if (kv_random_below(random, 2) == 0)
+            memcpy(kvs_block_crcs(block, at), kvs_block_crcs(other, other_at), crcs_bytes);
+        return true;
+    default:
+        flip(random, kvs_block_rows(block, at), image.rows_bytes);
+        return true;
+    }
+}
+
 uint32_t node_verify(struct kvs_node *node,
                      const struct node_place *place,
                      unsigned which,

@@ -5,6 +5,7 @@
 #ifndef KV_TESTS_SIM_NODE_LOOK_H
 #define KV_TESTS_SIM_NODE_LOOK_H
 
+#include "kvserver/base/random.h"
 #include "kvserver/store/node.h"
 
 struct node_look {
@@ -28,6 +29,11 @@ struct node_place {
 /* Exchanges the two sessions' segments there.  false: nothing happened, a session has none, or
  * both have the same. */
 bool node_swap(struct kvs_node *node, const struct node_place *place);
+
+/* Damages a segment in memory of a block that the node keeps by name: a bit flips in a row or in a
+ * checksum, or another segment's rows come in its place, with their checksums or without.  Returns
+ * false if nothing happened: the node keeps nothing in memory. */
+bool node_damage(struct kvs_node *node, struct kv_random *random);
 
 /* Which committed rows of the block, in sessions[which], fail the check that the node makes of
  * rows.  Returns how many rows there are; 0: there is no such block. */

@@ -658,7 +658,7 @@ const char *question_fault(const struct question *question,
             why = rows_fault(question, truth, session, since, head, &found);
         if (why == NULL)
             why = held_fault(question, head, &found);
-        if (why == NULL && candidates.is_known)
+        if (why == NULL && candidates.is_known && !question->may_be_damaged)
             why =
                 choice_fault(question, head, &candidates,
                              found.n_scored_by_code == 0 ||

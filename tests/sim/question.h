@@ -24,9 +24,10 @@ struct kvs_node;
 struct question {
     struct kv_query query;
     uint32_t n_heads;
-    uint32_t tokens;    /* that must be committed */
-    bool is_sure;       /* all candidates must be there */
-    bool has_codes;     /* of these keys none can be scored */
+    uint32_t tokens;     /* that must be committed */
+    bool is_sure;        /* all candidates must be there */
+    bool has_codes;      /* of these keys none can be scored */
+    bool may_be_damaged; /* keys in a node's memory: what is chosen by them is not known */
     bool may_lack_crcs; /* a node may have lost some, and not know blocks that the client has */
     float *vectors;
     struct kv_range ranges[QUESTION_RANGES_MAX];

@@ -404,7 +404,7 @@ static void count_evictions(struct world *world, const struct node *node)
 /* Whether any node that is alive has lost rows, or one that has died. */
 static bool has_lost_blocks(const struct world *world)
 {
-    bool has_lost = world->result->n_segments_lost > 0;
+    bool has_lost = world->result->n_segments_lost + world->result->n_damaged > 0;
 
     for (unsigned i = 0; i < world->n_nodes && !has_lost; i++) {
         struct tier_sim_counts counts = {0};
@@ -1993,6 +1993,7 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         const bool has_same_codes =
             truth->n_losses == task->n_losses && !has_lost_blocks(world);
         task->question->may_lack_crcs = has_lost_blocks(world);
+        task->question->may_be_damaged = world->result->n_damaged > 0;
         why = question_fault(task->question, truth, has_same_codes ? nodes : NULL,
                              task->handle->session, task->since, task->op);
     } else if (status == KV_NOT_READY) {
@@ -2620,6 +2621,16 @@ static void strike_allocations(struct world *world, unsigned place, unsigned num
     world->starved_us = world->clock.virtual_us + below(world, 2000);
 }
 
+static void strike_damage(struct world *world, unsigned place, unsigned number)
+{
+    (void)number;
+    for (uint64_t n = 1 + below(world, 4); n > 0 && world->nodes[place].node != NULL; n--)
+        if (node_damage(world->nodes[place].node, &world->random)) {
+            world->result->n_damaged++;
+            say(world, "node %u: something is damaged", place);
+        }
+}
+
 /* What may go wrong: bit i of the faults is row i.  `strike`: now and then, to a node or to a
  * client; NULL: chances that a world is given when it begins. */
 static const struct {
@@ -2648,6 +2659,7 @@ static const struct {
     {"swaps", NULL},
     {"evictions", NULL},
     {"lost_blocks", NULL},
+    {"damage", strike_damage},
 };
 
 static void mischief(struct world *world)
@@ -2724,6 +2736,8 @@ static unsigned n_tasks(const struct world *world)
 
 static void check_codes(struct world *world)
 {
+    if (world->result->n_damaged > 0) /* keys are not what their codes were made of */
+        return;
     bring_back_blocks(world);
     for (unsigned i = 0; i < world->n_nodes; i++) {
         const char *why =
@@ -2893,7 +2907,7 @@ static void ping_all(struct world *world, struct client *client)
     }
 }
 
-/* All prefixes that the client can name: nothing publishes any more. */
+/* All prefixes that the client can name, with their roots: nothing publishes any more. */
 static void evict_all(struct world *world, struct client *client)
 {
     struct kv_id128 names[TRUTH_BLOCKS_MAX];
@@ -2901,7 +2915,7 @@ static void evict_all(struct world *world, struct client *client)
     struct kv_op *op;
 
     ping_all(world, client);
-    for (uint32_t i = 0; i < N_MODELS * N_PROMPTS && !world->result->failed; i++) {
+    for (uint32_t i = 0; i < N_MODELS * N_ROOTS && !world->result->failed; i++) {
         struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = &names[0]};
         kv_status_t status = KV_UNREACHABLE;
 
@@ -2941,8 +2955,15 @@ static void clean_up(struct world *world)
                 delete_objects(world, &world->clients[i]);
                 break;
             }
-    for (unsigned i = 0; i < N_CLIENTS && !world->result->failed; i++)
-        evict_all(world, &world->clients[i]);
+    for (unsigned i = 0; i < N_CLIENTS && !world->result->failed; i++) {
+        bool is_done = false;
+
+        for (unsigned j = 0; j < i; j++)
+            is_done = is_done || (world->clients[j].tenant == world->clients[i].tenant &&
+                                  world->clients[j].has_salt == world->clients[i].has_salt);
+        if (!is_done)
+            evict_all(world, &world->clients[i]);
+    }
     for (unsigned i = 0; i < N_CLIENTS; i++) {
         struct client *client = &world->clients[i];
 
@@ -2994,7 +3015,8 @@ static void check_nodes(struct world *world)
                      (unsigned long long)look.bytes_strayed, (unsigned long long)look.codebooks,
                      (unsigned long long)look.jobs, (unsigned long long)look.queriers,
                      (unsigned long long)look.prefixes);
-        if (!has(world, WORLD_CORRUPTION) && look.corrupt_rows + look.bad_messages > 0)
+        if (!has(world, WORLD_CORRUPTION | WORLD_DAMAGE) &&
+            look.corrupt_rows + look.bad_messages > 0)
             complain(
                 world, NULL, "node %u at the end: %llu rows and %llu messages were corrupt", i,
                 (unsigned long long)look.corrupt_rows, (unsigned long long)look.bad_messages);

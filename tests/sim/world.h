@@ -34,7 +34,8 @@ enum world_fault {
     WORLD_SWAPS = 1 << 19,       /* two sessions' segments change places, at the end */
     WORLD_EVICTIONS = 1 << 20,   /* blocks leave memory, and come back */
     WORLD_LOST_BLOCKS = 1 << 21, /* some of these damaged, or not at all */
-    WORLD_N_FAULTS = 22,
+    WORLD_DAMAGE = 1 << 22, /* bits flip, and rows change places, in what is kept by name */
+    WORLD_N_FAULTS = 23,
     WORLD_ALL_FAULTS = (1 << WORLD_N_FAULTS) - 1,
 };
 
@@ -67,6 +68,7 @@ struct world_result {
         n_moved; /* sessions that were opened on another row of their root than the first */
     uint64_t n_swaps, n_rows_swapped; /* segments; their rows that had to be found, and were */
     uint64_t n_evictions, n_segments_lost; /* blocks that left memory; what did not come back */
+    uint64_t n_damaged;                    /* segments of what is kept by name */
     uint64_t n_published; /* blocks that publishes found kept, when they ended */
     uint64_t n_attached;  /* tokens that opens began with */
     bool failed;
