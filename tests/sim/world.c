@@ -2852,6 +2852,22 @@ static void check_swaps(struct world *world)
         complain(world, NULL, "no segment was swapped");
 }
 
+/* A node forgets a client that has had nothing to do for long, which the client hears from the
+ * data threads only. */
+static void ping_all(struct world *world, struct client *client)
+{
+    struct kv_op *op;
+
+    for (uint32_t i = 0; i < 2 * world->n_nodes; i++) {
+        if (kv_ping_begin(client->client, i % world->n_nodes, 0, 0, 0, 10000, &op) != KV_OK)
+            continue;
+        client->n_begun++;
+        while (kv_op_status(op) == KV_IN_PROGRESS)
+            turn(world, IDLE_STEP_US);
+        kv_op_free(op);
+    }
+}
+
 /* Those of the client's tenant. */
 static void delete_objects(struct world *world, struct client *client)
 {
@@ -2862,6 +2878,7 @@ static void delete_objects(struct world *world, struct client *client)
 
     for (unsigned i = 0; i < N_NAMES; i++)
         objects[i] = (struct kv_object){.name = world->names[i].text};
+    ping_all(world, client);
     /* What came late may have brought one back, or ended a connection: again, later. */
     for (unsigned round = 0; round < 6 && n_good < 2 && !world->result->failed; round++) {
         kv_status_t status =
@@ -2888,22 +2905,6 @@ static void delete_objects(struct world *world, struct client *client)
         until_us = world->clock.virtual_us + LATEST_US;
         while (world->clock.virtual_us < until_us)
             turn(world, 50000);
-    }
-}
-
-/* A node forgets a client that has had nothing to do for long, which the client hears from the
- * data threads only. */
-static void ping_all(struct world *world, struct client *client)
-{
-    struct kv_op *op;
-
-    for (uint32_t i = 0; i < 2 * world->n_nodes; i++) {
-        if (kv_ping_begin(client->client, i % world->n_nodes, 0, 0, 0, 10000, &op) != KV_OK)
-            continue;
-        client->n_begun++;
-        while (kv_op_status(op) == KV_IN_PROGRESS)
-            turn(world, IDLE_STEP_US);
-        kv_op_free(op);
     }
 }
 
