@@ -138,6 +138,11 @@ struct limit {
     const struct kernels_need *need;
 };
 
+struct other {
+    struct ours *ours;
+    const struct kernels_other *way;
+};
+
 /* Seconds of a turn as a figure of the case's unit. */
 static double in_unit(const struct kernels_case *one, double seconds)
 {
@@ -180,10 +185,23 @@ static bool measure_limit(void *arg, struct bench_sample *ret_sample)
     return true;
 }
 
+static bool measure_other(void *arg, struct bench_sample *ret_sample)
+{
+    const struct other *other = arg;
+    struct ours *ours = other->ours;
+    double seconds = 0;
+
+    for (size_t i = 0; i < ours->turns; i++)
+        seconds += other->way->part(ours->one->arg, ours->next++);
+    ret_sample->value = in_unit(ours->one, seconds / (double)ours->turns);
+    return true;
+}
+
 bool kernels_measure(const struct kernels *kernels, const struct kernels_case *one)
 {
     struct ours ours = {.one = one, .turns = 1};
     struct limit limits[KERNELS_NEEDS_MAX];
+    struct other others[KERNELS_OTHERS_MAX];
     double counted;
     struct bench_comparison comparison = {
         .name = one->name,
@@ -191,7 +209,7 @@ bool kernels_measure(const struct kernels *kernels, const struct kernels_case *o
         .params = one->params,
         .is_alone = true,
         .takes_best = true,
-        .n_sides = one->n_needs + 1,
+        .n_sides = 1 + one->n_needs + one->n_others,
         .sides = {{NULL, measure_ours, &ours}},
     };
 
@@ -200,6 +218,11 @@ bool kernels_measure(const struct kernels *kernels, const struct kernels_case *o
         limits[i] = (struct limit){kernels, one, &one->needs[i]};
         comparison.sides[i + 1] = (struct bench_side){kernels_limit_name(one->needs[i].limit),
                                                       measure_limit, &limits[i]};
+    }
+    for (unsigned i = 0; i < one->n_others; i++) {
+        others[i] = (struct other){&ours, &one->others[i]};
+        comparison.sides[1 + one->n_needs + i] =
+            (struct bench_side){one->others[i].name, measure_other, &others[i]};
     }
     while (!kernels->bench->smoke && run_turns(&ours, &counted) < run_seconds)
         ours.turns *= 2;

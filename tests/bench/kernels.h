@@ -48,8 +48,15 @@ struct kernels {
  * memory, said. */
 struct kernels *kernels_open(struct bench *bench);
 
+/* What a turn is compared with that is no limit of the frame. */
+struct kernels_other {
+    const char *name;
+    double (*part)(void *arg, size_t i); /* returns seconds, for one turn of the case */
+};
+
 enum {
-    KERNELS_NEEDS_MAX = BENCH_SIDES_MAX - 1,
+    KERNELS_NEEDS_MAX = BENCH_SIDES_MAX - 1, /* with others */
+    KERNELS_OTHERS_MAX = 2,
 };
 
 struct kernels_case {
@@ -59,6 +66,8 @@ struct kernels_case {
     struct bench_params params;
     unsigned n_needs;
     struct kernels_need needs[KERNELS_NEEDS_MAX];
+    unsigned n_others;
+    struct kernels_other others[KERNELS_OTHERS_MAX];
     void (*turn)(void *arg, size_t i); /* i counts up, from 0 on */
     /* Instead, where only a part of a turn counts: returns that part's seconds. */
     double (*part)(void *arg, size_t i);
