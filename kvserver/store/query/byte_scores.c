@@ -11,7 +11,8 @@
 enum {
     SAMPLE_EVERY = 8,
     SAMPLE_LEAST = 64, /* blocks with codes of which every 8th is enough */
-    SCAN_BLOCKS = 32,  /* at a time */
+    SCAN_BLOCKS = 128, /* at a time: some us, and kernels prefetch only what they are given */
+    LINE_BYTES = 64,
     COUNT_ROWS = 128 << 10,
     COLLECT_ROWS = 32 << 10,
     VALUES = 256, /* of a byte */
@@ -54,6 +55,7 @@ static uint32_t make_runs(struct kvs_score *score, const struct kvs_codebooks *b
                 token > range->begin ? &score->runs[score->n_runs - 1] : NULL;
 
             end = block_end(token, range->end);
+            kvs_unit_prefetch_codes(score->unit, token / KV_BLOCK_TOKENS);
             if (last != NULL && last->codebook == codebook) {
                 last->token_end = end;
                 continue;
@@ -301,6 +303,13 @@ static void end_sample(struct kvs_byte_scores *scores)
     begin_step(scores, KVS_BYTES_SCAN);
 }
 
+/* Tiles of a sample are alone, and too few for a kernel to look ahead. */
+static void prefetch(const uint8_t *tile, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += LINE_BYTES)
+        __builtin_prefetch(tile + i, 0, 2);
+}
+
 /* Adds the sums of some blocks of the run to the sample. */
 static void sample_piece(struct kvs_byte_scores *scores, const struct kvs_codebooks *books)
 {
@@ -316,8 +325,10 @@ static void sample_piece(struct kvs_byte_scores *scores, const struct kvs_codebo
         const struct kvs_codes *codes = kvs_unit_codes(score->unit, at);
 
         if (at % scores->sample_every == 0 && codes->codebook == run->codebook &&
-            kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) == KV_BLOCK_TOKENS)
-            tiles[n++] = codes->column.bytes;
+            kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) == KV_BLOCK_TOKENS) {
+            tiles[n] = codes->column.bytes;
+            prefetch(tiles[n++], book->scorer->codes_bytes(&book->shape));
+        }
     }
     for (uint32_t q = 0; q < score->n_queries && n > 0; q++)
         book->scorer->sum_rows(

@@ -148,6 +148,26 @@ static inline const struct kvs_codes *kvs_unit_codes(const struct kvs_unit *unit
     return kvs_block_codes(kvs_unit_block(unit, block), unit->at);
 }
 
+enum {
+    KVS_UNIT_AHEAD = 8, /* blocks */
+};
+
+/* Prefetches what leads to the codes of blocks that follow this one: first the block itself, then
+ * its codes.  Whoever goes from block to block waits for memory twice in each otherwise. */
+static inline void kvs_unit_prefetch_codes(const struct kvs_unit *unit, uint32_t block)
+{
+    const uint32_t n = kvs_unit_n_segments(unit);
+
+    if (block + 2 * KVS_UNIT_AHEAD < n) {
+        const struct kvs_block *later = unit->blocks->list[block + 2 * KVS_UNIT_AHEAD];
+
+        __builtin_prefetch(&later->segments[unit->at], 0, 2);
+        __builtin_prefetch(kvs_block_group(later, unit->at), 0, 2);
+    }
+    if (block + KVS_UNIT_AHEAD < n)
+        __builtin_prefetch(kvs_unit_codes(unit, block + KVS_UNIT_AHEAD), 0, 2);
+}
+
 /* Return a reserved row, and its CRC. */
 static inline uint8_t *kvs_unit_row(const struct kvs_unit *unit, uint32_t token)
 {
