@@ -397,43 +397,41 @@ static void find_candidates(struct oracle_rows *rows,
             for (uint32_t e = 0; e < schema->d_v; e++)
                 rows->values[(size_t)n * schema->d_v + e] =
                     (double)key_of(salt, query->layer, head, token, schema->d_k + e);
+            rows->ranges[n] = i;
             rows->tokens[n++] = token;
         }
     }
 }
 
-/* Adds what the rows' codes stand for.  false: the nodes are elsewhere. */
+/* Adds what the rows' codes and copies stand for.  false: the nodes are elsewhere. */
 static bool find_codes(struct oracle_rows *rows,
                        struct kv_session *session,
                        uint32_t layer,
                        uint32_t head,
                        uint32_t *ret_coded)
 {
-    const uint32_t n_tokens = rows->tokens[rows->n - 1] + 1, d = rows->d_k;
-    double *keys = calloc((size_t)n_tokens * d, sizeof(*keys));
-    bool *coded = calloc(n_tokens, sizeof(*coded));
     struct kv_ticket ticket;
     bool is_found = false;
 
-    assert_true(keys != NULL && coded != NULL);
     kv_session_ticket(session, &ticket);
     for (uint32_t i = 0; i < cluster.n_nodes && !is_found; i++) {
         kvs_node_stop(cluster.nodes[i]);
-        is_found =
-            node_codes(cluster.nodes[i], &ticket.token, layer, head, n_tokens, keys, coded);
+        is_found = node_codes(cluster.nodes[i], &ticket.token, layer, head, rows);
         assert_int_equal(kvs_node_start(cluster.nodes[i], true), KV_OK);
     }
     *ret_coded = 0;
-    for (uint32_t i = 0; i < rows->n; i++) {
-        rows->coded[i] = coded[rows->tokens[i]];
-        memcpy(rows->stands_for + (size_t)i * d, keys + (size_t)rows->tokens[i] * d,
-               d * sizeof(*keys));
+    for (uint32_t i = 0; i < rows->n; i++)
         *ret_coded += rows->coded[i];
-    }
-    free(keys);
-    free(coded);
     assert_true(is_found || subject.addresses != NULL);
     return is_found;
+}
+
+/* Of a head, for each row that is chosen. */
+static uint32_t candidates_of(const struct kv_query *query, uint32_t head)
+{
+    if (query->candidates_each != NULL)
+        return query->candidates_each[head - query->kv_head_begin];
+    return query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
 }
 
 /* What the oracle says of one head.  false: codes decide, and are not known. */
@@ -454,15 +452,18 @@ static bool ask_oracle(struct oracle *oracle,
         .selection = query->selection,
         .share = query->fraction,
         .k = query->k,
-        .factor = query->rerank,
+        .factor = query->first_cut == KV_CUT_NONE ? candidates_of(query, head) : query->rerank,
+        .first_cut = query->first_cut,
+        .candidates = candidates_of(query, head),
     };
     bool is_known = true;
 
-    if (found->n_scored_by_code > 0) {
+    /* A cut by copies knows nothing of how step 1 has gone, which may have been skipped. */
+    if (found->n_scored_by_code > 0 || query->first_cut != KV_CUT_NONE) {
         uint32_t n_coded = 0;
 
         is_known = find_codes(rows, session, query->layer, head, &n_coded);
-        if (is_known && n_coded != found->n_scored_by_code) {
+        if (is_known && found->n_scored_by_code > 0 && n_coded != found->n_scored_by_code) {
             assert_true(question->codes_come && n_coded > found->n_scored_by_code);
             is_known = false;
         }
@@ -517,10 +518,11 @@ static void check_form(const struct kv_session *session,
     assert_in_range(schema->row_bytes, 1, sizeof(row));
     /* Who takes all need not score them. */
     if (found->n_scored_by_code + found->n_scored_by_key > 0 ||
-        (uint64_t)query->k * query->rerank < rows->n)
+        (uint64_t)query->k * candidates_of(query, head) < rows->n)
         assert_int_equal(found->n_scored_by_code + found->n_scored_by_key, rows->n);
     assert_true(isnan(found->recall) || (found->recall >= 0 && found->recall <= 1));
-    assert_true(found->n_ids >= (query->k < rows->n ? query->k : rows->n));
+    if (query->selection == KV_SELECT_TOP)
+        assert_true(found->n_ids >= (query->k < rows->n ? query->k : rows->n));
     assert_true(found->node < shape.n_nodes);
     assert_int_equal(found->weights != NULL, query->want_weights);
     assert_int_equal(found->query_mask != NULL, query->merge == KV_MERGE_NONE);
@@ -2016,6 +2018,330 @@ static void prefixes_have_codes(void **state)
     close_side(&side);
 }
 
+/* ---- the suite: first cuts --------------------------------------------------------------- */
+
+static uint32_t pick(uint64_t *state, uint32_t n)
+{
+    *state += UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(kv_mix64(*state) % n);
+}
+
+/* Question of any kind with a first cut, or without one and with candidates of each head. */
+static void make_cut_question(struct question *question,
+                              uint32_t *each,
+                              const struct kv_schema *schema,
+                              uint32_t n_tokens,
+                              uint64_t salt,
+                              uint64_t *state)
+{
+    struct kv_query *query = &question->query;
+
+    make_question(question, pick(state, schema->n_layers), n_tokens, salt);
+    query->n_queries = 1 + pick(state, 4);
+    query->merge = (enum kv_merge)(KV_MERGE_SUM + pick(state, 4));
+    query->scale = pick(state, 2) ? 0.25f : 0.05f;
+    query->k = 1 + pick(state, pick(state, 4) == 0 ? 300 : 40);
+    if (pick(state, 3) == 0) {
+        query->selection = pick(state, 2) ? KV_SELECT_MASS : KV_SELECT_THRESHOLD;
+        query->fraction = (float)(1 + pick(state, 99)) / 100;
+    }
+    query->rerank = 1 + pick(state, 4);
+    if (pick(state, 8) != 0) {
+        query->first_cut = KV_CUT_INT4;
+        query->candidates = query->rerank + pick(state, 17 - query->rerank);
+    }
+    query->want_weights = pick(state, 3) == 0;
+    if (pick(state, 3) == 0) {
+        const uint32_t least = query->first_cut == KV_CUT_NONE ? 1 : query->rerank;
+        const uint32_t most =
+            query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
+
+        for (uint32_t i = 0; i < HEADS_MAX; i++)
+            each[i] = least + pick(state, most - least + 1);
+        query->candidates_each = each;
+    }
+    if (pick(state, 2)) {
+        question->ranges[0] = (struct kv_range){pick(state, 200), 300 + pick(state, 200)};
+        question->ranges[1] =
+            (struct kv_range){question->ranges[0].end + (pick(state, 2) ? 0 : pick(state, 100)),
+                              800 + pick(state, 200)};
+        question->ranges[2] = (struct kv_range){1000 + pick(state, 100), n_tokens};
+        query->n_ranges = 1 + pick(state, 3);
+    }
+    query->answer = (enum kv_answer)(KV_ANSWER_IDS + pick(state, 3));
+}
+
+/* What nodes say that they have read, where all rows have copies.  `n_heads` heads. */
+static void check_reads(const struct question *question,
+                        const struct kv_layer_schema *schema,
+                        const struct kv_op *op,
+                        uint32_t n_heads)
+{
+    const struct kv_query *query = &question->query;
+    const uint64_t copy_bytes = ((schema->d_k + 1) / 2 + 15) / 16 * 16 + 2,
+                   key_bytes = (uint64_t)kv_dtype_bytes(schema->dtype) * schema->d_k;
+    const bool merges = query->merge < KV_MERGE_UNION;
+    uint64_t cut = 0, reranked = 0, rows = 0;
+    uint32_t n = 0;
+    bool is_scored = false;
+    struct kv_query_reads reads;
+
+    for (uint32_t i = 0; i < query->n_ranges; i++)
+        n += query->ranges[i].end - query->ranges[i].begin;
+    for (uint32_t i = 0; i < n_heads; i++) {
+        const uint64_t candidates =
+            (uint64_t)query->k * candidates_of(query, query->kv_head_begin + i);
+        const uint64_t left = (uint64_t)query->k * query->rerank;
+        const uint64_t first = candidates < n ? candidates : n;
+        struct kv_query_result found;
+
+        assert_int_equal(kv_op_query_result(op, i, &found), KV_OK);
+        rows += query->answer == KV_ANSWER_ROWS ? found.n_rows : 0;
+        is_scored = is_scored || found.n_scored_by_code > 0;
+        cut += left < first ? first : 0;
+        reranked +=
+            query->rerank > 1 || query->want_weights ? (left < first ? left : first) : 0;
+    }
+    kv_op_query_reads(op, &reads);
+    assert_int_equal(reads.summaries, 0);
+    assert_true(is_scored == (reads.codes > 0) && is_scored == (reads.books > 0));
+    if (query->answer != KV_ANSWER_ATTEND)
+        assert_int_equal(reads.rows, rows * schema->row_bytes);
+    if (query->first_cut == KV_CUT_NONE) {
+        assert_int_equal(reads.copies, 0);
+    } else if (query->selection == KV_SELECT_TOP && merges) {
+        assert_int_equal(reads.copies, cut * copy_bytes);
+        assert_int_equal(reads.keys, reranked * key_bytes);
+    } else if (query->rerank == 1 && !query->want_weights) {
+        assert_int_equal(reads.keys, 0);
+    }
+}
+
+enum {
+    CUT_ROUNDS = 60,
+    CUT_TOKENS = 1500,
+};
+
+/* Answers to the same questions, in the order in which they are asked, whatever the nodes. */
+static struct {
+    uint64_t answers[N_MODELS][CUT_ROUNDS];
+    bool is_known;
+} said;
+
+static uint64_t mixed_in(uint64_t sum, const void *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        sum = kv_mix64(sum ^ ((const uint8_t *)data)[i]);
+    return sum;
+}
+
+/* A sum over all that the answers of some heads say of rows. */
+static uint64_t sum_of_answer(const struct question *question,
+                              const struct kv_layer_schema *schema,
+                              const struct kv_op *op)
+{
+    const uint32_t n_queries = question->query.n_queries;
+    struct kv_query_result found;
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < schema->n_kv_heads; i++) {
+        assert_int_equal(kv_op_query_result(op, i, &found), KV_OK);
+        sum = mixed_in(sum, &found.n_selected, sizeof(found.n_selected));
+        sum = mixed_in(sum, found.ids, found.n_ids * sizeof(*found.ids));
+        if (found.weights != NULL)
+            sum = mixed_in(sum, found.weights, found.n_ids * sizeof(float));
+        if (found.query_mask != NULL)
+            sum = mixed_in(sum, found.query_mask, found.n_ids * sizeof(uint32_t));
+        if (found.outputs != NULL)
+            sum = mixed_in(sum, found.outputs, (size_t)n_queries * schema->d_v * sizeof(float));
+        if (found.lses != NULL)
+            sum = mixed_in(sum, found.lses, n_queries * sizeof(float));
+    }
+    return sum;
+}
+
+/* Asks at random, and again for what was read.
+ *   all_copied  of all rows, and they are coded
+ *   ret_sums    (n) of answers; may be NULL */
+static void ask_cuts(struct side *side,
+                     struct kv_session *session,
+                     uint32_t n_tokens,
+                     unsigned n,
+                     uint64_t seed,
+                     bool all_copied,
+                     uint64_t *ret_sums)
+{
+    static struct question question;
+    const kv_schema_t *schema = kv_session_schema(session);
+    uint32_t each[HEADS_MAX];
+    uint64_t random = seed;
+
+    for (unsigned i = 0; i < n; i++) {
+        make_cut_question(&question, each, schema, n_tokens, 1, &random);
+        const struct kv_layer_schema *layer = &schema->layers[question.query.layer];
+
+        if (layer->d_v == 0 && question.query.answer == KV_ANSWER_ATTEND)
+            question.query.answer = KV_ANSWER_IDS;
+        if (question.query.answer == KV_ANSWER_ATTEND)
+            ask_attend(side, session, &question);
+        else
+            ask(side, session, &question);
+        question.query.want_reads = true;
+        struct kv_op *op = answered(side, session, &question.query);
+        if (all_copied)
+            check_reads(&question, layer, op, layer->n_kv_heads);
+        if (ret_sums != NULL)
+            ret_sums[i] = sum_of_answer(&question, layer, op);
+        kv_op_free(op);
+    }
+}
+
+/* Every merge, selection and answer, with copies of all rows: what brute force finds; and on
+ * however many nodes and threads the same bits. */
+static void first_cuts(void **state)
+{
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned model = 0; model < N_MODELS; model++) {
+        struct kv_session *session = open_session(&side, &models[model]);
+        struct kv_index_options index = index_of(CUT_TOKENS, 0);
+        uint64_t sums[CUT_ROUNDS];
+
+        index.m = model % 2 ? 4 : 2;
+        index.bits = model == BRAINS ? 4 : 6;
+        index.rotates = model % 2;
+        index.copies = true;
+        put(&side, session, 0, CUT_TOKENS, 1);
+        make_index(session, &index);
+        ask_cuts(&side, session, CUT_TOKENS, CUT_ROUNDS, 100 + model, true, sums);
+        for (unsigned i = 0; said.is_known && i < CUT_ROUNDS; i++)
+            if (sums[i] != said.answers[model][i])
+                fail_msg("model %u, round %u: another answer of other nodes", model, i);
+        memcpy(said.answers[model], sums, sizeof(sums));
+        close_session(session);
+    }
+    said.is_known = true;
+    close_side(&side);
+}
+
+/* Of rows of few kinds most tie, and of zeros all: to the lower token, at each step. */
+static void first_cuts_of_ties(void **state)
+{
+    static struct question question;
+    const uint64_t salts[] = {SALT_KINDS, SALT_ZEROS + 1};
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned i = 0; i < 2; i++) {
+        struct kv_session *session = open_session(&side, &models[HALVES]);
+        struct kv_index_options index = index_of(1280, 0);
+
+        index.copies = true;
+        put(&side, session, 0, 1280, salts[i]);
+        make_index(session, &index);
+        for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+            make_question(&question, 1, 1280, salts[i]);
+            question.query.merge = (enum kv_merge)merge;
+            question.query.first_cut = KV_CUT_INT4;
+            question.query.candidates = 7;
+            ask(&side, session, &question);
+            question.query.rerank = 3;
+            ask(&side, session, &question);
+        }
+        close_session(session);
+    }
+    close_side(&side);
+}
+
+/* Without copies, with those of some chapters, and with rows behind them that have no codes; in a
+ * fork of it, too. */
+static void first_cuts_of_some_copies(void **state)
+{
+    static struct question question;
+    const uint32_t n_tokens = 2 * CHAPTER_TOKENS + 300;
+    struct kv_session *session, *fork;
+    struct kv_query_reads reads;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    for (unsigned model = HALVES; model <= BRAINS; model++) {
+        struct kv_index_options index = index_of(CHAPTER_TOKENS, CHAPTER_BLOCKS);
+
+        session = open_session(&side, &models[model]);
+        put(&side, session, 0, n_tokens, 1);
+        make_question(&question, 1, n_tokens, 1);
+        question.query.first_cut = KV_CUT_INT4;
+        question.query.candidates = 8;
+        question.query.want_reads = true;
+        for (unsigned round = 0; round < 3; round++) {
+            ask_cuts(&side, session, n_tokens, 15, 200 + model + 10 * round, false, NULL);
+            struct kv_op *op = answered(&side, session, &question.query);
+            kv_op_query_reads(op, &reads);
+            assert_int_equal(reads.copies > 0, round == 2);
+            assert_true(reads.keys > 0);
+            kv_op_free(op);
+            index.tokens = (round + 1) * CHAPTER_TOKENS;
+            index.copies = round > 0;
+            if (round < 2)
+                assert_int_equal(make_index(session, &index).n_trained, n_units(session));
+        }
+        fork = fork_session(session, CHAPTER_TOKENS + 200);
+        put(&side, fork, CHAPTER_TOKENS + 200, 400, 1);
+        close_session(session);
+        ask_cuts(&side, fork, CHAPTER_TOKENS + 600, 15, 300 + model, false, NULL);
+        close_session(fork);
+    }
+    close_side(&side);
+}
+
+/* With the rest by summaries: near the attention over all. */
+static void first_cuts_and_the_rest(void **state)
+{
+    static struct question question;
+    struct kv_index_options index = index_of(2100, CHAPTER_BLOCKS);
+    struct kv_query_reads reads;
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    index.copies = true;
+    index.summaries = 64;
+    put(&side, session, 0, 2300, SALT_KINDS);
+    make_index(session, &index);
+    for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+        make_question(&question, 1, 2300, SALT_KINDS);
+        question.query.merge = (enum kv_merge)merge;
+        question.query.summaries = 64;
+        question.query.scale = 0.05f; /* the rest goes by scores of copies where it has some */
+        question.query.first_cut = KV_CUT_INT4;
+        for (uint32_t rerank = 1; rerank <= 4; rerank += 3) {
+            question.query.rerank = rerank;
+            question.query.candidates = 8;
+            ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 0.05);
+            question.query.candidates = UINT16_MAX; /* step 1 takes all */
+            ask_rest(&side, session, &question, 2 * CHAPTER_TOKENS, 0.05);
+        }
+        question.query.want_reads = true;
+        struct kv_op *op = answered(&side, session, &question.query);
+        kv_op_query_reads(op, &reads);
+        assert_true(reads.summaries > 0 && reads.rows > 0 && reads.copies > 0);
+        kv_op_free(op);
+        question.query.want_reads = false;
+        op = answered(&side, session, &question.query);
+        kv_op_query_reads(op, &reads);
+        assert_int_equal(reads.summaries + reads.rows + reads.copies + reads.keys, 0);
+        kv_op_free(op);
+    }
+    close_session(session);
+    close_side(&side);
+}
+
 /* ---- faults ------------------------------------------------------------------------------ */
 
 /* Messages get lost, come late and come twice: answers are right. */
@@ -2146,6 +2472,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(weights_of_few_cells),
         cmocka_unit_test(chapters),
         cmocka_unit_test(codes_in_the_background),
+        cmocka_unit_test(first_cuts),
+        cmocka_unit_test(first_cuts_of_ties),
+        cmocka_unit_test(first_cuts_of_some_copies),
+        cmocka_unit_test(first_cuts_and_the_rest),
         cmocka_unit_test(prefixes_have_codes),
         cmocka_unit_test(lost_and_doubled_messages),
         cmocka_unit_test(changed_answers_are_refused),

@@ -333,6 +333,7 @@ static void candidates_make(struct candidates *candidates,
             oracle_load(type, row + kv_dtype_bytes(type) * layer->d_k, layer->d_v,
                         rows->values + (size_t)n * layer->d_v);
             candidates->held[n] = holds(question, head, token, found);
+            rows->ranges[n] = i;
             rows->tokens[n++] = token;
         }
     }
@@ -355,26 +356,16 @@ static bool candidates_code(struct candidates *candidates,
                             const struct kv_query_result *found)
 {
     struct oracle_rows *rows = &candidates->rows;
-    const uint32_t kv_head = question->query.kv_head_begin + head, d = rows->d_k;
-    const uint32_t n_tokens = rows->tokens[rows->n - 1] + 1;
+    const uint32_t kv_head = question->query.kv_head_begin + head;
     const unsigned place =
         truth->node_of_unit[kv_schema_unit(&truth->schema, question->query.layer, kv_head)];
-    double *keys = failing_memory_sure((size_t)n_tokens * d, sizeof(double));
-    bool *coded = failing_memory_sure(n_tokens, sizeof(bool));
     uint32_t n_coded = 0;
-    bool is_there = nodes[place] != NULL &&
-                    node_codes(nodes[place], &truth->ticket.token, question->query.layer,
-                               kv_head, n_tokens, keys, coded);
+    const bool is_there =
+        nodes[place] != NULL &&
+        node_codes(nodes[place], &truth->ticket.token, question->query.layer, kv_head, rows);
 
-    for (uint32_t i = 0; is_there && i < rows->n; i++) {
-        const uint32_t token = rows->tokens[i];
-
-        rows->coded[i] = coded[token];
-        memcpy(rows->stands_for + (size_t)i * d, keys + (size_t)token * d, d * sizeof(*keys));
-        n_coded += coded[token];
-    }
-    free(keys);
-    free(coded);
+    for (uint32_t i = 0; is_there && i < rows->n; i++)
+        n_coded += rows->coded[i];
     return is_there && n_coded == found->n_scored_by_code;
 }
 

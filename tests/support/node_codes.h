@@ -1,4 +1,4 @@
-/* node_codes.h - what the codes of a node's rows stand for, found by looking inside.
+/* node_codes.h - what the codes and copies of a node's rows stand for, found by looking inside.
  *
  * Its own file: the insides of a node and of a client use the same names.
  *
@@ -8,17 +8,14 @@
 #define KV_TESTS_SUPPORT_NODE_CODES_H
 
 #include "kvserver/store/node.h"
+#include "tests/support/oracle.h"
 
-/* Of the session's first n_tokens rows of a layer's kv head; false: the node does not have
- * them.
- *   ret_keys   (n_tokens, d_k) the centroids of a row's codes, side by side; zeros without
- *   ret_coded  (n_tokens) the row has codes */
+/* Of the rows of a layer's kv head in a session: fills all that oracle_rows says of codes and
+ * copies, by the rows' tokens.  false: the node does not have them. */
 bool node_codes(struct kvs_node *node,
                 const struct kv_id128 *session_token,
                 uint32_t layer,
                 uint32_t kv_head,
-                uint32_t n_tokens,
-                double *ret_keys,
-                bool *ret_coded);
+                struct oracle_rows *rows);
 
 #endif

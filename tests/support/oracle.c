@@ -1,5 +1,7 @@
 #include "tests/support/oracle.h"
 
+#include "tests/support/oracle_bytes.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -49,16 +51,31 @@ void oracle_rows_make(struct oracle_rows *rows, uint32_t n, uint32_t d_k, uint32
         .d_k = d_k,
         .d_v = d_v,
         .tokens = room(n, sizeof(uint32_t)),
+        .ranges = room(n, sizeof(uint32_t)),
         .keys = room((size_t)n * d_k, sizeof(double)),
         .values = room((size_t)n * d_v, sizeof(double)),
         .coded = room(n, sizeof(bool)),
         .stands_for = room((size_t)n * d_k, sizeof(double)),
+        .books_of = room(n, sizeof(uint32_t)),
+        .codes = room(n, KV_SUBSPACES_MAX),
+        .copied = room(n, sizeof(bool)),
+        .copies = room((size_t)n * d_k, sizeof(double)),
     };
 }
 
 void oracle_rows_free(struct oracle_rows *rows)
 {
+    for (uint32_t i = 0; i < rows->n_books; i++) {
+        free(rows->books[i].parts);
+        free(rows->books[i].mean);
+    }
+    free(rows->books);
+    free(rows->books_of);
+    free(rows->codes);
+    free(rows->copied);
+    free(rows->copies);
     free(rows->tokens);
+    free(rows->ranges);
     free(rows->keys);
     free(rows->values);
     free(rows->coded);
@@ -118,6 +135,45 @@ score(const float *query, const double *key, uint32_t d, bool by_code)
     }
     error = (SURE_TERMS + sqrt(n_terms)) * EPSILON * size;
     return (struct oracle_range){sum - error, sum + error};
+}
+
+/* A vector rounded to 8 bits, as copies are scored with. */
+struct rounded {
+    float scale;
+    double *q8; /* (d) */
+};
+
+static struct rounded round_query(const float *query, uint32_t d)
+{
+    struct rounded rounded = {.q8 = room(d, sizeof(double))};
+    float most = 0;
+
+    for (uint32_t i = 0; i < d; i++)
+        most = fabsf(query[i]) > most ? fabsf(query[i]) : most;
+    rounded.scale = most / 127;
+    for (uint32_t i = 0; i < d && rounded.scale > 0; i++) {
+        const float steps = query[i] / rounded.scale;
+
+        rounded.q8[i] = (double)rintf(steps > 127 ? 127 : steps < -127 ? -127 : steps);
+    }
+    return rounded;
+}
+
+/* A copy's score: the sum of products is exact, what it is multiplied by is rounded, and then
+ * the mean's is added.
+ *   copy  (d) less the mean */
+static struct oracle_range copy_score(const struct rounded *rounded,
+                                      const double *copy,
+                                      struct oracle_range mean_score,
+                                      uint32_t d)
+{
+    double sum = 0, error;
+
+    for (uint32_t i = 0; i < d; i++)
+        sum += rounded->q8[i] * copy[i];
+    sum *= (double)rounded->scale;
+    error = 2 * EPSILON * (fabs(sum) + larger(fabs(mean_score.low), fabs(mean_score.high)));
+    return (struct oracle_range){mean_score.low + sum - error, mean_score.high + sum + error};
 }
 
 static double middle(struct oracle_range range)
@@ -180,19 +236,44 @@ static void divide(struct oracle_range *exps, uint32_t n, struct oracle_range su
 
 /* ---- classes ----------------------------------------------------------------------------- */
 
+/* What a step goes by, where rows have it; else by their keys. */
+enum by {
+    BY_KEYS,
+    BY_CODES,
+    BY_COPIES,
+};
+
+static enum by goes_by(const struct oracle_rows *rows, enum by by, uint32_t row)
+{
+    const bool has = by == BY_CODES    ? rows->coded[row]
+                     : by == BY_COPIES ? rows->copied[row]
+                                       : false;
+
+    return has ? by : BY_KEYS;
+}
+
+static const double *key_of(const struct oracle_rows *rows, enum by by, uint32_t row)
+{
+    const double *keys = by == BY_CODES    ? rows->stands_for
+                         : by == BY_COPIES ? rows->copies
+                                           : rows->keys;
+
+    return keys + (size_t)row * rows->d_k;
+}
+
 /* What a row is scored by in a step. */
 struct scored_by {
     const double *key;
     uint32_t d, row;
-    bool by_code;
+    uint32_t kind; /* enum by, and of copies the book, whose mean they lack */
 };
 
 static int compare_scored_by(const void *a, const void *b)
 {
     const struct scored_by *left = a, *right = b;
 
-    if (left->by_code != right->by_code)
-        return left->by_code ? 1 : -1;
+    if (left->kind != right->kind)
+        return left->kind < right->kind ? -1 : 1;
     for (uint32_t i = 0; i < left->d; i++)
         if (left->key[i] != right->key[i])
             return left->key[i] < right->key[i] ? -1 : 1;
@@ -200,19 +281,19 @@ static int compare_scored_by(const void *a, const void *b)
 }
 
 /* Rows of one class are scored by the same numbers. */
-static void find_classes(const struct oracle_rows *rows, bool by_code, uint32_t *ret_classes)
+static void find_classes(const struct oracle_rows *rows, enum by by, uint32_t *ret_classes)
 {
     struct scored_by *all = room(rows->n, sizeof(*all));
     uint32_t n_classes = 0;
 
     for (uint32_t i = 0; i < rows->n; i++) {
-        const bool is_coded = by_code && rows->coded[i];
+        const enum by its = goes_by(rows, by, i);
 
         all[i] = (struct scored_by){
-            .key = (is_coded ? rows->stands_for : rows->keys) + (size_t)i * rows->d_k,
+            .key = key_of(rows, its, i),
             .d = rows->d_k,
             .row = i,
-            .by_code = is_coded,
+            .kind = its + (its == BY_COPIES ? rows->books_of[i] : 0),
         };
     }
     qsort(all, rows->n, sizeof(*all), compare_scored_by);
@@ -420,10 +501,34 @@ struct step {
     uint32_t *classes;            /* (n) */
 };
 
+/* One vector's scores of all rows, by what they have.
+ *   ret_scores  (n) */
+static void
+score_all(const struct oracle *oracle, enum by by, uint32_t q, struct oracle_range *ret_scores)
+{
+    const struct oracle_rows *rows = oracle->rows;
+    const float *query = oracle->question.queries + (size_t)q * rows->d_k;
+    struct rounded rounded = round_query(query, rows->d_k);
+
+    for (uint32_t i = 0; i < rows->n; i++) {
+        const enum by its = goes_by(rows, by, i);
+        const double *key = key_of(rows, its, i);
+
+        if (its == BY_COPIES)
+            ret_scores[i] = copy_score(
+                &rounded, key,
+                score(query, rows->books[rows->books_of[i] - 1].mean, rows->d_k, false),
+                rows->d_k);
+        else
+            ret_scores[i] = score(query, key, rows->d_k, its == BY_CODES);
+    }
+    free(rounded.q8);
+}
+
 /* Scores and weighs the rows that are in, or may be. */
 static void step_make(struct step *step,
                       const struct oracle *oracle,
-                      bool by_code,
+                      enum by by,
                       const bool *must,
                       const bool *may)
 {
@@ -441,21 +546,14 @@ static void step_make(struct step *step,
     for (uint32_t q = 0; q < question->n_queries; q++) {
         struct oracle_range *exps = step->exps + q * n;
 
-        for (uint32_t i = 0; i < n; i++) {
-            const bool is_coded = by_code && rows->coded[i];
-
-            step->scores[q * n + i] =
-                score(question->queries + (size_t)q * rows->d_k,
-                      (is_coded ? rows->stands_for : rows->keys) + (size_t)i * rows->d_k,
-                      rows->d_k, is_coded);
-        }
+        score_all(oracle, by, q, step->scores + q * n);
         const struct oracle_range sum =
             exps_of(step->scores + q * n, must, may, rows->n, (double)question->scale, exps);
         memcpy(step->weights + q * n, exps, n * sizeof(*exps));
         divide(step->weights + q * n, rows->n, sum);
     }
     merge(question, step->weights, rows->n, step->merged);
-    find_classes(rows, by_code, step->classes);
+    find_classes(rows, by, step->classes);
     if (merges(question))
         unite_weightless(step->merged, rows->n, step->classes);
 }
@@ -477,11 +575,19 @@ order_of(const struct step *step, const struct oracle *oracle, uint32_t group)
                                      : step->scores + (size_t)group * oracle->rows->n;
 }
 
-static uint32_t takes(const struct oracle_question *question, uint32_t k)
+/* Rows that a group takes of which it wants k in the end. */
+static uint32_t takes(const struct oracle_question *question, uint32_t k, uint32_t factor)
 {
-    const uint64_t n = (uint64_t)k * question->factor;
+    const uint32_t most = merges(question) ? KV_CANDIDATES_MAX : KV_SELECTED_MAX;
+    const uint64_t n = (uint64_t)k * factor;
 
-    return n < KV_SELECTED_MAX ? (uint32_t)n : KV_SELECTED_MAX;
+    return n < most ? (uint32_t)n : most;
+}
+
+/* Of each row, those that step 1 takes. */
+static uint32_t first_factor(const struct oracle_question *question)
+{
+    return question->first_cut == KV_CUT_NONE ? question->factor : question->candidates;
 }
 
 /* Adds the bit of a group to its rows. */
@@ -523,14 +629,15 @@ static void take(struct oracle *oracle, bool is_last, struct count *ret_counts)
     struct step step;
 
     memset(all, true, n);
-    step_make(&step, oracle, true, all, all);
+    step_make(&step, oracle, BY_CODES, all, all);
     for (uint32_t group = 0; group < groups_of(question); group++) {
         const struct oracle_range *weights =
             merges(question) ? step.merged : step.exps + (size_t)group * n;
         const struct count count = how_many(question, weights, n);
 
         find_best(order_of(&step, oracle, group), step.classes, n, all, all,
-                  takes(question, count.least), takes(question, count.most), must, may);
+                  takes(question, count.least, first_factor(question)),
+                  takes(question, count.most, first_factor(question)), must, may);
         set_bits(oracle->must, oracle->may, must, may, n, group);
         ret_counts[group] = count;
     }
@@ -542,8 +649,69 @@ static void take(struct oracle *oracle, bool is_last, struct count *ret_counts)
     free(may);
 }
 
-/* Step 2: of the rows that were taken, those that each group chooses. */
-static void choose(struct oracle *oracle, const struct count *counts)
+static bool goes_by_bytes(const struct oracle *oracle)
+{
+    const struct oracle_rows *rows = oracle->rows;
+    bool has_codes = false;
+
+    for (uint32_t i = 0; i < rows->n; i++)
+        has_codes = has_codes || rows->books_of[i] != 0;
+    return oracle->question.first_cut != KV_CUT_NONE && has_codes &&
+           merges(&oracle->question) && oracle->question.selection == KV_SELECT_TOP;
+}
+
+/* Rows of the same byte tie; one that may have either of two is alone. */
+static void
+classes_of_bytes(const struct oracle_range *bytes, uint32_t n, uint32_t *ret_classes)
+{
+    uint32_t class_of[256], n_classes = 0;
+    bool is_known[256] = {false};
+
+    for (uint32_t i = 0; i < n; i++) {
+        const unsigned byte = (unsigned)bytes[i].low;
+
+        if (bytes[i].low != bytes[i].high) {
+            ret_classes[i] = n_classes++;
+            continue;
+        }
+        if (!is_known[byte])
+            class_of[byte] = n_classes++;
+        is_known[byte] = true;
+        ret_classes[i] = class_of[byte];
+    }
+}
+
+/* Step 1 by bytes. */
+static void take_by_bytes(struct oracle *oracle, struct count *ret_counts)
+{
+    const struct oracle_question *question = &oracle->question;
+    const uint32_t n = oracle->rows->n,
+                   n_wanted = takes(question, question->k, question->candidates);
+    struct oracle_range *scores = room((size_t)n * question->n_queries, sizeof(*scores)),
+                        *bytes = room(n, sizeof(*bytes));
+    bool *all = room(n, sizeof(bool)), *must = room(n, sizeof(bool)),
+         *may = room(n, sizeof(bool));
+    uint32_t *classes = room(n, sizeof(*classes));
+
+    memset(all, true, n);
+    for (uint32_t q = 0; q < question->n_queries; q++)
+        score_all(oracle, BY_KEYS, q, scores + (size_t)q * n);
+    oracle_bytes(question, oracle->rows, scores, n_wanted, bytes);
+    classes_of_bytes(bytes, n, classes);
+    find_best(bytes, classes, n, all, all, n_wanted, n_wanted, must, may);
+    set_bits(oracle->must, oracle->may, must, may, n, 0);
+    ret_counts[0] = (struct count){question->k, question->k};
+    free(scores);
+    free(bytes);
+    free(all);
+    free(must);
+    free(may);
+    free(classes);
+}
+
+/* The cut, and step 2: of the rows that were taken, those that each group chooses. */
+static void
+choose(struct oracle *oracle, const struct count *counts, enum by by, uint32_t factor)
 {
     const struct oracle_question *question = &oracle->question;
     const uint32_t n = oracle->rows->n;
@@ -555,18 +723,35 @@ static void choose(struct oracle *oracle, const struct count *counts)
     oracle->may = room(n, sizeof(uint32_t));
     get_bits(must_taken, n, UINT32_MAX, must);
     get_bits(may_taken, n, UINT32_MAX, may);
-    step_make(&step, oracle, false, must, may);
+    step_make(&step, oracle, by, must, may);
     for (uint32_t group = 0; group < groups_of(question); group++) {
         get_bits(must_taken, n, 1u << group, must);
         get_bits(may_taken, n, 1u << group, may);
         find_best(order_of(&step, oracle, group), step.classes, n, must, may,
-                  counts[group].least, counts[group].most, must, may);
+                  takes(question, counts[group].least, factor),
+                  takes(question, counts[group].most, factor), must, may);
         set_bits(oracle->must, oracle->may, must, may, n, group);
     }
     memcpy(oracle->weights, step.merged, n * sizeof(*step.merged));
     step_free(&step);
     free(must_taken);
     free(may_taken);
+    free(must);
+    free(may);
+}
+
+/* Weighs what was chosen by its keys, which a cut has not looked at. */
+static void weigh(struct oracle *oracle)
+{
+    const uint32_t n = oracle->rows->n;
+    bool *must = room(n, sizeof(bool)), *may = room(n, sizeof(bool));
+    struct step step;
+
+    get_bits(oracle->must, n, UINT32_MAX, must);
+    get_bits(oracle->may, n, UINT32_MAX, may);
+    step_make(&step, oracle, BY_KEYS, must, may);
+    memcpy(oracle->weights, step.merged, n * sizeof(*step.merged));
+    step_free(&step);
     free(must);
     free(may);
 }
@@ -599,7 +784,8 @@ void oracle_make(struct oracle *oracle,
     *oracle = (struct oracle){
         .question = *question,
         .rows = rows,
-        .skips = question->selection == KV_SELECT_TOP && takes(question, question->k) >= n,
+        .skips = question->selection == KV_SELECT_TOP &&
+                 takes(question, question->k, first_factor(question)) >= n,
         .must = room(n, sizeof(uint32_t)),
         .may = room(n, sizeof(uint32_t)),
         .weights = room(n, sizeof(struct oracle_range)),
@@ -612,13 +798,22 @@ void oracle_make(struct oracle *oracle,
                 oracle->may[i] |= 1u << group;
             }
         }
+    } else if (goes_by_bytes(oracle)) {
+        take_by_bytes(oracle, counts);
     } else {
-        take(oracle, question->factor == 1, counts);
+        take(oracle, first_factor(question) == 1, counts);
     }
     oracle->taken_least = count_set(oracle->must, n);
     oracle->taken_most = count_set(oracle->may, n);
-    if (oracle->skips || question->factor != 1)
-        choose(oracle, counts);
+    const bool is_cut = question->first_cut != KV_CUT_NONE &&
+                        (oracle->skips ? takes(question, question->k, question->factor) < n
+                                       : question->candidates > question->factor);
+    if (is_cut)
+        choose(oracle, counts, BY_COPIES, question->factor);
+    if ((oracle->skips && !is_cut) || question->factor != 1)
+        choose(oracle, counts, BY_KEYS, 1);
+    else if (question->first_cut != KV_CUT_NONE)
+        weigh(oracle);
     count_chosen(oracle, counts);
 }
 

@@ -4,6 +4,10 @@
  *   step 1  candidates are scored by what their codes stand for, by their keys where they have
  *           no codes; weighed; the best k * factor of each group are taken.  If that is all of
  *           them, there is no step 1.
+ *   cut     (with a first cut) step 1 takes k * candidates instead; these are scored by their
+ *           copies, by their keys where they have none, and the best k * factor of each group are
+ *           left, of what the group itself has taken.  Step 1 of the best k of merged groups then
+ *           goes by bytes (oracle_bytes.h), if any row has codes
  *   step 2  (not with factor 1) what was taken is scored by its keys and weighed; the best k of
  *           each group are chosen, of what the group itself has taken
  *
@@ -30,14 +34,29 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A codebook, in the axes of keys. */
+struct oracle_book {
+    uint32_t m, n_centroids;
+    double *parts; /* (m, n_centroids, d_k) what each adds to a key */
+    double *mean;  /* (d_k) of the keys, which copies are less; NULL: there are no copies */
+};
+
 /* One kv head's candidates; tokens ascend. */
 struct oracle_rows {
     uint32_t n, d_k, d_v;
     uint32_t *tokens;   /* (n) */
+    uint32_t *ranges;   /* (n) which of the query's ranges the row is in */
     double *keys;       /* (n, d_k) */
     double *values;     /* (n, d_v) */
     bool *coded;        /* (n) step 1 goes by stands_for; NULL: no row has codes */
     double *stands_for; /* (n, d_k) the centroids of the row's codes, side by side */
+
+    struct oracle_book *books; /* (n_books) */
+    uint32_t n_books;
+    uint32_t *books_of; /* (n) which one the row's block has codes of, from 1; 0: none */
+    uint8_t *codes;     /* (n, KV_SUBSPACES_MAX) */
+    bool *copied;       /* (n) the cut goes by `copies` */
+    double *copies;     /* (n, d_k) what the row's copy stands for, less the book's mean */
 };
 
 /* Room for n rows, all of it zeros, none coded. */
@@ -55,6 +74,8 @@ struct oracle_question {
     enum kv_selection selection;
     float share;
     uint32_t k, factor;
+    enum kv_first_cut first_cut;
+    uint32_t candidates; /* with a first cut */
 };
 
 struct oracle_range {

@@ -33,8 +33,8 @@ struct kvs_estimate_input {
     uint32_t n_selected;
     bool each;              /* estimate for each query vector the rows that it did not select
                              * itself */
-    const uint32_t *scored; /* (n_scored) tokens with exact scores, ascending: all selected rows
-                             * are among them, or n_scored is 0 */
+    const uint32_t *scored; /* (n_scored) tokens with scores, exact or of copies, ascending: all
+                             * selected rows are among them, or n_scored is 0 */
     const float *scores;    /* (n_queries, n_scored) inner products */
     uint32_t n_scored;
 };

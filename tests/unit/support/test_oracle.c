@@ -163,6 +163,109 @@ static void codes_take_and_keys_choose(void **state)
     oracle_rows_free(&rows);
 }
 
+/* Without codes step 1 goes by keys.  Row 12 has no copy: it is cut by its key. */
+static void copies_cut(void **state)
+{
+    static const double keys[] = {5, 4, 3, 2}, copies[] = {0, 2, 0, 9}, mean = 0.5;
+    struct oracle_question question = top(1);
+    struct oracle_rows rows;
+    struct oracle oracle;
+
+    (void)state;
+    make_rows(&rows, keys, 4);
+    rows.books = calloc(1, sizeof(*rows.books));
+    rows.books[0] = (struct oracle_book){.m = 1, .n_centroids = 1};
+    rows.books[0].parts = calloc(1, sizeof(double));
+    rows.books[0].mean = calloc(1, sizeof(double));
+    rows.books[0].mean[0] = mean;
+    rows.n_books = 1;
+    memcpy(rows.copies, copies, sizeof(copies));
+    for (uint32_t i = 0; i < 4; i++) {
+        rows.books_of[i] = i != 2;
+        rows.copied[i] = i != 2;
+    }
+    question.merge = KV_MERGE_NONE; /* not by bytes */
+    question.first_cut = KV_CUT_INT4;
+    question.candidates = 3; /* 10, 11, 12 by keys; scores 0.5, 2.5 and 3 of the cut */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(ALLOWS(&oracle, 12));
+    assert_false(ALLOWS(&oracle, 10));
+    assert_int_equal(oracle.taken_least, 3);
+    oracle_free(&oracle);
+    question.candidates = 4; /* step 1 is skipped */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(oracle.skips);
+    assert_true(ALLOWS(&oracle, 13));
+    assert_false(ALLOWS(&oracle, 10));
+    oracle_free(&oracle);
+    question.factor = 2; /* 13 and 12 are left, and their keys choose */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(ALLOWS(&oracle, 12));
+    assert_false(ALLOWS(&oracle, 13));
+    oracle_free(&oracle);
+    question.factor = 4; /* nothing is cut */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(ALLOWS(&oracle, 10));
+    oracle_free(&oracle);
+    question.factor = question.candidates = 2; /* nor here: 10 and 11 by keys */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(ALLOWS(&oracle, 10));
+    oracle_free(&oracle);
+    oracle_rows_free(&rows);
+}
+
+/* A block of rows with codes of two centroids in each of two subspaces, and one row without.  The
+ * first vector's scores are 0 to 4, the second one's 0 to 1.9; a step is 4 / 253. */
+static void bytes_take(void **state)
+{
+    static const float queries[] = {1, 3, 1.9f, 0};
+    static const double parts[] = {0, 0, 1, 0, 0, 0, 0, 1};
+    struct oracle_question question = top(2);
+    struct oracle_rows rows;
+    struct oracle oracle;
+
+    (void)state;
+    oracle_rows_make(&rows, 129, 2, 1);
+    rows.books = calloc(1, sizeof(*rows.books));
+    rows.books[0] = (struct oracle_book){.m = 2, .n_centroids = 2};
+    rows.books[0].parts = calloc(8, sizeof(double));
+    memcpy(rows.books[0].parts, parts, sizeof(parts));
+    rows.n_books = 1;
+    for (uint32_t i = 0; i < 129; i++) {
+        rows.tokens[i] = i;
+        rows.books_of[i] = i < 128;
+        rows.coded[i] = i < 128;
+    }
+    /* Sums of the first vector: 253, 190, 63, of the second: 120, 0, 120.  Of each the wanted 2 of
+     * 128 have at least 190, and at least 120: offsets are -70 and 0. */
+    rows.codes[5 * KV_SUBSPACES_MAX] = rows.codes[5 * KV_SUBSPACES_MAX + 1] = 1;
+    rows.codes[7 * KV_SUBSPACES_MAX + 1] = 1;
+    rows.codes[9 * KV_SUBSPACES_MAX] = 1;
+    question.queries = queries;
+    question.n_queries = 2;
+    question.k = 1;
+    question.first_cut = KV_CUT_INT4;
+    question.candidates = 2; /* 5 has 183, 7 and 9 both have 120 */
+    question.factor = 2;
+    rows.keys[7 * 2] = 9; /* of what is taken, keys choose */
+    rows.keys[9 * 2] = 99;
+    oracle_make(&oracle, &question, &rows);
+    assert_int_equal(oracle.taken_least, 2);
+    assert_int_equal(oracle.taken_most, 2);
+    assert_true(allows(&oracle, (const uint32_t[]){7}, 1));
+    assert_false(allows(&oracle, (const uint32_t[]){9}, 1));
+    oracle_free(&oracle);
+    rows.keys[128 * 2 + 1] = 1; /* 120, too: the row without codes is behind 7 */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(allows(&oracle, (const uint32_t[]){7}, 1));
+    oracle_free(&oracle);
+    rows.keys[128 * 2 + 1] = 10; /* above all */
+    oracle_make(&oracle, &question, &rows);
+    assert_true(allows(&oracle, (const uint32_t[]){128}, 1));
+    oracle_free(&oracle);
+    oracle_rows_free(&rows);
+}
+
 /* The first vector likes row 10, the second one row 12, both row 11 a little less. */
 static void merges(void **state)
 {
@@ -264,6 +367,8 @@ int main(void)
         cmocka_unit_test(a_share_is_as_few_as_have_it),
         cmocka_unit_test(ties_and_near_ties),
         cmocka_unit_test(codes_take_and_keys_choose),
+        cmocka_unit_test(copies_cut),
+        cmocka_unit_test(bytes_take),
         cmocka_unit_test(merges),
         cmocka_unit_test(attention),
         cmocka_unit_test(elements_of_every_type),
