@@ -397,8 +397,9 @@ enum kv_wire_query_flags {
  *    1  u8   merge       enum kv_merge
  *    2  u16  n_queries   query vectors per unit, 1..KV_QUERIES_MAX
  *    4  u32  k           1..KV_SELECTED_MAX
- *    8  u32  rerank      1.. ; rerank * k is reduced to KV_CANDIDATES_MAX (UNION, NONE, and
- *                        below KV_WIRE_VERSION_FIRST_CUT: KV_SELECTED_MAX), never below k
+ *    8  u32  rerank      1..KV_CANDIDATES_MAX; rerank * k is reduced to that (UNION and NONE:
+ *                        KV_SELECTED_MAX), never below k.  Below KV_WIRE_VERSION_FIRST_CUT it is
+ *                        KV_SELECTED_MAX in both cases
  *   12  f32  scale       of scores before the softmax: usually 1 / sqrt(d_k)
  *   16  u32  n_ranges    the tokens of these ranges are eligible; ascending and disjoint
  *   20  u32  flags       enum kv_wire_query_flags

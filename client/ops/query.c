@@ -85,7 +85,20 @@ seek(const struct kv_op *op, const struct kvc_connection *connection, uint32_t *
     return false;
 }
 
+/* Returns how much a node takes for `rerank`, which is as good as any more: so many candidates are
+ * the most of a head. */
+static uint32_t rerank_max(const struct kvc_node *node)
+{
+    return node->version < KV_WIRE_VERSION_FIRST_CUT ? KV_SELECTED_MAX : KV_CANDIDATES_MAX;
+}
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 static void fill(const struct kvc_query_part *part,
+                 const struct kvc_node *node,
                  const struct kv_wire_unit *units,
                  uint32_t n_units,
                  uint8_t *at)
@@ -96,7 +109,7 @@ static void fill(const struct kvc_query_part *part,
         .merge = (uint8_t)query->merge,
         .n_queries = (uint16_t)query->n_queries,
         .k = query->k,
-        .rerank = query->rerank < KV_SELECTED_MAX ? query->rerank : KV_SELECTED_MAX,
+        .rerank = smaller(query->rerank, rerank_max(node)),
         .first_cut = (uint8_t)query->first_cut,
         .candidates = (uint16_t)query->candidates,
         .scale = query->scale,
@@ -122,7 +135,9 @@ static void fill(const struct kvc_query_part *part,
         memcpy(at, &range, sizeof(range));
     }
     for (uint32_t i = 0; query->candidates_each != NULL && i < n_units; i++) {
-        const uint32_t candidates = kvc_query_candidates(part, units[i].kv_head);
+        const uint32_t most =
+            query->first_cut == KV_CUT_NONE ? rerank_max(node) : query->candidates;
+        const uint32_t candidates = smaller(kvc_query_candidates(part, units[i].kv_head), most);
 
         memcpy(at, &candidates, sizeof(candidates));
         at += sizeof(candidates);
@@ -170,7 +185,7 @@ static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
     request->body_bytes = request_bytes(part, n_units, n_cached);
     if (!kvc_request_message(request, request->body_bytes))
         return KV_BUSY;
-    fill(part, units, n_units, request->message->body);
+    fill(part, subop->connection->link.node, units, n_units, request->message->body);
     request->position = part->n_placed;
     request->bytes = n_units * kvc_query_head_bytes_max(part);
     part->n_placed += n_units;

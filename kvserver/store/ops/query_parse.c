@@ -114,7 +114,7 @@ static bool check_query(struct kvs_request *request)
         return false;
     }
     if (query->n_queries == 0 || query->n_queries > KV_QUERIES_MAX || query->k == 0 ||
-        query->k > KV_SELECTED_MAX || query->rerank == 0 || query->rerank > KV_SELECTED_MAX ||
+        query->k > KV_SELECTED_MAX || query->rerank == 0 || query->rerank > KV_CANDIDATES_MAX ||
         !(query->scale > 0 && query->scale < INFINITY)) {
         kvs_request_fail(request, KV_INVALID,
                          "query: %u vectors, k %u, rerank %u, scale %g: value out of range",

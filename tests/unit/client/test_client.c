@@ -88,6 +88,7 @@ enum lie {
     LIE_COMMITTED_MANY,
     LIE_ROW,
     LIE_CRC,
+    LIE_READS_NONE, /* what was asked for is not there */
     LIE_BULK_SIZE,
     LIE_BULK_ODD,
     LIE_BULK_UNASKED,
@@ -204,9 +205,12 @@ struct fake {
     uint32_t rows_told;     /* those that stay are told */
     uint32_t stood_us;      /* queries are told that they waited for so long, and a little */
     enum lie lie;
-    bool bulk_first;         /* queries: rows go before the body */
-    bool no_bulk;            /* queries: rows of their own do not go at all */
-    struct kv_random *noise; /* changes their bodies */
+    bool bulk_first; /* queries: rows go before the body */
+    struct kv_wire_query_reads reads;
+    uint32_t n_reranked_of_cut;   /* of each head, with a first cut */
+    size_t body_bytes, n_cut_off; /* of the last query's answer, and bytes that its end lacks */
+    bool no_bulk;                 /* queries: rows of their own do not go at all */
+    struct kv_random *noise;      /* changes their bodies */
     uint32_t generation;
     uint64_t last_op_id;
     uint32_t last_kind;
@@ -939,12 +943,14 @@ static void answer_query(const struct seen *seen)
     const struct kv_wire_unit *units = (const struct kv_wire_unit *)(query + 1);
     const struct kv_wire_range *ranges =
         (const struct kv_wire_range *)(units + request->n_units);
-    const float *vectors = (const float *)(ranges + query->n_ranges);
+    const uint32_t *each = (const uint32_t *)(ranges + query->n_ranges);
+    const bool has_each = (query->flags & KV_WIRE_EACH) != 0;
+    const float *vectors = (const float *)(each + (has_each ? request->n_units : 0));
     const struct kv_wire_cached_block *held =
         (const struct kv_wire_cached_block *)(vectors +
                                               request->n_units * query->n_queries * 64);
     const bool attends = query->answer == KV_ANSWER_ATTEND;
-    const bool is_scored = (uint64_t)query->k * query->rerank < query_candidates(query, ranges);
+    const bool is_cut = query->first_cut != KV_CUT_NONE;
     struct kv_wire_header fields = committed_of(units[0].layer, request->snapshot);
     uint8_t *body = next_answer(), *at = body;
     uint8_t *rows = body + ANSWER_BYTES / 2, *row = rows;
@@ -957,7 +963,10 @@ static void answer_query(const struct seen *seen)
     n_all = query_candidates(query, ranges);
     for (uint32_t i = 0; i < request->n_units; i++) {
         uint32_t n_ids = query->k < n_all ? query->k : n_all;
-
+        const uint32_t candidates = has_each ? each[i]
+                                    : is_cut ? query->candidates
+                                             : query->rerank;
+        const bool is_scored = (uint64_t)query->k * candidates < n_all;
         uint32_t n_held = 0;
 
         n_ids += f.node.lie == LIE_IDS_MANY || f.node.lie == LIE_MASKS_MANY;
@@ -969,7 +978,8 @@ static void answer_query(const struct seen *seen)
             .n_selected = n_ids,
             .n_scored_by_code = is_scored ? n_all / 2 : 0,
             .n_scored_by_key = is_scored ? n_all - n_all / 2 : 0,
-            .n_reranked = is_scored ? query->rerank > 1 ? n_ids : 0
+            .n_reranked = is_cut      ? f.node.n_reranked_of_cut
+                          : is_scored ? candidates > 1 ? n_ids : 0
                           : query->k < n_all || query->flags & KV_WIRE_WEIGHTS ? n_ids
                                                                                : 0,
             .n_chapters = is_scored,
@@ -1014,6 +1024,8 @@ static void answer_query(const struct seen *seen)
 
 #define TELL(from, n_bytes) (memcpy(at, (from), (n_bytes)), at += (n_bytes))
     TELL(&told.times, sizeof(told.times));
+    if ((query->flags & KV_WIRE_READS) && f.node.lie != LIE_READS_NONE)
+        TELL(&f.node.reads, sizeof(f.node.reads));
     TELL(told.found, request->n_units * sizeof(told.found[0]));
     TELL(told.ids, told.n_ids * sizeof(told.ids[0]));
     if (query->flags & KV_WIRE_WEIGHTS)
@@ -1032,6 +1044,8 @@ static void answer_query(const struct seen *seen)
         if (f.node.noise != NULL)
             at = spoil(body, at, &fields);
         at += (f.node.lie == LIE_BODY_LONG) * 4 - (f.node.lie == LIE_BODY_SHORT) * 4;
+        f.node.body_bytes = (size_t)(at - body);
+        at -= f.node.n_cut_off;
         answer(request, KV_OK, &fields, body, (size_t)(at - body));
         if (f.node.lie == LIE_BULK_UNASKED)
             send_bulk(request, rows, ROW_BYTES);
@@ -3109,6 +3123,113 @@ static void test_query_lies(void **state)
     assert_int_equal(f.client->n_corrupt, sizeof(lies) / sizeof(lies[0]));
 }
 
+/* A first cut, candidates of each head, and what was read: what the message says, and what
+ * becomes of its answer, whole and cut at every byte. */
+static void test_query_first_cut(void **state)
+{
+    static const uint32_t each[N_HEADS] = {2, 8, 12, 3};
+    static const struct exposed lies[] = {
+        {NO_LIE, NULL},
+        {LIE_READS_NONE, "layer 1 head 0: layer: "}, /* they are taken for it */
+        {LIE_BODY_SHORT, "a body of "},
+        {LIE_BODY_LONG, "a body of "},
+        {LIE_COUNTS_FEW, "layer 1 head 0: n_scored_by_code + n_scored_by_key: 189"},
+    };
+    struct asked *asked = ask(20);
+    struct kv_query *query = &asked->query;
+    const struct kv_wire_query *sent;
+    struct kv_query_reads reads;
+    struct kv_op *op;
+
+    (void)state;
+    query->answer = KV_ANSWER_IDS;
+    const struct kv_query good = *query;
+    query->first_cut = KV_CUT_INT4;
+    query->rerank = 2;
+    query->candidates = 12;
+    query->candidates_each = each;
+    query->want_reads = true;
+    f.node.reads = (struct kv_wire_query_reads){1, 20, 300, UINT64_MAX / 8, 50000, 600000};
+    f.node.n_reranked_of_cut = 2 * 40;
+    op = begin_query(query);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    kv_op_query_reads(op, &reads);
+    const uint64_t n_messages = f.node.n_seen;
+    assert_true(reads.books == n_messages && reads.codes == 20 * n_messages);
+    assert_true(reads.copies == 300 * n_messages && reads.keys == UINT64_MAX / 8 * n_messages);
+    assert_true(reads.rows == 50000 * n_messages && reads.summaries == 600000 * n_messages);
+    for (uint32_t i = 0; i < f.node.n_seen; i++) {
+        sent = (const struct kv_wire_query *)f.node.seen[i].body;
+        const uint32_t n_units = f.node.seen[i].header.n_units;
+        const struct kv_wire_unit *units = (const struct kv_wire_unit *)(sent + 1);
+        const uint32_t *of_each =
+            (const uint32_t *)((const struct kv_wire_range *)(units + n_units) + 2);
+
+        assert_int_equal(sent->flags, KV_WIRE_EACH | KV_WIRE_READS);
+        assert_int_equal(sent->first_cut, KV_CUT_INT4);
+        assert_int_equal(sent->reserved, 0);
+        assert_int_equal(sent->rerank, 2);
+        assert_int_equal(sent->candidates, 12);
+        for (uint32_t j = 0; j < n_units; j++)
+            assert_int_equal(of_each[j], each[units[j].kv_head]);
+    }
+    kv_op_free(op);
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        f.node.lie = lies[i].lie;
+        expose(begin_query(query), &lies[i]);
+    }
+    for (size_t n = 1; n <= f.node.body_bytes; n++) {
+        f.node.n_cut_off = n;
+        expose(begin_query(query), &(struct exposed){NO_LIE, "a body of "});
+        forget();
+    }
+    f.node.n_cut_off = 0;
+    /* Each candidate may be scored twice, and there are 2 * 20 of head 0. */
+    f.node.n_reranked_of_cut = 2 * 40 + 1;
+    expose(begin_query(query), &(struct exposed){NO_LIE, "layer 1 head 0: n_reranked: 81"});
+    f.node.n_reranked_of_cut = 0;
+    expose(begin_query(query), &(struct exposed){NO_LIE, NULL});
+
+    /* Nobody wants to know, or the node cannot count: nothing is told.  As many candidates as can
+     * be said are all. */
+    for (unsigned is_old = 0; is_old < 2; is_old++) {
+        f.client->nodes[0].version = KV_WIRE_VERSION_FIRST_CUT - is_old;
+        forget();
+        *query = good;
+        query->rerank = UINT32_MAX;
+        query->want_reads = is_old != 0;
+        op = begin_query(query);
+        turn(0);
+        sent = (const struct kv_wire_query *)f.node.seen[0].body;
+        assert_int_equal(sent->flags, 0);
+        assert_int_equal(sent->rerank, is_old ? KV_SELECTED_MAX : KV_CANDIDATES_MAX);
+        if (!is_old) /* to whom the node of this test answers */
+            assert_int_equal(run(op, 1000000), KV_OK);
+        kv_op_query_reads(op, &reads);
+        assert_true(reads.books == 0 && reads.keys == 0 && reads.rows == 0);
+        kv_op_free(op);
+    }
+    f.client->nodes[0].version = KV_WIRE_VERSION;
+    static const uint32_t all[N_HEADS] = {UINT32_MAX, UINT32_MAX, 1, UINT32_MAX};
+    forget();
+    *query = good;
+    query->rerank = UINT32_MAX;
+    query->candidates_each = all;
+    op = begin_query(query);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    for (uint32_t i = 0; i < f.node.n_seen; i++) {
+        sent = (const struct kv_wire_query *)f.node.seen[i].body;
+        const uint32_t n_units = f.node.seen[i].header.n_units;
+        const struct kv_wire_unit *units = (const struct kv_wire_unit *)(sent + 1);
+        const uint32_t *of_each =
+            (const uint32_t *)((const struct kv_wire_range *)(units + n_units) + 2);
+
+        for (uint32_t j = 0; j < n_units; j++)
+            assert_int_equal(of_each[j], units[j].kv_head == 2 ? 1 : KV_CANDIDATES_MAX);
+    }
+    kv_op_free(op);
+}
+
 /* Nor what it says of attention, which has no checksum. */
 static void test_attend_lies(void **state)
 {
@@ -4126,6 +4247,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_replies_of_strangers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_arguments, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_query_lies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_query_first_cut, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_attend_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_other_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_control_lies, set_up, tear_down),
