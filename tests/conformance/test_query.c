@@ -498,7 +498,13 @@ static void check_choice(struct oracle_rows *rows,
         const char *why = oracle_choice_fault(&oracle, &answer);
 
         if (why != NULL)
-            fail_msg("layer %u, head %u: %s", question->query.layer, head, why);
+            fail_msg(
+                "layer %u, head %u, merge %d, selection %d of %g, k %u, rerank %u, first cut "
+                "%d of %u: %s",
+                question->query.layer, head, (int)question->query.merge,
+                (int)question->query.selection, (double)question->query.fraction,
+                question->query.k, question->query.rerank, (int)question->query.first_cut,
+                candidates_of(&question->query, head), why);
     }
     oracle_free(&oracle);
 }
@@ -2049,6 +2055,8 @@ static void make_cut_question(struct question *question,
     if (pick(state, 8) != 0) {
         query->first_cut = KV_CUT_INT4;
         query->candidates = query->rerank + pick(state, 17 - query->rerank);
+    } else if (pick(state, 2)) {
+        query->rerank = UINT32_MAX; /* more than a message says */
     }
     query->want_weights = pick(state, 3) == 0;
     if (pick(state, 3) == 0) {
@@ -2057,7 +2065,9 @@ static void make_cut_question(struct question *question,
             query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
 
         for (uint32_t i = 0; i < HEADS_MAX; i++)
-            each[i] = least + pick(state, most - least + 1);
+            each[i] = pick(state, 3) == 0
+                          ? most
+                          : least + pick(state, most - least < 16 ? most - least + 1 : 16);
         query->candidates_each = each;
     }
     if (pick(state, 2)) {

@@ -651,13 +651,9 @@ static void take(struct oracle *oracle, bool is_last, struct count *ret_counts)
 
 static bool goes_by_bytes(const struct oracle *oracle)
 {
-    const struct oracle_rows *rows = oracle->rows;
-    bool has_codes = false;
-
-    for (uint32_t i = 0; i < rows->n; i++)
-        has_codes = has_codes || rows->books_of[i] != 0;
-    return oracle->question.first_cut != KV_CUT_NONE && has_codes &&
-           merges(&oracle->question) && oracle->question.selection == KV_SELECT_TOP;
+    return oracle->question.first_cut != KV_CUT_NONE && merges(&oracle->question) &&
+           oracle->question.selection == KV_SELECT_TOP &&
+           oracle_bytes_pay(&oracle->question, oracle->rows);
 }
 
 /* Rows of the same byte tie; one that may have either of two is alone. */

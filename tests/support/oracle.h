@@ -7,7 +7,7 @@
  *   cut     (with a first cut) step 1 takes k * candidates instead; these are scored by their
  *           copies, by their keys where they have none, and the best k * factor of each group are
  *           left, of what the group itself has taken.  Step 1 of the best k of merged groups then
- *           goes by bytes (oracle_bytes.h), if any row has codes
+ *           goes by bytes, if that pays (oracle_bytes.h)
  *   step 2  (not with factor 1) what was taken is scored by its keys and weighed; the best k of
  *           each group are chosen, of what the group itself has taken
  *

@@ -10,6 +10,7 @@ enum {
     BYTE_MOST = 255,
     SAMPLE_EVERY = 8,
     SAMPLE_LEAST = 64, /* blocks with codes of which every 8th is enough */
+    SPARE_ARRAYS = 4,  /* beside the scores */
 };
 
 /* A whole number in fp32's eyes. */
@@ -93,6 +94,62 @@ static void make_runs(struct bytes *bytes)
 
         bytes->by_code[i] = is_last ? rows->coded[i] : bytes->by_code[i + 1];
     }
+}
+
+/* How many blocks with codes are eligible with all of their rows, at most. */
+static uint32_t count_blocks(const struct bytes *bytes)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < bytes->n_runs; i++)
+        if (bytes->runs[i].book > 0)
+            n += (bytes->runs[i].end - bytes->runs[i].begin) / KV_BLOCK_TOKENS;
+    return n;
+}
+
+static uint32_t sample_every(const struct bytes *bytes)
+{
+    return count_blocks(bytes) >= SAMPLE_LEAST ? SAMPLE_EVERY : 1;
+}
+
+/* The bytes that a table of so many centroids takes when it is rounded, of one subspace. */
+static size_t rounded_size(uint32_t n_centroids)
+{
+    return n_centroids <= 16 ? 16 : n_centroids <= 64 ? 64 : 256;
+}
+
+bool oracle_bytes_pay(const struct oracle_question *question, const struct oracle_rows *rows)
+{
+    struct bytes bytes = {.question = question, .rows = rows};
+    size_t n_coded = 0, table = 0, rounded = 0, n_bytes = 0;
+
+    make_runs(&bytes);
+    for (uint32_t i = 0; i < bytes.n_runs; i++) {
+        const uint32_t number = bytes.runs[i].book;
+        const struct oracle_book *book = number > 0 ? &rows->books[number - 1] : NULL;
+
+        n_coded += book != NULL;
+        if (book != NULL && (size_t)book->m * book->n_centroids > table)
+            table = (size_t)book->m * book->n_centroids;
+        if (book != NULL && book->m * rounded_size(book->n_centroids) > rounded)
+            rounded = book->m * rounded_size(book->n_centroids);
+    }
+    for (uint32_t i = 0; i < rows->n; i++)
+        if (i == 0 || rows->ranges[i] != rows->ranges[i - 1] ||
+            block_of(rows, i) != block_of(rows, i - 1))
+            n_bytes += KV_BLOCK_TOKENS;
+    const uint32_t every = sample_every(&bytes);
+    const size_t n_sample = count_blocks(&bytes) / every + (every > 1 ? n_coded : 0);
+    const size_t n_tables = n_coded * question->n_queries;
+    const size_t n_floats =
+        n_tables * table +
+        (n_tables * rounded + n_sample * KV_BLOCK_TOKENS * question->n_queries + n_bytes) /
+            sizeof(float) +
+        2;
+
+    free(bytes.runs);
+    free(bytes.by_code);
+    return n_coded > 0 && n_floats <= (size_t)rows->n * (question->n_queries + SPARE_ARRAYS);
 }
 
 /* ---- tables ------------------------------------------------------------------------------ */
@@ -282,12 +339,9 @@ static int descending(const void *a, const void *b)
 static uint32_t find_sample(const struct bytes *bytes, uint32_t *ret_sample)
 {
     const struct oracle_rows *rows = bytes->rows;
-    uint32_t n_blocks = 0, n = 0;
+    const uint32_t every = sample_every(bytes);
+    uint32_t n = 0;
 
-    for (uint32_t i = 0; i < bytes->n_runs; i++)
-        if (bytes->runs[i].book > 0)
-            n_blocks += (bytes->runs[i].end - bytes->runs[i].begin) / KV_BLOCK_TOKENS;
-    const uint32_t every = n_blocks >= SAMPLE_LEAST ? SAMPLE_EVERY : 1;
     for (uint32_t i = 0; i < bytes->n_runs; i++) {
         const struct run *run = &bytes->runs[i];
 

@@ -11,6 +11,10 @@
 
 #include "tests/support/oracle.h"
 
+/* Whether step 1 goes by bytes: some rows have codes, and the tables of their codebooks, one for
+ * each run of rows that share one, need less room than fp32 scores of all rows would. */
+bool oracle_bytes_pay(const struct oracle_question *question, const struct oracle_rows *rows);
+
 /* The bytes of all rows, of which some have codes.
  *   key_scores  (n_queries, n) what their keys' scores may be
  *   n_wanted    candidates, fewer than rows
