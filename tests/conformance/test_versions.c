@@ -194,6 +194,71 @@ summaries_are_made(struct kv_client *client, struct kv_session *session, uint32_
     }
 }
 
+/* A node that knows neither copies nor a first cut is asked for none, nor for candidates of each
+ * head, nor for more candidates than it takes; and it does not count what it reads. */
+static void
+queries_are_cut(struct kv_client *client, struct kv_session *session, uint32_t version)
+{
+    static const uint32_t each[N_HEADS] = {[0 ... N_HEADS - 1] = 1};
+    const bool is_known = version >= KV_WIRE_VERSION_FIRST_CUT;
+    const float vectors[N_HEADS * DIM] = {1};
+    const struct kv_range range = {0, N_TOKENS};
+    const struct kv_index_options index = {.n_layers = 1,
+                                           .tokens = N_TOKENS,
+                                           .m = 2,
+                                           .bits = 2,
+                                           .copies = true,
+                                           .iterations = 2,
+                                           .wait = true};
+    struct kv_op *op;
+
+    assert_int_equal(kv_index_begin(session, &index, 0, &op),
+                     is_known ? KV_OK : KV_UNSUPPORTED);
+    if (is_known)
+        finish(op, "index");
+    else
+        assert_non_null(strstr(kv_client_detail(client), "copies"));
+    for (unsigned i = 0; i < 4; i++) {
+        struct kv_query query = {.n_queries = 1,
+                                 .queries = vectors,
+                                 .scale = 1,
+                                 .merge = KV_MERGE_SUM,
+                                 .answer = KV_ANSWER_ROWS,
+                                 .k = 1,
+                                 .rerank = 1,
+                                 .want_reads = true,
+                                 .n_ranges = 1,
+                                 .ranges = &range};
+        struct kv_query_reads reads;
+        kv_status_t wanted = KV_OK;
+
+        if (i % 2 != 0) {
+            query.first_cut = KV_CUT_INT4;
+            query.candidates = 2;
+        }
+        if (i / 2 != 0)
+            query.candidates_each = each;
+        if (i != 0 && !is_known)
+            wanted = KV_UNSUPPORTED;
+        struct kv_buffer *buffer;
+        assert_int_equal(kv_buffer_alloc(client, 1 << 16, &buffer), KV_OK);
+        const struct kv_rows_io io = {.buffer = buffer};
+        assert_int_equal(kv_query_begin(session, &query, &io, 0, &op), wanted);
+        if (wanted != KV_OK) {
+            assert_non_null(strstr(kv_client_detail(client), "first cut"));
+            kv_buffer_free(buffer);
+            continue;
+        }
+        if (kv_wait(op) != KV_OK)
+            fail_msg("query: %s", kv_op_detail(op));
+        kv_op_query_reads(op, &reads);
+        assert_int_equal(reads.rows > 0, is_known);
+        assert_int_equal(reads.books + reads.codes + reads.copies + reads.keys > 0, is_known);
+        kv_op_free(op);
+        kv_buffer_free(buffer);
+    }
+}
+
 static void work(struct kv_client *client, uint32_t version)
 {
     const uint16_t heads[] = {N_HEADS, N_HEADS};
@@ -221,6 +286,7 @@ static void work(struct kv_client *client, uint32_t version)
     layers_are_told(session, version);
     codes_are_rotated(client, session, version);
     summaries_are_made(client, session, version);
+    queries_are_cut(client, session, version);
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
     finish(op, "close");
     kv_session_free(session);

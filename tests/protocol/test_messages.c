@@ -715,13 +715,14 @@ static const struct number index_numbers[] = {
     NUMBER(struct kv_wire_index, summary_blocks),
 };
 static const struct number query_numbers[] = {
-    NUMBER(struct kv_wire_query, answer),    NUMBER(struct kv_wire_query, merge),
-    NUMBER(struct kv_wire_query, n_queries), NUMBER(struct kv_wire_query, k),
-    NUMBER(struct kv_wire_query, rerank),    NUMBER(struct kv_wire_query, scale),
-    NUMBER(struct kv_wire_query, n_ranges),  NUMBER(struct kv_wire_query, flags),
-    NUMBER(struct kv_wire_query, summaries), NUMBER(struct kv_wire_query, summary_blocks),
-    NUMBER(struct kv_wire_query, selection), NUMBER(struct kv_wire_query, fraction),
-    NUMBER(struct kv_wire_query, reserved),
+    NUMBER(struct kv_wire_query, answer),     NUMBER(struct kv_wire_query, merge),
+    NUMBER(struct kv_wire_query, n_queries),  NUMBER(struct kv_wire_query, k),
+    NUMBER(struct kv_wire_query, rerank),     NUMBER(struct kv_wire_query, scale),
+    NUMBER(struct kv_wire_query, n_ranges),   NUMBER(struct kv_wire_query, flags),
+    NUMBER(struct kv_wire_query, summaries),  NUMBER(struct kv_wire_query, summary_blocks),
+    NUMBER(struct kv_wire_query, selection),  NUMBER(struct kv_wire_query, fraction),
+    NUMBER(struct kv_wire_query, reserved),   NUMBER(struct kv_wire_query, first_cut),
+    NUMBER(struct kv_wire_query, candidates),
 };
 static const struct number unit_numbers[] = {
     NUMBER(struct kv_wire_unit, layer),
@@ -833,13 +834,19 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
         .rerank = 1 + (uint32_t)kv_random_below(random, 4),
         .scale = 0.2f,
         .n_ranges = 1 + (uint32_t)kv_random_below(random, 3),
-        .flags = (uint32_t)kv_random_below(random, 2),
+        .flags = (kv_random_below(random, 2) ? KV_WIRE_WEIGHTS : 0) |
+                 (kv_random_below(random, 3) ? 0 : KV_WIRE_EACH) |
+                 (kv_random_below(random, 2) ? KV_WIRE_READS : 0),
         .summaries = rests[kv_random_below(random, 3)],
         .summary_blocks = groups[kv_random_below(random, 3)],
         .selection = (uint32_t)kv_random_below(random, 3),
     };
     if (query.selection != KV_SELECT_TOP)
         query.fraction = 0.01f * (float)(1 + kv_random_below(random, 100));
+    if (kv_random_below(random, 2)) {
+        query.first_cut = KV_CUT_INT4;
+        query.candidates = (uint16_t)(query.rerank + kv_random_below(random, 13));
+    }
     if (query.answer == KV_ANSWER_ATTEND && kv_random_below(random, 2) == 0)
         query.flags |= KV_WIRE_IDS;
     uint32_t n_held = (uint32_t)kv_random_below(random, 3), token = 0;
@@ -853,6 +860,15 @@ static size_t make_query(uint32_t thread, struct kv_wire_header *header, uint8_t
 
         token = range.end = range.begin + 1 + (uint32_t)kv_random_below(random, 200);
         bytes = put_bytes(body, bytes, &range, sizeof(range));
+    }
+    for (uint32_t i = 0; (query.flags & KV_WIRE_EACH) && i < header->n_units; i++) {
+        const uint32_t least = query.first_cut == KV_CUT_NONE ? 1 : query.rerank;
+        const uint32_t most = query.first_cut == KV_CUT_NONE ? query.rerank : query.candidates;
+        uint32_t each = least + (uint32_t)kv_random_below(random, most - least + 1);
+
+        if (kv_random_below(random, 50) == 0)
+            each = (uint32_t)boundary(each);
+        bytes = put_bytes(body, bytes, &each, sizeof(each));
     }
     for (uint32_t i = 0; i < header->n_units * query.n_queries * ROW_BYTES / 4; i++) {
         float element = (float)kv_random_below(random, 1000) / 500 - 1;
@@ -2271,6 +2287,112 @@ static void groups_of_summaries_are_of_two_sizes(void **state)
         bytes = put_bytes(scratch, bytes, vector, sizeof(vector));
         assert_int_equal(ask(world.data[thread], &header, scratch, bytes),
                          is_good ? KV_OK : KV_INVALID);
+    }
+    close_session();
+}
+
+/* A query's body for two units of a thread.  Returns its bytes.
+ *   each     of the units, with KV_WIRE_EACH
+ *   ret_end  where these end */
+static size_t make_cut(const struct kv_wire_query *query,
+                       uint32_t thread,
+                       const uint32_t *each,
+                       uint8_t *body,
+                       size_t *ret_end)
+{
+    const struct kv_wire_range range = {0, FILLED_TOKENS};
+    const float vectors[2 * ROW_BYTES / 4] = {1};
+    struct kv_wire_unit units[N_LAYERS * N_HEADS];
+    size_t bytes = put_bytes(body, 0, query, sizeof(*query));
+
+    assert_int_equal(some_units(thread, 2, 0, units), 2);
+    bytes = put_bytes(body, bytes, units, 2 * sizeof(units[0]));
+    bytes = put_bytes(body, bytes, &range, sizeof(range));
+    if (query->flags & KV_WIRE_EACH)
+        bytes = put_bytes(body, bytes, each, 2 * sizeof(*each));
+    *ret_end = bytes;
+    return put_bytes(body, bytes, vectors, sizeof(vectors));
+}
+
+static kv_status_t ask_cut(uint32_t thread, size_t bytes)
+{
+    struct kv_wire_header header = session_request(KV_OP_QUERY, 1);
+
+    header.n_units = 2;
+    return ask(world.data[thread], &header, scratch, bytes);
+}
+
+/* What a first cut and candidates of each head may say, at their bounds; and bodies that end
+ * before they do. */
+static void first_cuts_are_bounded(void **state)
+{
+    enum {
+        INT4 = KV_CUT_INT4,
+        EACH = KV_WIRE_EACH,
+        READS = KV_WIRE_READS
+    };
+    static const struct {
+        uint8_t first_cut, reserved;
+        uint32_t rerank;
+        uint16_t candidates;
+        uint32_t flags, each[2];
+        kv_status_t wanted;
+    } cases[] = {
+        {0, 0, 1, 0, 0, {0}, KV_OK},
+        {0, 0, 1, 0, READS, {0}, KV_OK},
+        {0, 0, 1, 1, 0, {0}, KV_INVALID}, /* candidates without a first cut */
+        {0, 1, 1, 0, 0, {0}, KV_INVALID},
+        {0, 0, KV_CANDIDATES_MAX, 0, 0, {0}, KV_OK},
+        {0, 0, KV_CANDIDATES_MAX + 1, 0, 0, {0}, KV_INVALID},
+        {0, 0, 4, 0, EACH, {1, 4}, KV_OK},
+        {0, 0, 4, 0, EACH, {4, 0}, KV_INVALID},
+        {0, 0, 4, 0, EACH, {4, 5}, KV_INVALID},
+        {0, 0, 4, 0, EACH, {UINT32_MAX, 4}, KV_INVALID},
+        {INT4, 0, 1, 1, 0, {0}, KV_OK},
+        {INT4, 0, 1, 0, 0, {0}, KV_INVALID},
+        {INT4, 0, 4, 4, READS, {0}, KV_OK},
+        {INT4, 0, 4, 3, 0, {0}, KV_INVALID}, /* fewer than go on */
+        {INT4, 0, 4, UINT16_MAX, 0, {0}, KV_OK},
+        {INT4, 0, KV_CANDIDATES_MAX, KV_CANDIDATES_MAX - 1, 0, {0}, KV_INVALID},
+        {INT4, 255, 4, 8, 0, {0}, KV_INVALID},
+        {INT4, 0, 4, 8, EACH, {4, 8}, KV_OK},
+        {INT4, 0, 4, 8, EACH | READS, {8, 4}, KV_OK},
+        {INT4, 0, 4, 8, EACH, {3, 8}, KV_INVALID},
+        {INT4, 0, 4, 8, EACH, {8, 9}, KV_INVALID},
+        {INT4, 0, 4, 8, EACH, {8, UINT32_MAX}, KV_INVALID},
+        {INT4 + 1, 0, 4, 8, 0, {0}, KV_INVALID},
+        {UINT8_MAX, 0, 4, 8, 0, {0}, KV_INVALID},
+        {INT4, 0, 4, 8, KV_WIRE_IDS, {0}, KV_INVALID}, /* rows that are named anyway */
+        {INT4, 0, 4, 8, 1u << 31, {0}, KV_INVALID},
+    };
+    const uint32_t thread = thread_of_unit(0, 0);
+    size_t bytes, end;
+
+    (void)state;
+    open_filled_session();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct kv_wire_query query = {.answer = KV_ANSWER_IDS,
+                                            .merge = KV_MERGE_SUM,
+                                            .n_queries = 1,
+                                            .k = 3,
+                                            .rerank = cases[i].rerank,
+                                            .scale = 1,
+                                            .n_ranges = 1,
+                                            .flags = cases[i].flags,
+                                            .first_cut = cases[i].first_cut,
+                                            .reserved = cases[i].reserved,
+                                            .candidates = cases[i].candidates};
+
+        bytes = make_cut(&query, thread, cases[i].each, scratch, &end);
+        const kv_status_t status = ask_cut(thread, bytes);
+        if (status != cases[i].wanted)
+            fail_msg("case %zu: %s", i, kv_status_name(status));
+        if (!(query.flags & KV_WIRE_EACH) || status != KV_OK)
+            continue;
+        /* What follows is taken for the next vector's if they are not there: too few bytes. */
+        for (size_t cut = end - 2 * sizeof(uint32_t); cut < bytes; cut++)
+            assert_int_equal(ask_cut(thread, cut), KV_INVALID);
+        assert_int_equal(ask_cut(thread, bytes + 4), KV_INVALID);
     }
     close_session();
 }
@@ -4489,6 +4611,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_thread_stands_still),
         cmocka_unit_test(rows_of_any_bits),
         cmocka_unit_test(groups_of_summaries_are_of_two_sizes),
+        cmocka_unit_test(first_cuts_are_bounded),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(rows_land_while_the_session_forks),
         cmocka_unit_test(requests_are_counted_on),
