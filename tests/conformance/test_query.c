@@ -2236,6 +2236,41 @@ static void first_cuts(void **state)
     close_side(&side);
 }
 
+/* Rows that come behind those of an open codebook get codes and copies when they are scored, and
+ * the first query finds what the next one does. */
+static void first_cuts_of_later_rows(void **state)
+{
+    static struct question question;
+    struct kv_index_options index = index_of(1280, 0);
+    struct kv_session *session;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    session = open_session(&side, &models[HALVES]);
+    index.copies = true;
+    put(&side, session, 0, 1280, 1);
+    make_index(session, &index);
+    for (uint32_t n_tokens = 1280; n_tokens < 3000; n_tokens += 300) {
+        put(&side, session, n_tokens, 300, 1);
+        make_question(&question, 1, n_tokens + 300, 1);
+        question.query.first_cut = KV_CUT_INT4;
+        question.query.candidates = 3;
+        question.query.scale = 0.05f;
+        question.ranges[0] = (struct kv_range){7, 900};
+        question.ranges[1] = (struct kv_range){900, n_tokens + 300};
+        question.query.n_ranges = 2;
+        for (unsigned again = 0; again < 2; again++) {
+            const struct sums sums = ask(&side, session, &question);
+
+            assert_int_equal(sums.n_exact, 0);
+            assert_int_equal(sums.n_chapters, 4);
+        }
+    }
+    close_session(session);
+    close_side(&side);
+}
+
 /* Of rows of few kinds most tie, and of zeros all: to the lower token, at each step. */
 static void first_cuts_of_ties(void **state)
 {
@@ -2483,6 +2518,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(chapters),
         cmocka_unit_test(codes_in_the_background),
         cmocka_unit_test(first_cuts),
+        cmocka_unit_test(first_cuts_of_later_rows),
         cmocka_unit_test(first_cuts_of_ties),
         cmocka_unit_test(first_cuts_of_some_copies),
         cmocka_unit_test(first_cuts_and_the_rest),

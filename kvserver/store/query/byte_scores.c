@@ -21,14 +21,22 @@ enum {
 
 /* ---- runs -------------------------------------------------------------------------------- */
 
-/* Returns the codebook of a block's rows, KVS_SCORE_ROWS if they have none that may be used. */
-static uint32_t
-codebook_at(const struct kvs_score *score, const struct kvs_codebooks *books, uint32_t block)
+/* Returns the codebook of a block's rows, KVS_SCORE_ROWS if they have none that may be used.  Rows
+ * that have come behind those of an open one get their codes when they are scored: they have it.
+ *   before  of the block before */
+static uint32_t codebook_at(const struct kvs_score *score,
+                            const struct kvs_codebooks *books,
+                            uint32_t block,
+                            uint32_t before)
 {
     const struct kvs_codes *codes = kvs_unit_codes(score->unit, block);
 
-    return kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) > 0 ? codes->codebook
-                                                                : KVS_SCORE_ROWS;
+    if (kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) > 0)
+        return codes->codebook;
+    return codes->column.bytes == NULL && before != KVS_SCORE_ROWS &&
+                   kvs_codebook_at(books, before)->open
+               ? before
+               : KVS_SCORE_ROWS;
 }
 
 static uint32_t block_end(uint32_t token, uint32_t end)
@@ -47,13 +55,18 @@ static uint32_t make_runs(struct kvs_score *score, const struct kvs_codebooks *b
     score->n_runs = 0;
     for (uint32_t i = 0; i < score->n_ranges; i++) {
         const struct kv_wire_range *range = &score->ranges[i];
+        const uint32_t first = range->begin / KV_BLOCK_TOKENS;
+        uint32_t before =
+            first > 0 ? codebook_at(score, books, first - 1, KVS_SCORE_ROWS) : KVS_SCORE_ROWS;
 
         for (uint32_t token = range->begin, end; token < range->end; token = end) {
-            const uint32_t codebook = codebook_at(score, books, token / KV_BLOCK_TOKENS);
+            const uint32_t codebook =
+                codebook_at(score, books, token / KV_BLOCK_TOKENS, before);
             /* A run is in one range: each has bytes of its own. */
             struct kvs_score_run *last =
                 token > range->begin ? &score->runs[score->n_runs - 1] : NULL;
 
+            before = codebook;
             end = block_end(token, range->end);
             kvs_unit_prefetch_codes(score->unit, token / KV_BLOCK_TOKENS);
             if (last != NULL && last->codebook == codebook) {
@@ -311,7 +324,7 @@ static void prefetch(const uint8_t *tile, size_t bytes)
 }
 
 /* Adds the sums of some blocks of the run to the sample. */
-static void sample_piece(struct kvs_byte_scores *scores, const struct kvs_codebooks *books)
+static void sample_piece(struct kvs_byte_scores *scores, struct kvs_codebooks *books)
 {
     struct kvs_score *score = scores->score;
     const struct kvs_score_run *run = run_of(scores);
@@ -320,14 +333,21 @@ static void sample_piece(struct kvs_byte_scores *scores, const struct kvs_codebo
     const uint8_t *tiles[SCAN_BLOCKS];
     uint32_t n = 0, at = kvs_blocks_for(scores->token);
     const uint32_t end = run->token_end / KV_BLOCK_TOKENS;
+    bool has_made = false;
 
-    for (; book != NULL && at < end && n < SCAN_BLOCKS; at++) {
+    /* Codes are made here as they are in the scan: what is found does not depend on whether a query
+     * has been there before. */
+    for (; book != NULL && at < end && n < SCAN_BLOCKS && !has_made; at++) {
+        if (at % scores->sample_every != 0)
+            continue;
+        const uint32_t n_coded = kvs_score_coded(score, books, at, KV_BLOCK_TOKENS, &has_made);
         const struct kvs_codes *codes = kvs_unit_codes(score->unit, at);
 
-        if (at % scores->sample_every == 0 && codes->codebook == run->codebook &&
-            kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) == KV_BLOCK_TOKENS) {
+        if (n_coded == KV_BLOCK_TOKENS && codes->codebook == run->codebook) {
             tiles[n] = codes->column.bytes;
             prefetch(tiles[n++], book->scorer->codes_bytes(&book->shape));
+        } else if (has_made) {
+            break;
         }
     }
     for (uint32_t q = 0; q < score->n_queries && n > 0; q++)
