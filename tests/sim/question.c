@@ -183,6 +183,37 @@ pick_heads(struct kv_query *query, const struct kv_schema *schema, struct kv_ran
     query->n_kv_heads = 1 + (uint32_t)below(random, n_heads - query->kv_head_begin);
 }
 
+/* A first cut, and candidates of each head, or neither. */
+static void pick_cut(struct question *question, struct kv_random *random)
+{
+    struct kv_query *query = &question->query;
+
+    if (one_in(random, 2)) {
+        query->first_cut = KV_CUT_INT4;
+        query->rerank = 1 + (uint32_t)below(random, 4);
+        query->candidates =
+            one_in(random, 10) ? UINT16_MAX : query->rerank + (uint32_t)below(random, 13);
+    }
+    query->want_reads = one_in(random, 2);
+    if (!one_in(random, 3))
+        return;
+    const uint32_t least = query->first_cut == KV_CUT_NONE ? 1 : query->rerank;
+    const uint32_t most = query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
+    for (uint32_t i = 0; i < query->n_kv_heads; i++)
+        question->each[i] =
+            one_in(random, 3) ? most
+                              : least + (uint32_t)below(random, smaller(most - least, 15) + 1);
+    query->candidates_each = question->each;
+}
+
+/* Of a head, for each row that is chosen. */
+static uint32_t candidates_of(const struct kv_query *query, uint32_t head)
+{
+    if (query->candidates_each != NULL)
+        return query->candidates_each[head];
+    return query->first_cut == KV_CUT_NONE ? query->rerank : query->candidates;
+}
+
 static bool has_heads_of(const struct kv_schema *schema, const struct kv_query *query)
 {
     return query->layer < schema->n_layers &&
@@ -230,6 +261,7 @@ bool question_make(struct question *question,
         query->fraction = (float)(1 + below(random, 100)) / 100;
     }
     query->rerank = one_in(random, 12) ? UINT32_MAX : 1 + (uint32_t)below(random, 5);
+    pick_cut(question, random);
     if (one_in(random, 10) && question->tokens + 5 < truth->tokens_max)
         query->snapshot = question->tokens += (uint32_t)below(random, 5);
     question->is_sure = question->tokens <= least;
@@ -381,7 +413,9 @@ static struct oracle_question asked(const struct question *question, uint32_t d,
         .selection = query->selection,
         .share = query->fraction,
         .k = query->k,
-        .factor = query->rerank,
+        .factor = query->first_cut == KV_CUT_NONE ? candidates_of(query, head) : query->rerank,
+        .first_cut = query->first_cut,
+        .candidates = candidates_of(query, head),
     };
 }
 
@@ -528,13 +562,17 @@ static const char *choice_fault(const struct question *question,
 }
 
 /* What the counters must say. */
-static const char *
-counts_fault(const struct kv_query *query, uint32_t n, const struct kv_query_result *found)
+static const char *counts_fault(const struct kv_query *query,
+                                uint32_t head,
+                                uint32_t n,
+                                const struct kv_query_result *found)
 {
     const bool is_merged = query->merge == KV_MERGE_SUM || query->merge == KV_MERGE_MAX;
     const bool is_top = query->selection == KV_SELECT_TOP;
     const uint64_t n_groups = is_merged ? 1 : query->n_queries;
-    const uint32_t takes = smaller((uint64_t)query->k * query->rerank, KV_SELECTED_MAX);
+    const uint32_t candidates = candidates_of(query, head);
+    const uint32_t takes = smaller((uint64_t)query->k * candidates,
+                                   is_merged ? KV_CANDIDATES_MAX : KV_SELECTED_MAX);
     const bool takes_all = is_top && takes >= n;
     const uint32_t least = is_top ? smaller(query->k, n) : 1;
     const uint32_t most = smaller(smaller(query->k, KV_SELECTED_MAX) * n_groups, n);
@@ -550,8 +588,12 @@ counts_fault(const struct kv_query *query, uint32_t n, const struct kv_query_res
     if (found->n_scored_by_code + found->n_scored_by_key != n_scored)
         return say("%u rows scored by code and %u by key, of %u", found->n_scored_by_code,
                    found->n_scored_by_key, n_scored);
-    if (takes_all ? query->k >= n && !query->want_weights : query->rerank == 1)
+    if (takes_all ? query->k >= n && !query->want_weights : candidates == 1)
         reranked_least = reranked_most = 0;
+    if (query->first_cut != KV_CUT_NONE) { /* in the cut without copies, and behind it */
+        reranked_least = 0;
+        reranked_most = 2 * smaller(takes * n_groups, n);
+    }
     if (found->n_reranked < reranked_least || found->n_reranked > reranked_most)
         return say("%u rows were reranked, not %u to %u", found->n_reranked, reranked_least,
                    reranked_most);
@@ -625,6 +667,25 @@ static const char *ids_fault(const struct kv_query *query, const struct kv_query
     return NULL;
 }
 
+/* Whether what was chosen hangs on no codes or copies.  A cut of all rows goes by copies, and does
+ * not say which. */
+static bool
+goes_by_keys(const struct kv_query *query, uint32_t n, const struct kv_query_result *found)
+{
+    const bool is_scored = found->n_scored_by_code + found->n_scored_by_key > 0;
+
+    if (query->first_cut == KV_CUT_NONE)
+        return found->n_scored_by_code == 0;
+    return !is_scored && (uint64_t)query->k * query->rerank >= n;
+}
+
+/* Whether the node's codes now are those that the query went by. */
+static bool has_codes_of(const struct kv_query *query, const struct kv_query_result *found)
+{
+    return query->first_cut == KV_CUT_NONE ||
+           found->n_scored_by_code + found->n_scored_by_key > 0;
+}
+
 const char *question_fault(const struct question *question,
                            const struct truth *truth,
                            struct kvs_node *const *nodes,
@@ -644,18 +705,18 @@ const char *question_fault(const struct question *question,
         candidates_make(&candidates, question, truth, head, since, &found);
         why = ids_fault(query, &found);
         if (why == NULL)
-            why = counts_fault(query, candidates.rows.n, &found);
+            why = counts_fault(query, head, candidates.rows.n, &found);
         if (why == NULL)
             why = rows_fault(question, truth, session, since, head, &found);
         if (why == NULL)
             why = held_fault(question, head, &found);
         if (why == NULL && candidates.is_known && !question->may_be_damaged)
-            why =
-                choice_fault(question, head, &candidates,
-                             found.n_scored_by_code == 0 ||
-                                 (nodes != NULL && candidates_code(&candidates, question, truth,
-                                                                   nodes, head, &found)),
-                             &found);
+            why = choice_fault(
+                question, head, &candidates,
+                goes_by_keys(query, candidates.rows.n, &found) ||
+                    (nodes != NULL && has_codes_of(query, &found) &&
+                     candidates_code(&candidates, question, truth, nodes, head, &found)),
+                &found);
         candidates_free(&candidates);
     }
     return why;
@@ -679,6 +740,7 @@ bool question_index(struct kv_index_options *index,
         .m = 1u << below(random, 3),
         .bits = 1 + (uint32_t)below(random, 4),
         .rotates = one_in(random, 2),
+        .copies = one_in(random, 2),
         .iterations = 1 + (uint32_t)below(random, 3),
         .budget_us = one_in(random, 3) ? (uint32_t)below(random, 1000) : 0,
         .seed = below(random, 5),

@@ -31,6 +31,7 @@ struct question {
     bool may_lack_crcs; /* a node may have lost some, and not know blocks that the client has */
     float *vectors;
     struct kv_range ranges[QUESTION_RANGES_MAX];
+    uint32_t each[TRUTH_UNITS_MAX]; /* candidates, if query.candidates_each is that */
     uint32_t n_held[TRUTH_UNITS_MAX];
     struct kv_cached_block held[QUESTION_HELD_MAX];
     bool is_right[QUESTION_HELD_MAX]; /* the block has that fingerprint, as far as is known */
