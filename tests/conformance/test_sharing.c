@@ -563,6 +563,10 @@ static void do_query(struct sharer *sharer)
         return;
     for (unsigned i = 0; i < UNITS * DIM; i++)
         vectors[i] = (float)below(2001) / 1000 - 1;
+    if (below(2) == 0) {
+        query.first_cut = KV_CUT_INT4;
+        query.candidates = query.rerank + (uint32_t)below(8);
+    }
     status = kv_query_begin(sharer->session, &query, &io, 0, &op);
     status = run(status, op);
     if (status == KV_CORRUPT && it.is_damaged) {
@@ -594,6 +598,7 @@ static void do_index(struct sharer *sharer)
                                            .m = 2,
                                            .bits = 4,
                                            .rotates = sharer->n_tokens % 2 == 0,
+                                           .copies = sharer->n_tokens % 3 == 0,
                                            .iterations = 2,
                                            .wait = true};
     struct kv_op *op = NULL;
