@@ -1029,10 +1029,10 @@ static void late_entries_leave_the_others_whole(void **state)
     (void)state;
     ask_alone(alone);
     for (unsigned late = 0; late < ENTRIES; late++) {
-        ask_together(late, 20, ops);
+        ask_together(late, 40, ops);
         step_to_spans();
         assert_int_equal(kv_op_status(ops[late]), KV_IN_PROGRESS);
-        it.clock.virtual_us += 30000;
+        it.clock.virtual_us += 60000;
         for (unsigned i = 0; i < ENTRIES; i++) {
             while (kv_op_status(ops[i]) == KV_IN_PROGRESS)
                 step();
