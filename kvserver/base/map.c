@@ -21,6 +21,7 @@ struct kv_map {
     size_t count;
     size_t mask; /* slots - 1; slots are a power of two */
     struct slot *slots;
+    size_t *watched; /* cursor of an iteration; NULL: none */
 };
 
 /* Keys are chosen by clients: without the secret, one client could choose keys that share a
@@ -58,6 +59,8 @@ static bool grow(struct kv_map *map)
             larger.slots[find(&larger, &map->slots[i].key)] = map->slots[i];
     free(map->slots);
     *map = larger;
+    if (map->watched != NULL)
+        *map->watched = 0;
     return true;
 }
 
@@ -125,6 +128,8 @@ void *kv_map_remove(struct kv_map *map, const struct kv_id128 *key)
         /* Distances wrap around the end of the table. */
         if (((i - home) & map->mask) >= ((i - hole) & map->mask)) {
             map->slots[hole] = map->slots[i];
+            if (map->watched != NULL && hole < *map->watched && i >= *map->watched)
+                *map->watched = hole;
             hole = i;
         }
     }
@@ -147,6 +152,11 @@ void *kv_map_next(const struct kv_map *map, size_t *cursor)
             return value;
     }
     return NULL;
+}
+
+void kv_map_watch(struct kv_map *map, size_t *cursor)
+{
+    map->watched = cursor;
 }
 
 void kv_map_check(const struct kv_map *map)

@@ -37,8 +37,13 @@ void *kv_map_remove(struct kv_map *map, const struct kv_id128 *key);
 size_t kv_map_count(const struct kv_map *map);
 
 /* Iterates over all values: start with *cursor = 0; NULL is the end.  The map must not change
- * during the iteration. */
+ * during the iteration, unless it watches the cursor. */
 void *kv_map_next(const struct kv_map *map, size_t *cursor);
+
+/* Lets the map change during one iteration, whose cursor it keeps right; NULL: none.  A removal that
+ * moves entries past the cursor takes it back to them, and growing takes it to the beginning: what
+ * is there all the while is returned, some of it twice. */
+void kv_map_watch(struct kv_map *map, size_t *cursor);
 
 /* Asserts the invariants, in time linear in the map's size. */
 void kv_map_check(const struct kv_map *map);

@@ -83,6 +83,8 @@ static bool walk(struct kvs_control_call *call, struct kv_slice *slice)
     struct kvs_control *control = call->control;
     struct kvs_prefix *prefix;
 
+    /* Prefixes come and go between two slices, and what the call evicts goes in the middle. */
+    kvs_prefixes_watch(control->prefixes, &call->keep.cursor);
     for (uint32_t n = 1;; n++) {
         if (call->prefix != NULL && !evict_some(call, slice))
             return false;
@@ -106,6 +108,7 @@ void kvs_keep_step(struct kvs_control *control)
 
         if (!walk(call, &slice))
             continue;
+        kvs_prefixes_watch(control->prefixes, NULL);
         control->keeping = call->keep.next;
         reply(call);
     }

@@ -613,6 +613,11 @@ struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t
     return kv_map_next(prefixes->map, cursor);
 }
 
+void kvs_prefixes_watch(struct kvs_prefixes *prefixes, size_t *cursor)
+{
+    kv_map_watch(prefixes->map, cursor);
+}
+
 /* ---- writers ----------------------------------------------------------------------------- */
 
 static uint32_t n_runs_in(const struct kvs_prefix *prefix)

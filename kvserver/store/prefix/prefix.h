@@ -194,8 +194,10 @@ uint64_t kvs_prefixes_tokens_bytes(const struct kvs_prefixes *prefixes);
 const struct kvs_prefix_tenant *kvs_prefixes_next_tenant(const struct kvs_prefixes *prefixes,
                                                          size_t *cursor);
 /* Iterates over all prefixes; *cursor is 0 at first, NULL is the end.  If the index changes
- * between two calls, some may be returned twice or not at all. */
+ * between two calls, some may be returned twice or, unless the cursor is watched, not at all. */
 struct kvs_prefix *kvs_prefixes_next(const struct kvs_prefixes *prefixes, size_t *cursor);
+/* Watches the cursor of one iteration (kv_map_watch()); NULL: of none. */
+void kvs_prefixes_watch(struct kvs_prefixes *prefixes, size_t *cursor);
 
 /* Returns the deepest, of a prefix and those before it, that a session can begin with which writes
  * the rows that follow as `writer`: with more than KV_WRITER_RUNS_MAX writers it could not.  NULL:

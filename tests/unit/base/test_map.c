@@ -189,10 +189,55 @@ static void check(void **state)
     assert_int_equal(first_not_found(check_broken, N_BROKEN), -1);
 }
 
+/* What is there all the while is returned, though others come and go: also those behind the
+ * cursor, whose removal moves entries past it. */
+static void a_watched_iteration_leaves_nothing_out(void **state)
+{
+    enum {
+        KEYS = 200,
+        ROUNDS = 300
+    };
+    static char values[KEYS];
+    struct kv_random random;
+
+    (void)state;
+    kv_random_init(&random, 5);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct kv_map *map = kv_map_create(kv_random_next(&random));
+        bool stays[KEYS], seen[KEYS] = {false};
+        size_t cursor = 0;
+        char *value;
+
+        assert_non_null(map);
+        for (size_t k = 0; k < KEYS; k++) {
+            const struct kv_id128 key = key_of(k);
+
+            stays[k] = kv_random_below(&random, 2) == 0;
+            assert_true(kv_map_set(map, &key, &values[k]));
+        }
+        kv_map_watch(map, &cursor);
+        while ((value = kv_map_next(map, &cursor)) != NULL) {
+            const size_t other = kv_random_below(&random, KEYS);
+            const struct kv_id128 key = key_of(other), new = key_of(1000 + other);
+
+            seen[value - values] = true;
+            if (!stays[other])
+                kv_map_remove(map, &key);
+            else if (round % 10 == 0 && kv_map_count(map) < 2 * (size_t)KEYS)
+                assert_true(kv_map_set(map, &new, &values[other]));
+        }
+        kv_map_watch(map, NULL);
+        for (size_t k = 0; k < KEYS; k++)
+            assert_true(seen[k] || !stays[k]);
+        kv_map_destroy(map);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_operations),
+        cmocka_unit_test(a_watched_iteration_leaves_nothing_out),
         cmocka_unit_test(millions),
         cmocka_unit_test(nothing),
         cmocka_unit_test(check),
