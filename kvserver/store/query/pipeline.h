@@ -171,7 +171,7 @@ struct kvs_query_pipeline {
     struct kvs_estimate *estimate;
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) */
     float *tables;              /* (KV_QUERIES_MAX, KVS_SCORE_TABLE) */
-    float *rotated;              /* (KV_QUERIES_MAX, KV_ROTATION_DIM_MAX) */
+    float *rotated;             /* (KV_QUERIES_MAX, KV_ROTATION_DIM_MAX) */
     struct kvs_byte_scores *byte_scores;
     void *rounded;                            /* queries for copies, of rounded_of's unit */
     const struct kvs_query_entry *rounded_of; /* NULL: of none */

@@ -104,7 +104,8 @@ static size_t fixed_bytes(void)
 
     return sizeof(struct kvs_query_pipeline) + sizeof(struct kvs_selector) +
            sizeof(struct kvs_attention) + sizeof(struct kvs_estimate) +
-           sizeof(struct kvs_byte_scores) + runs + tables + rotated + rounded + expander + spare;
+           sizeof(struct kvs_byte_scores) + runs + tables + rotated + rounded + expander +
+           spare;
 }
 
 size_t kvs_query_pipeline_bytes(size_t n_floats)

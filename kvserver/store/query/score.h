@@ -50,7 +50,7 @@ struct kvs_score {
     size_t room_floats;         /* at least n * (n_queries + KVS_SCORE_SPARE) */
     struct kvs_score_run *runs; /* (KVS_SCORE_RUNS_MAX) the caller's */
     float *tables;              /* (n_queries, KVS_SCORE_TABLE) the caller's */
-    float *rotated;              /* (n_queries, d) the caller's: rotated queries */
+    float *rotated;             /* (n_queries, d) the caller's: rotated queries */
 
     /* Set by kvs_score_begin(). */
     uint32_t n_runs, n_items;
@@ -68,7 +68,7 @@ struct kvs_score {
 
     uint32_t run, token; /* where the next piece begins */
     uint32_t n_coded, n_exact, n_chapters;
-    uint64_t serial;                      /* of the codebook that `tables` are for; 0: none */
+    uint64_t serial;                       /* of the codebook that `tables` are for; 0: none */
     const struct kvs_rotation *rotated_by; /* by which `rotated` was made; NULL: not yet */
 
     /* Bytes that were read: centroids and rotations, codes or lists, keys. */
