@@ -326,6 +326,7 @@ static void make_index(unsigned session, uint32_t chapter_blocks, uint32_t rest)
                                            .m = 2,
                                            .bits = 4,
                                            .rotates = true,
+                                           .copies = true,
                                            .iterations = 4,
                                            .seed = 5,
                                            .summaries = rest,

@@ -7,6 +7,7 @@
 #define KV_TESTS_SUPPORT_UNITS_H
 
 #include "kernels/checksum.h"
+#include "kernels/key_copies.h"
 #include "kvserver/base/random.h"
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
@@ -110,6 +111,26 @@ unit_make(struct bench *bench, struct kvs_unit *unit, uint32_t head, uint32_t d,
         abort();
 }
 
+/* Whether the copies of the keys that have codes, if the codebook has any, are those of the keys
+ * less its mean. */
+static inline bool unit_copies_are_right(const struct kvs_codebook *book,
+                                         const struct kvs_codes *codes,
+                                         const float *keys)
+{
+    static _Alignas(64) uint8_t right[KV_PQ_TILE * (KVS_CODEBOOK_DIM_MAX / 2 + 2)];
+    static _Alignas(64) uint8_t own[sizeof(right)];
+    const uint32_t d = book->shape.d;
+    const size_t n_bytes = kv_key_copies_bytes(d);
+    const void *copies = kvs_segment_copies(book, codes);
+
+    if (copies == NULL)
+        return !book->plan.copies;
+    memcpy(right, copies, n_bytes); /* rows without codes are as they are */
+    memcpy(own, copies, n_bytes);
+    kv_key_copies_put(d, kvs_codebook_mean(book), keys, 0, codes->n_coded, right);
+    return memcmp(right, own, n_bytes) == 0;
+}
+
 /* Whether all codes of the unit's rows are what their codebooks give. */
 static inline bool unit_codes_are_right(const struct bench *bench, const struct kvs_unit *unit)
 {
@@ -129,6 +150,8 @@ static inline bool unit_codes_are_right(const struct bench *bench, const struct 
                          kvs_pq_rotate(book, keys, codes->n_coded, turned), codes->n_coded,
                          right, KV_PQ_TILE);
         kv_tile_get(&book->shape, codes->column.bytes, 0, codes->n_coded, own, KV_PQ_TILE);
+        if (!unit_copies_are_right(book, codes, keys))
+            return false;
         for (uint32_t j = 0; j < book->shape.m; j++)
             if (memcmp(right + j * KV_PQ_TILE, own + j * KV_PQ_TILE, codes->n_coded) != 0)
                 return false;

@@ -4,6 +4,7 @@
 #include "kvserver/store/index/encode.h"
 #include "tests/support/units.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,8 +19,8 @@ enum {
 
 static struct bench bench;
 
-/* All tests run with rotated keys, too. */
-static bool rotates;
+/* All tests run with rotated keys, too, and with copies of the keys. */
+static bool rotates, copies;
 
 static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
 {
@@ -27,6 +28,7 @@ static struct kvs_index_plan plan_of(uint32_t chapter_blocks)
         .chapter_blocks = chapter_blocks,
         .shape = {.d = D, .m = 2, .bits = 4},
         .rotates = rotates,
+        .copies = copies,
         .type = KV_KEY_FP32,
         .iterations = 3,
         .seed = 7,
@@ -103,6 +105,22 @@ static void check_empty(void)
     assert_int_equal(kv_pool_used(bench.codebooks.pool), 0);
 }
 
+/* The mean that copies lack is the mean of the chapter's keys, all of which are its sample. */
+static void check_mean(const struct kvs_unit *unit, uint32_t begin, uint32_t end)
+{
+    const uint32_t codebook = kvs_unit_codes(unit, begin)->codebook;
+    const struct kvs_codebook *book = kvs_codebook_at(&bench.codebooks, codebook);
+
+    for (uint32_t i = 0; i < D && copies; i++) {
+        double sum = 0;
+
+        for (uint32_t row = begin * KV_BLOCK_TOKENS; row < end * KV_BLOCK_TOKENS; row++)
+            sum += (double)((const float *)(const void *)kvs_unit_row(unit, row))[i];
+        sum /= (end - begin) * KV_BLOCK_TOKENS;
+        assert_true(fabs((double)kvs_codebook_mean(book)[i] - sum) < 1e-5);
+    }
+}
+
 static void chapters(void **state)
 {
     struct kvs_index_look look;
@@ -124,6 +142,8 @@ static void chapters(void **state)
     check_chapter(&unit, 0, 8);
     check_chapter(&unit, 8, 16);
     check_bare(&unit, 16, 21);
+    check_mean(&unit, 0, 8);
+    check_mean(&unit, 8, 16);
     assert_true(unit_codes_are_right(&bench, &unit));
 
     /* Another length cuts only what has no codes: 16..30 of a chapter that ends at 32. */
@@ -979,6 +999,8 @@ int main(void)
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
 
     rotates = true;
+    n_failed += cmocka_run_group_tests(tests, NULL, NULL);
+    copies = true;
     n_failed += cmocka_run_group_tests(tests, NULL, NULL);
     return n_failed + cmocka_run_group_tests(of_rotations, NULL, NULL);
 }
