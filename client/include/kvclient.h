@@ -573,7 +573,8 @@ struct kv_index_options {
      * fewer rows that the codes miss (OPQ: Ge et al., 2013).  d_k is at most 256. */
     bool rotates;
     /* Beside the codes, copies of the keys in 4 bits, for queries with a first cut: half of d_k and
-     * 2 bytes a row. */
+     * 2 bytes a row.  Rows that have codes already keep them, without copies if they have none: a
+     * first cut scores such rows by their keys. */
     bool copies;
     uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
