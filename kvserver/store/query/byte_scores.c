@@ -330,24 +330,33 @@ static void sample_piece(struct kvs_byte_scores *scores, struct kvs_codebooks *b
     const struct kvs_score_run *run = run_of(scores);
     const struct kvs_codebook *book =
         has_codes(run) ? kvs_codebook_at(books, run->codebook) : NULL;
+    const bool is_open = book != NULL && book->open;
+    const uint32_t begin_whole = kvs_blocks_for(run->token_begin),
+                   end_whole = run->token_end / KV_BLOCK_TOKENS;
+    const uint32_t end = is_open ? kvs_blocks_for(run->token_end) : end_whole;
     const uint8_t *tiles[SCAN_BLOCKS];
-    uint32_t n = 0, at = kvs_blocks_for(scores->token);
-    const uint32_t end = run->token_end / KV_BLOCK_TOKENS;
+    uint32_t n = 0,
+             at = is_open ? scores->token / KV_BLOCK_TOKENS : kvs_blocks_for(scores->token);
     bool has_made = false;
 
-    /* Codes are made here as they are in the scan: what is found does not depend on whether a query
-     * has been there before. */
+    /* Behind an open codebook's blocks each gets its codes after the one before it: all are made
+     * here.  So what is found does not depend on whether a query has been there before. */
     for (; book != NULL && at < end && n < SCAN_BLOCKS && !has_made; at++) {
-        if (at % scores->sample_every != 0)
+        const bool is_sampled =
+            at >= begin_whole && at < end_whole && at % scores->sample_every == 0;
+        const uint32_t n_rows =
+            block_end(at * KV_BLOCK_TOKENS, run->token_end) - at * KV_BLOCK_TOKENS;
+
+        if (!is_sampled && !is_open)
             continue;
-        const uint32_t n_coded = kvs_score_coded(score, books, at, KV_BLOCK_TOKENS, &has_made);
+        const uint32_t n_coded = kvs_score_coded(score, books, at, n_rows, &has_made);
         const struct kvs_codes *codes = kvs_unit_codes(score->unit, at);
 
-        if (n_coded == KV_BLOCK_TOKENS && codes->codebook == run->codebook) {
+        if (n_coded < n_rows && has_made)
+            break;
+        if (is_sampled && n_coded == KV_BLOCK_TOKENS && codes->codebook == run->codebook) {
             tiles[n] = codes->column.bytes;
             prefetch(tiles[n++], book->scorer->codes_bytes(&book->shape));
-        } else if (has_made) {
-            break;
         }
     }
     for (uint32_t q = 0; q < score->n_queries && n > 0; q++)
