@@ -326,6 +326,10 @@ def check_rest(case, get, tiers):
     scale = 0.25
     step = np.abs(queries).max(axis=1, keepdims=True) / 16383
     rounded = np.rint(queries / step) * step
+    # What fp32 has for an element is off by up to two roundings: one that is so near the middle of
+    # two steps may go either way, and with it scores, which may all go the same way.
+    middle = np.abs(np.abs(queries / step) % 1 - 0.5) < 2 * EPS * 16383
+    either = scale * (step * middle) @ np.abs(keys).max(axis=0)
     corr = np.minimum(1, 0.15 * (scale**2) * (queries**2).sum(axis=1) * float(stored[0]))
     for part in range(2):
         token = np.arange(n)
@@ -344,10 +348,11 @@ def check_rest(case, get, tiers):
         steps = (weights * scales[1]).max(axis=1, keepdims=True) / 32767
         rounding = steps / 2 * np.abs(integers).sum(axis=0)
         for tier in tiers(f"output{part}"):
-            near(f"{case}.lse{part}.{tier}", get(f"lse{part}.{tier}"), np.log(total), 2e-5)
+            near(f"{case}.lse{part}.{tier}", get(f"lse{part}.{tier}"), np.log(total), 2e-5 + either)
             near(f"{case}.output{part}.{tier}", get(f"output{part}.{tier}"),
                  weights @ values / total[:, None],
-                 5e-5 * np.abs(values).max() + rounding / total[:, None])
+                 (5e-5 + 2 * either[:, None]) * np.abs(values).max()
+                 + rounding / total[:, None])
 
 
 def check_bytes(case, get, tiers):

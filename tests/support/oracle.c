@@ -182,8 +182,10 @@ static double middle(struct oracle_range range)
 }
 
 /* exp(scale * (score - most)), `most` being the largest score: what it is off by, it is off by
- * for all. */
-static struct oracle_range exp_of(struct oracle_range score, double scale, double most)
+ * for all, but for what counts as nothing beside it.  The largest of those that are in may be
+ * `least_most` only. */
+static struct oracle_range
+exp_of(struct oracle_range score, double scale, double most, double least_most)
 {
     const double x = (middle(score) - most) * scale;
     const double error =
@@ -192,7 +194,7 @@ static struct oracle_range exp_of(struct oracle_range score, double scale, doubl
 
     if (x - error >= EXP_LEAST)
         weight.low = exp(x - error) * (1 - EXP_ERROR);
-    if (x + error >= EXP_LEAST)
+    if (x + error + (most - least_most) * scale >= EXP_LEAST)
         weight.high = exp(x + error) * (1 + EXP_ERROR);
     return weight;
 }
@@ -207,16 +209,19 @@ static struct oracle_range exps_of(const struct oracle_range *scores,
                                    struct oracle_range *ret_exps)
 {
     struct oracle_range sum = {0, 0};
-    double most = -INFINITY;
+    double most = -INFINITY, least_most = -INFINITY;
 
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         if (may[i])
             most = larger(most, middle(scores[i]));
+        if (must[i])
+            least_most = larger(least_most, middle(scores[i]));
+    }
     for (uint32_t i = 0; i < n; i++) {
         ret_exps[i] = (struct oracle_range){0, 0};
         if (!may[i])
             continue;
-        ret_exps[i] = exp_of(scores[i], scale, most);
+        ret_exps[i] = exp_of(scores[i], scale, most, least_most);
         sum.low += must[i] ? larger(ret_exps[i].low - EXP_UNIT, 0) : 0;
         sum.high += ret_exps[i].high + EXP_UNIT;
     }
