@@ -134,7 +134,8 @@ struct kvs_query_entry {
     struct kv_wire_query_reads reads; /* so far */
 
     /* The unit's candidates, in the pipeline's floats. */
-    uint32_t *candidates;  /* tokens of step 1's candidates; then of the selected rows */
+    uint32_t *candidates;  /* tokens of step 1's candidates; then of the selected rows; with
+                            * KV_TOPK_SPARE more */
     uint32_t *query_mask;  /* query vectors that selected each */
     float *scores;         /* (n_queries, n_candidates) exact ones */
     float *weights;        /* (n_selected) of the selected rows; where `scores` were */

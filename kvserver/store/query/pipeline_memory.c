@@ -41,20 +41,20 @@ static size_t need_to_work(const struct kv_wire_query *query, uint32_t n_eligibl
     return (step_1 > step_2 ? step_1 : step_2) + KV_TOPK_SPARE;
 }
 
-/* Returns what it keeps from one step to the next: tokens, masks and scores, and copies of tokens
- * and scores if others are estimated. */
+/* Returns what it keeps from one step to the next: tokens, with room for vector stores, masks and
+ * scores, and copies of tokens and scores if others are estimated. */
 static size_t need_to_keep(const struct kv_wire_query *query, uint32_t n_eligible)
 {
     const size_t arrays =
         query->n_queries + 2 + (query->summaries != 0 ? query->n_queries + 1 : 0);
 
-    return candidates_max(query, n_eligible) * arrays;
+    return candidates_max(query, n_eligible) * arrays + KV_TOPK_SPARE;
 }
 
 size_t kvs_query_pipeline_need(const struct kv_wire_query *query, uint32_t n_eligible)
 {
     static_assert((uint64_t)KV_QUERIES_MAX * KV_SELECTED_MAX * (2 * KV_QUERIES_MAX + 3) +
-                          KVS_QUERY_STEP_1_FLOATS + KV_TOPK_SPARE <=
+                          KVS_QUERY_STEP_1_FLOATS + 2 * KV_TOPK_SPARE <=
                       KVS_QUERY_PIPELINE_FLOATS,
                   "the largest query keeps scores twice, tokens twice, and masks");
     static_assert((int)KV_CANDIDATES_MAX <= (int)KV_QUERIES_MAX * KV_SELECTED_MAX,
@@ -84,7 +84,7 @@ bool kvs_query_pipeline_divide(struct kvs_query_pipeline *pipeline,
     entry->scores = entry->weights = at;
     at += n_scores;
     entry->candidates = (uint32_t *)(void *)at;
-    at += n;
+    at += n + KV_TOPK_SPARE;
     entry->query_mask = (uint32_t *)(void *)at;
     at += n;
     entry->kept_scores = query->summaries != 0 ? at : NULL;

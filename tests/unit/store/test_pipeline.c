@@ -229,6 +229,83 @@ static void fails_for_a_bad_row(void **state)
     assert_int_equal(querier->bad, 10);
 }
 
+/* Codes and copies for all whole blocks of the units. */
+static void train(void)
+{
+    const struct kvs_index_plan plan = {
+        .chapter_blocks = KV_CHAPTER_BLOCKS_MIN,
+        .shape = {.d = D, .m = 2, .bits = 6},
+        .type = KV_KEY_FP32,
+        .iterations = 2,
+        .copies = true,
+    };
+
+    for (uint32_t i = 0; i < N_UNITS; i++)
+        assert_int_equal(kvs_index_schedule(bench.indexer, &units[i], TOKENS, &plan), KV_OK);
+    while (kvs_indexer_step(bench.indexer))
+        ;
+}
+
+/* An entry whose steps leave one row takes no more room than that: the others keep what they have
+ * from one step to the next. */
+static void leaves_the_room_of_others(void **state)
+{
+    const struct kv_wire_query weighed = {.answer = KV_ANSWER_IDS,
+                                          .merge = KV_MERGE_SUM,
+                                          .flags = KV_WIRE_WEIGHTS,
+                                          .n_queries = 1,
+                                          .k = K,
+                                          .rerank = 1,
+                                          .scale = 1,
+                                          .n_ranges = 2};
+    const struct kv_wire_query one = {.answer = KV_ANSWER_IDS,
+                                      .merge = KV_MERGE_SUM,
+                                      .n_queries = 1,
+                                      .k = 1,
+                                      .first_cut = KV_CUT_INT4,
+                                      .candidates = 1,
+                                      .rerank = 1,
+                                      .scale = 1,
+                                      .n_ranges = 2};
+    const struct kv_wire_unit plain[N_UNITS] = {{.kv_head = 0}, {.kv_head = 1}};
+    static struct kv_wire_query_result ones[N_UNITS];
+    static uint32_t one_ids[N_UNITS];
+    static float weights[2][N_UNITS * K];
+    struct kvs_query_input input = {
+        .ranges = ranges,
+        .n_units = N_UNITS,
+        .named = plain,
+        .unit_at = unit_at,
+        .queries = queries[0],
+        .layers = &layer,
+        .store = &bench.heap,
+        .codebooks = &bench.codebooks,
+        .indexer = bench.indexer,
+        .arg = &bench,
+    };
+
+    (void)state;
+    train();
+    for (uint32_t n_others = 0; n_others < 2; n_others++) {
+        kvs_query_pipeline_begin(querier);
+        input.query = &weighed;
+        input.found = found;
+        input.ids = ids;
+        input.weights = weights[n_others];
+        assert_non_null(kvs_query_pipeline_add(querier, &input));
+        input.query = &one;
+        input.found = ones;
+        input.ids = one_ids;
+        input.weights = NULL;
+        for (uint32_t i = 0; i < n_others; i++)
+            assert_non_null(kvs_query_pipeline_add(querier, &input));
+        while (!kvs_query_pipeline_is_done(querier))
+            assert_true(kvs_query_pipeline_slice(querier, &hurried));
+    }
+    assert_true(querier->entries[1].reads.codes > 0);
+    assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
+}
+
 /* Room goes back a few pages at a time, from the end, and its memory with it; what is a pipeline's
  * own stays, and room that has not gone yet is there again at once. */
 static void room_goes_back_in_pieces(void **state)
@@ -291,6 +368,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(answers_the_best_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(fails_for_a_bad_row, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(leaves_the_room_of_others, set_up, tear_down),
         cmocka_unit_test(room_goes_back_in_pieces),
     };
 
