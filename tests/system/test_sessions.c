@@ -492,6 +492,9 @@ static void read_first_row(const char *store, const char *name, uint8_t ret_row[
     kv_client_close(client);
 }
 
+/* A node of 256 MiB has no larger mapping, but a sanitizer's shadow is 15 TiB. */
+#define MAPPING_MAX (1ul << 30)
+
 /* Flips a bit of a row wherever a process has it. */
 static void rot(pid_t pid, const uint8_t row[ROW_BYTES])
 {
@@ -509,6 +512,8 @@ static void rot(pid_t pid, const uint8_t row[ROW_BYTES])
     assert_true(maps != NULL && memory >= 0);
     while (fgets(line, sizeof(line), maps) != NULL) {
         if (sscanf(line, "%lx-%lx", &begin, &end) != 2 || strstr(line, " rw") == NULL)
+            continue;
+        if (end - begin > MAPPING_MAX)
             continue;
         for (unsigned long at = begin; at < end; at += sizeof(chunk) - ROW_BYTES) {
             const ssize_t n = pread(
