@@ -31,6 +31,22 @@ static void mask_all(struct kvs_query_entry *entry, uint32_t n, uint32_t mask)
         entry->query_mask[i] = mask;
 }
 
+/* Returns whether a cut leaves fewer rows of some group than step 1, which has n rows. */
+static bool cuts(const struct kvs_query_entry *entry, uint32_t n)
+{
+    const struct kvs_selection *from = &entry->candidate_selection;
+
+    if (entry->input.query->first_cut == KV_CUT_NONE)
+        return false;
+    for (uint32_t group = 0; group < kvs_selection_groups(from); group++) {
+        const uint32_t k = entry->k[group], n_from = kvs_selection_n_candidates(from, k);
+
+        if (kvs_selection_n_candidates(&entry->cut_selection, k) < (n_from < n ? n_from : n))
+            return true;
+    }
+    return false;
+}
+
 /* Returns whether what a cut leaves is scored by its keys. */
 static bool is_reranked_after_cut(const struct kvs_query_entry *entry)
 {
@@ -48,14 +64,14 @@ static void set_k(struct kvs_query_entry *entry, const uint32_t *k)
 static void take_all(struct kvs_query_pipeline *pipeline, struct kvs_query_entry *entry)
 {
     const uint32_t n = entry->score.n, k = entry->candidate_selection.k;
-    const bool is_cut = entry->input.query->first_cut != KV_CUT_NONE &&
-                        kvs_selection_n_candidates(&entry->cut_selection, k) < n;
+    bool is_cut;
     struct kvs_range_walk walk = {.ranges = entry->score.ranges};
 
     for (uint32_t i = 0; i < n; i++)
         entry->candidates[i] = kvs_range_walk_to(&walk, i);
     mask_all(entry, n, UINT32_MAX >> (KV_QUERIES_MAX - entry->score.n_queries));
     set_k(entry, NULL);
+    is_cut = cuts(entry, n);
     end_step_1(pipeline, entry, n, is_cut,
                is_cut ? is_reranked_after_cut(entry) : k < n || kvs_query_wants_weights(entry));
 }
@@ -131,8 +147,7 @@ bool kvs_query_stage_bytes(struct kvs_query_pipeline *pipeline)
         return kvs_query_fail_bad(pipeline, entry->score.bad);
     mask_all(entry, pipeline->byte_scores->n, UINT32_MAX);
     set_k(entry, NULL);
-    end_step_1(pipeline, entry, pipeline->byte_scores->n,
-               entry->candidate_selection.factor > entry->cut_selection.factor,
+    end_step_1(pipeline, entry, pipeline->byte_scores->n, cuts(entry, pipeline->byte_scores->n),
                is_reranked_after_cut(entry));
     return true;
 }
@@ -213,8 +228,7 @@ bool kvs_query_stage_expand(struct kvs_query_pipeline *pipeline)
     if (entry->input.query->first_cut == KV_CUT_NONE)
         end_step_1(pipeline, entry, pipeline->expander->n, false, !is_last(entry));
     else
-        end_step_1(pipeline, entry, pipeline->expander->n,
-                   entry->candidate_selection.factor > entry->cut_selection.factor,
+        end_step_1(pipeline, entry, pipeline->expander->n, cuts(entry, entry->score.n),
                    is_reranked_after_cut(entry));
     return true;
 }
