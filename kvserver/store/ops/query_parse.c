@@ -362,6 +362,8 @@ void kvs_query_parse(const struct kvs_request *request, struct kvs_query_input *
         .named = kvs_units(request),
         .unit_at = unit_at,
         .candidates = candidates_of(request),
+        .candidates_cap =
+            request->header.version < KV_WIRE_VERSION_FIRST_CUT ? KV_SELECTED_MAX : 0,
         .queries = vectors_of(request),
         .cached = (const struct kv_wire_cached_block *)(const void *)cached,
         .layers = request->session->schema->layers,

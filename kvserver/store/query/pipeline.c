@@ -54,6 +54,7 @@ struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeli
     };
     /* Step 1 determines how many. */
     entry->cut_selection.selection = entry->selection.selection = KV_SELECT_TOP;
+    entry->candidate_selection.cap = entry->cut_selection.cap = input->candidates_cap;
     if (!kvs_query_pipeline_divide(pipeline, entry))
         return NULL;
     assert(pipeline->n_entries == 0 || pipeline->n_units == input->n_units);
@@ -89,8 +90,7 @@ void kvs_query_begin_step_3(struct kvs_query_pipeline *pipeline, uint32_t from)
     pipeline->stage = KVS_QUERY_SELECT;
     kvs_select_begin(pipeline->selector, &entry->selection, entry->scores, NULL, NULL,
                      kvs_selection_merges(&entry->selection) ? NULL : entry->query_mask,
-                     entry->n_candidates, entry->input.query->flags & KV_WIRE_WEIGHTS,
-                     pipeline->floats);
+                     entry->n_candidates, kvs_query_wants_weights(entry), pipeline->floats);
 }
 
 /* Begins to score candidates of all entries, by their copies or by their keys.  Returns false if

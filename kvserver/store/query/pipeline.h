@@ -80,6 +80,7 @@ struct kvs_query_input {
     struct kvs_unit *(*unit_at)(void *arg, uint32_t i);
     const uint32_t *candidates; /* (n_units) instead of the query's, or of its rerank if it has
                                  * no first cut; NULL: the query's */
+    uint32_t candidates_cap;    /* of each group; 0: as many as its merge allows */
     const float *queries;       /* per unit (query->n_queries, d_k) */
     const struct kv_wire_cached_block *cached; /* per unit (n_ids), ascending */
     const struct kv_layer_schema *layers;      /* by number */
@@ -128,7 +129,7 @@ struct kvs_query_entry {
     uint32_t k[KV_QUERIES_MAX]; /* rows that the selection wants of each group */
     uint32_t n_candidates, n_selected;
     uint32_t n_scored; /* rows that the cut, or step 2, scored */
-    uint32_t n_exact;  /* of them by their keys */
+    uint32_t n_exact;  /* scores by keys: a candidate without a copy may have one in each */
     uint32_t cursor;   /* rows done in the current stage */
     uint32_t kept;     /* where the next kept score may be that step 2 improves */
     struct kv_wire_query_reads reads; /* so far */

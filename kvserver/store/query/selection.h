@@ -35,6 +35,7 @@ struct kvs_selection {
         *per_query;  /* (kvs_selection_groups()) k of each group, at most k; NULL: k */
     uint32_t factor; /* so many times as many rows are selected, at most kvs_selection_cap():
                       * candidates in step 1 */
+    uint32_t cap;    /* rows that a group selects at most; 0: as many as `merge` allows */
 };
 
 /* The state of a selection among some items. */
@@ -75,6 +76,8 @@ static inline uint32_t kvs_selection_groups(const struct kvs_selection *selectio
 /* Returns how many rows a group selects at most. */
 static inline uint32_t kvs_selection_cap(const struct kvs_selection *selection)
 {
+    if (selection->cap != 0)
+        return selection->cap;
     return kvs_selection_merges(selection) ? KV_CANDIDATES_MAX : KV_SELECTED_MAX;
 }
 

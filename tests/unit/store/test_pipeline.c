@@ -306,6 +306,55 @@ static void leaves_the_room_of_others(void **state)
     assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
 }
 
+/* Of how many candidates an answer speaks is what its asker expects at most. */
+static void keeps_to_the_candidates_of_the_asker(void **state)
+{
+    enum {
+        ROWS = KV_CANDIDATES_MAX + 1000,
+    };
+    const struct kv_wire_range all = {0, ROWS};
+    const struct kv_wire_query most = {.answer = KV_ANSWER_IDS,
+                                       .merge = KV_MERGE_SUM,
+                                       .selection = KV_SELECT_MASS,
+                                       .fraction = 1,
+                                       .n_queries = 1,
+                                       .k = KV_SELECTED_MAX / 2,
+                                       .rerank = 4,
+                                       .scale = 1,
+                                       .n_ranges = 1};
+    static uint32_t all_ids[N_UNITS * KV_SELECTED_MAX];
+    const struct kv_wire_unit plain[N_UNITS] = {{.kv_head = 0}, {.kv_head = 1}};
+    struct kvs_query_input input = {
+        .query = &most,
+        .ranges = &all,
+        .n_units = N_UNITS,
+        .named = plain,
+        .unit_at = unit_at,
+        .queries = queries[0],
+        .layers = &layer,
+        .found = found,
+        .ids = all_ids,
+        .store = &bench.heap,
+        .codebooks = &bench.codebooks,
+        .indexer = bench.indexer,
+        .arg = &bench,
+    };
+
+    (void)state;
+    for (uint32_t i = 0; i < N_UNITS; i++)
+        assert_int_equal(unit_append(&bench, &units[i], ROWS - TOKENS), KV_OK);
+    for (int is_older = 0; is_older < 2; is_older++) {
+        input.candidates_cap = is_older ? KV_SELECTED_MAX : 0;
+        kvs_query_pipeline_begin(querier);
+        assert_non_null(kvs_query_pipeline_add(querier, &input));
+        while (!kvs_query_pipeline_is_done(querier))
+            assert_true(kvs_query_pipeline_slice(querier, &hurried));
+        for (uint32_t i = 0; i < N_UNITS; i++)
+            assert_int_equal(found[i].n_reranked,
+                             is_older ? KV_SELECTED_MAX : KV_CANDIDATES_MAX);
+    }
+}
+
 /* Room goes back a few pages at a time, from the end, and its memory with it; what is a pipeline's
  * own stays, and room that has not gone yet is there again at once. */
 static void room_goes_back_in_pieces(void **state)
@@ -369,6 +418,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(fails_for_a_bad_row, set_up, tear_down),
         cmocka_unit_test_setup_teardown(leaves_the_room_of_others, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(keeps_to_the_candidates_of_the_asker, set_up,
+                                        tear_down),
         cmocka_unit_test(room_goes_back_in_pieces),
     };
 
