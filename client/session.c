@@ -66,6 +66,14 @@ const struct kvc_node *kvc_session_node_below(const struct kv_session *session,
     return NULL;
 }
 
+bool kvc_session_is_connected(const struct kv_session *session)
+{
+    for (uint32_t i = 0; i < session->row.n_nodes; i++)
+        if (kvc_session_node(session, i)->state != KVC_NODE_CONNECTED)
+            return false;
+    return true;
+}
+
 uint32_t kvc_row_position(const struct kv_placement_row *row, const struct kvc_node *node)
 {
     for (uint32_t i = 0; i < row->n_nodes; i++)

@@ -106,6 +106,8 @@ struct kvc_node *kvc_session_node(const struct kv_session *session, uint32_t pos
 /* Returns a node of the row that is connected and speaks a version below this one; NULL: none. */
 const struct kvc_node *kvc_session_node_below(const struct kv_session *session,
                                               uint32_t version);
+/* Returns whether all nodes of the row are connected. */
+bool kvc_session_is_connected(const struct kv_session *session);
 
 /* Returns the position of a node in a row; KV_ROW_NODES: it is not in the row. */
 uint32_t kvc_row_position(const struct kv_placement_row *row, const struct kvc_node *node);

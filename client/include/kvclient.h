@@ -572,9 +572,9 @@ struct kv_index_options {
      * subspaces so that their variances are even.  No bytes a row, a matrix for a unit, and
      * fewer rows that the codes miss (OPQ: Ge et al., 2013).  d_k is at most 256. */
     bool rotates;
-    /* Beside the codes, copies of the keys in 4 bits, for queries with a first cut: half of d_k and
-     * 2 bytes a row.  Rows that have codes already keep them, without copies if they have none: a
-     * first cut scores such rows by their keys. */
+    /* Beside the codes, copies of the keys in 4 bits, for queries with a first cut: half of d_k,
+     * in whole 16 bytes, and 2 bytes a row.  Rows that have codes already keep them, without
+     * copies if they have none: a first cut scores such rows by their keys. */
     bool copies;
     uint32_t iterations; /* of k-means at most, 1..KV_KMEANS_ITERATIONS_MAX */
     uint32_t budget_us;  /* microseconds of a node's time for each codebook; 0: no limit */
@@ -736,7 +736,8 @@ struct kv_query_result {
     uint32_t n_estimated;      /* rows that summaries stand for; with NONE, for some vector */
     uint32_t n_scored_by_code; /* eligible rows that step 1 scored by code */
     uint32_t n_scored_by_key;  /* eligible rows that step 1 scored by key */
-    uint32_t n_reranked;       /* candidates that were scored by key */
+    uint32_t n_reranked;       /* candidates that were scored by key; with a first cut, those
+                                * without a copy may count twice */
     uint32_t n_chapters;       /* codebooks used */
     float recall;              /* of exact top-k, estimated by the node; NaN: unknown */
     uint32_t node;             /* that replied: its position in the client's list */
@@ -763,7 +764,7 @@ struct kv_query_reads {
 };
 
 /* Returns what all nodes read; zeros unless `op` is a query that succeeded, with want_reads, and all
- * its nodes count (version 10). */
+ * nodes of its session were connected when it began and count (version 10). */
 KV_API void kv_op_query_reads(const struct kv_op *op, struct kv_query_reads *ret_reads);
 
 /* Returns a hash of a block's row CRCs in one kv head.  It distinguishes blocks with the same

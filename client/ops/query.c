@@ -388,7 +388,14 @@ static kv_status_t check_versions(struct kv_session *session, struct kvc_query_p
                          part->n_candidates > KV_SELECTED_MAX &&
                          (uint64_t)query->k * query->rerank > KV_SELECTED_MAX;
 
-    part->has_reads = query->want_reads && old == NULL;
+    /* One that is not connected may be older when it is. */
+    part->has_reads = query->want_reads && old == NULL && kvc_session_is_connected(session);
+    if (old != NULL && kvc_summary_blocks(query->summaries, query->summary_rows) != 0)
+        return kvc_set_error(&session->client->loop, KV_UNSUPPORTED,
+                             "query: layer %u: summary_rows: node %s speaks version %u, which "
+                             "has summaries per 1024 rows only; %d has them per %u",
+                             query->layer, old->name, old->version, KV_WIRE_VERSION_FIRST_CUT,
+                             query->summary_rows);
     if (old == NULL ||
         (query->first_cut == KV_CUT_NONE && query->candidates_each == NULL && !is_many))
         return KV_OK;
@@ -536,16 +543,6 @@ kv_status_t kv_query_begin(struct kv_session *session,
     if (fault != NULL)
         return kvc_set_error(&client->loop, KV_INVALID, "query: layer %u: %s", query->layer,
                              fault);
-    if (kvc_summary_blocks(query->summaries, query->summary_rows) != 0) {
-        const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
-
-        if (old != NULL)
-            return kvc_set_error(&client->loop, KV_UNSUPPORTED,
-                                 "query: layer %u: summary_rows: node %s speaks version %u, "
-                                 "which has summaries per 1024 rows only; %d has them per %u",
-                                 query->layer, old->name, old->version,
-                                 KV_WIRE_VERSION_FIRST_CUT, query->summary_rows);
-    }
     if (!fits(&part, 1, max_cached, KV_WIRE_BULK_MAX))
         return kvc_set_error(
             &client->loop, KV_TOO_LARGE,
