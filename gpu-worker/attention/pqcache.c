@@ -263,7 +263,7 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
 static void take_all(struct kvw_pqcache *pq)
 {
     pq->options.first_cut = KV_CUT_NONE;
-    pq->options.rerank = KV_SELECTED_MAX;
+    pq->options.rerank = KV_CANDIDATES_MAX;
 }
 
 /* A control: what is lost by the selection alone, were the codes perfect.  Nodes score all rows by

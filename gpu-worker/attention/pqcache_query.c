@@ -80,21 +80,23 @@ static bool adapts_candidates(const struct kvw_pqcache *pq)
     return candidates_option(pq) == KVW_ADAPTED && pq->options.seed == 0;
 }
 
-static uint32_t candidates_of(const struct kvw_pqcache *pq, uint32_t layer, uint32_t k)
-{
-    if (candidates_option(pq) != KVW_ADAPTED)
-        return candidates_option(pq); /* the store says so if these are too many */
-    return kvw_pqcache_smaller(adapts_candidates(pq) ? pq->rerank[layer].factor
-                                                     : kvw_pqcache_usual(pq),
-                               KV_CANDIDATES_MAX / k);
-}
-
 /* With a first cut, "auto" is of the candidates: what it leaves is rescored as always. */
 static uint32_t rerank_of(const struct kvw_pqcache *pq)
 {
     const uint32_t rerank = kvw_method_rerank(&pq->options);
 
     return rerank == KVW_ADAPTED ? 1 : rerank;
+}
+
+static uint32_t candidates_of(const struct kvw_pqcache *pq, uint32_t layer, uint32_t k)
+{
+    if (candidates_option(pq) != KVW_ADAPTED)
+        return candidates_option(pq); /* the store says so if these are too many */
+    const uint32_t n = kvw_pqcache_smaller(adapts_candidates(pq) ? pq->rerank[layer].factor
+                                                                 : kvw_pqcache_usual(pq),
+                                           KV_CANDIDATES_MAX / k);
+
+    return n > rerank_of(pq) ? n : rerank_of(pq); /* a cut leaves no more than there are */
 }
 
 /* More candidates where nodes measure that codes miss too much. */
