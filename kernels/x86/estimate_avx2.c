@@ -201,34 +201,6 @@ INLINE float largest(const struct part *part, unsigned query, float max)
     return max8(most);
 }
 
-INLINE void shrink(struct part *part, unsigned query, float by)
-{
-    float *sums = part->sums + query * KV_ESTIMATE_LANES;
-    float *output = part->outputs + query * part->shape->d_v;
-
-    for (size_t i = 0; i < KV_ESTIMATE_LANES; i++)
-        sums[i] *= by;
-    for (size_t i = 0; i < part->shape->d_v; i++)
-        output[i] *= by;
-}
-
-INLINE void sum_places(struct part *part, unsigned n)
-{
-    for (size_t c = 0; c < kv_summary_count(part->shape); c += QUERIES) {
-        __m128 of[QUERIES];
-
-        for (unsigned i = 0; i < QUERIES; i++) {
-            const __m256 two = _mm256_add_ps(_mm256_loadu_ps(part->places[c + i][0]),
-                                             _mm256_loadu_ps(part->places[c + i][2]));
-
-            of[i] = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
-        }
-        _MM_TRANSPOSE4_PS(of[0], of[1], of[2], of[3]);
-        for (unsigned query = 0; query < n; query++)
-            _mm_storeu_ps(part->weights[query] + c, of[query]);
-    }
-}
-
 INLINE void weigh(struct part *part, const void *group, unsigned n)
 {
     const float *value_scales = kv_summary_at(group, kv_summary_at_value_scales(part->shape));

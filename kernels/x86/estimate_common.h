@@ -105,14 +105,40 @@ INLINE void clear_places(struct part *part);
 INLINE void add_rows(struct part *part, unsigned n);
 /* Returns the largest of a query's scores of mean keys and of rows, at least `most`. */
 INLINE float largest(const struct part *part, unsigned query, float most);
-/* Multiplies a query's sums and output. */
-INLINE void shrink(struct part *part, unsigned query, float by);
-/* Sets weights to the sums of places. */
-INLINE void sum_places(struct part *part, unsigned n);
 /* Adds weights of mean keys to weights, these to sums, and rounds them for values. */
 INLINE void weigh(struct part *part, const void *group, unsigned n);
 /* Adds weighted mean values to outputs. */
 INLINE void add_values(struct part *part, const int8_t *values, unsigned n);
+
+/* Multiplies a query's sums and output. */
+INLINE void shrink(struct part *part, unsigned query, float by)
+{
+    float *sums = part->sums + query * KV_ESTIMATE_LANES;
+    float *output = part->outputs + query * part->shape->d_v;
+
+    for (size_t i = 0; i < KV_ESTIMATE_LANES; i++)
+        sums[i] *= by;
+    for (size_t i = 0; i < part->shape->d_v; i++)
+        output[i] *= by;
+}
+
+/* Sets weights to the sums of places. */
+INLINE void sum_places(struct part *part, unsigned n)
+{
+    for (size_t c = 0; c < kv_summary_count(part->shape); c += QUERIES) {
+        __m128 of[QUERIES];
+
+        for (unsigned i = 0; i < QUERIES; i++) {
+            const __m256 two = _mm256_add_ps(_mm256_loadu_ps(part->places[c + i][0]),
+                                             _mm256_loadu_ps(part->places[c + i][2]));
+
+            of[i] = _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
+        }
+        _MM_TRANSPOSE4_PS(of[0], of[1], of[2], of[3]);
+        for (unsigned query = 0; query < n; query++)
+            _mm_storeu_ps(part->weights[query] + c, of[query]);
+    }
+}
 
 INLINE void raise(struct part *part, unsigned n)
 {
