@@ -79,7 +79,6 @@ static_assert(KV_SUMMARY_ROWS_MAX <= UINT16_MAX, "counts are 16 bits");
 static_assert(KV_SUMMARY_ROWS_LEAST % KV_SUMMARY_SLICE == 0 &&
                   KV_SUMMARY_ROWS_MAX % KV_SUMMARY_SLICE == 0,
               "a group is whole slices");
-static_assert(KV_SUMMARY_ROWS_MAX % 64 == 0, "a bit for each row");
 
 #define KV_SUMMARY_MOST 1e15f /* sums of its squares, 1e30 each, stay finite in fp32 */
 

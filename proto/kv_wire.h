@@ -497,7 +497,8 @@ static_assert(sizeof(struct kv_wire_query_reads) == 48, "as in the byte table");
  *                              KV_WIRE_IDS
  *    8  u32  n_scored_by_code  eligible rows that step 1 scored by code
  *   12  u32  n_scored_by_key   eligible rows that step 1 scored by key
- *   16  u32  n_reranked        candidates that were scored by key, in the first cut or step 2
+ *   16  u32  n_reranked        candidates that were scored by key, in the first cut and in step 2:
+ *                              one may count in both
  *   20  u32  n_chapters        codebooks used
  *   24  f32  recall            of exact top-k, a moving average over some queries; NaN: unknown
  *   28  u32  committed         rows that the unit has

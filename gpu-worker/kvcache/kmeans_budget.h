@@ -35,7 +35,7 @@ struct kvw_kmeans_cost {
 };
 
 /* The cost before the first report: keys and values of d elements, codes of `bits` in each
- * subspace, `summaries` per 1,024 rows. */
+ * subspace, `summaries` for each group of rows (1,024 or 3,072). */
 struct kvw_kmeans_cost
 kvw_kmeans_cost_assumed(uint32_t d, uint32_t n_kv_heads, uint32_t bits, uint32_t summaries);
 

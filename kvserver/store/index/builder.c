@@ -363,6 +363,7 @@ static kv_status_t begin_rotation(struct kvs_indexer *indexer, struct job *job)
 {
     if (!job->plan.rotates || book_of(indexer, job)->rotation != NULL)
         return begin_means(indexer, job);
+    memset(job->training, 0, kv_rotation_work_bytes(job->plan.shape.d));
     job->cursor = 0;
     job->state = JOB_COVARIANCE;
     return KV_OK;
@@ -404,7 +405,6 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
     book_of(indexer, job)->block_begin = job->block_begin;
     if (rotation != NULL)
         kvs_codebook_share_rotation(book_of(indexer, job), rotation);
-    memset(job->training, 0, bytes);
     if (!job->plan.copies)
         return begin_rotation(indexer, job);
     memset(kvs_codebook_mean(book_of(indexer, job)), 0, job->plan.shape.d * sizeof(float));

@@ -152,8 +152,8 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
                       struct kvs_prefix *prefix,
                       uint64_t now_us);
 
-/* Counts a use of the prefix and of those before it; now, or at a later time that is expected:
- * until then it counts as the most recently used. */
+/* Counts a use of the prefix; now, or at a later time that is expected: until then it counts as the
+ * most recently used.  The one before it has that use, too, when this one goes. */
 void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t now_us);
 
 /* A prefix that is held is neither chosen by kvs_prefixes_victim() nor freed.  Each hold needs

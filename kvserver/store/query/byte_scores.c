@@ -313,7 +313,6 @@ static void end_sample(struct kvs_byte_scores *scores)
     for (uint32_t q = 0; q < n_queries; q++)
         scores->offsets[q] = (int16_t)(least - bounds[q]);
     scores->guess = (uint32_t)least;
-    begin_step(scores, KVS_BYTES_SCAN);
 }
 
 /* Tiles of a sample are alone, and too few for a kernel to look ahead. */

@@ -67,7 +67,8 @@ struct kvs_byte_scores {
 };
 
 /* Begins to choose n_wanted rows.  Returns false, whatever the room and the pieces, if the rows
- * are not enough, or none has codes: they are to be scored otherwise.
+ * are not enough, none has codes, or there are more than KVS_SCORE_RUNS_MAX runs: they are to be
+ * scored otherwise.
  *   score   as for kvs_score_begin(); it counts what is read
  *   tokens  (n_wanted + KV_TOPK_SPARE) */
 bool kvs_byte_scores_begin(struct kvs_byte_scores *scores,
