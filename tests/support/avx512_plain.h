@@ -364,7 +364,6 @@ union plain512 {
 
 SAME(castps_si512)
 SAME(castsi512_ps)
-SAME(castpd_si512)
 
 PLAIN union plain512 plain_mm512_castsi128_si512(__m128i a)
 {
@@ -403,7 +402,6 @@ PLAIN union plain512 plain_mm512_setzero_si512(void)
 }
 
 SET1(ps, f32, float)
-SET1(pd, f64, double)
 SET1(epi8, i8, char)
 SET1(epi32, i32, int)
 
@@ -465,7 +463,6 @@ TWO(div_ps, ps, f32, __mmask16)
 TWO(min_ps, ps, f32, __mmask16)
 TWO(max_ps, ps, f32, __mmask16)
 TWO(and_ps, ps, f32, __mmask16)
-TWO(add_pd, pd, f64, __mmask8)
 TWO(add_epi8, si, i8, __mmask64)
 TWO(adds_epu8, si, i8, __mmask64)
 TWO(min_epu8, si, i8, __mmask64)
@@ -476,7 +473,6 @@ TWO(madd_epi16, si, i32, __mmask16)
 TWO(unpacklo_ps, ps, f32, __mmask16)
 TWO(unpackhi_ps, ps, f32, __mmask16)
 TWO(sub_epi32, si, i32, __mmask16)
-TWO(sub_epi64, si, i64, __mmask8)
 TWO(shuffle_epi8, si, i8, __mmask64)
 TWO(unpacklo_epi32, si, i32, __mmask16)
 TWO(unpackhi_epi32, si, i32, __mmask16)
@@ -494,7 +490,6 @@ THREE(fnmadd_ps, ps, f32, __mmask16)
 
 SHIFT_BY(sll_epi16)
 SHIFT(slli_epi32, sll_epi32, i32, __mmask16)
-SHIFT(slli_epi64, sll_epi64, i64, __mmask8)
 SHIFT(srli_epi16, srl_epi16, i16, __mmask32)
 SHIFT(srli_epi64, srl_epi64, i64, __mmask8)
 SHIFT(srai_epi32, sra_epi32, i32, __mmask16)
@@ -680,14 +675,6 @@ PLAIN __m256i plain_mm512_cvtepi32_epi16(union plain512 a)
     return r;
 }
 
-PLAIN union plain512 plain_mm512_cvtps_pd(__m256 a)
-{
-    const union plain512 r = {.pd = {_mm256_cvtps_pd(_mm256_castps256_ps128(a)),
-                                     _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1))}};
-
-    return r;
-}
-
 PLAIN union plain512 plain_mm512_maskz_cvttps_epi32(__mmask16 k, union plain512 a)
 {
     union plain512 r = {.si = {_mm256_cvttps_epi32(a.ps[0]), _mm256_cvttps_epi32(a.ps[1])}};
@@ -697,11 +684,9 @@ PLAIN union plain512 plain_mm512_maskz_cvttps_epi32(__mmask16 k, union plain512 
 }
 
 WIDEN(cvtepu8_epi32, __m128i, uint8_t, i32, __mmask16)
-WIDEN(cvtepi8_epi32, __m128i, int8_t, i32, __mmask16)
 WIDEN(cvtepu16_epi32, __m256i, uint16_t, i32, __mmask16)
 WIDEN(cvtepu8_epi16, __m256i, uint8_t, i16, __mmask32)
 WIDEN(cvtepi8_epi16, __m256i, int8_t, i16, __mmask32)
-WIDEN(cvtepu32_epi64, __m256i, uint32_t, i64, __mmask8)
 
 /* ---- VNNI -------------------------------------------------------------------------------- */
 
@@ -741,7 +726,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 
 #define _mm512_castps_si512           plain_mm512_castps_si512
 #define _mm512_castsi512_ps           plain_mm512_castsi512_ps
-#define _mm512_castpd_si512           plain_mm512_castpd_si512
 #define _mm512_castsi128_si512        plain_mm512_castsi128_si512
 #define _mm512_castps512_ps256        plain_mm512_castps512_ps256
 #define _mm512_castsi512_si256        plain_mm512_castsi512_si256
@@ -749,7 +733,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_setzero_ps             plain_mm512_setzero_ps
 #define _mm512_setzero_si512          plain_mm512_setzero_si512
 #define _mm512_set1_ps                plain_mm512_set1_ps
-#define _mm512_set1_pd                plain_mm512_set1_pd
 #define _mm512_set1_epi8              plain_mm512_set1_epi8
 #define _mm512_set1_epi32             plain_mm512_set1_epi32
 #define _mm512_setr_epi32             plain_mm512_setr_epi32
@@ -782,7 +765,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_mask_min_ps            plain_mm512_mask_min_ps
 #define _mm512_mask_max_ps            plain_mm512_mask_max_ps
 #define _mm512_and_ps                 plain_mm512_and_ps
-#define _mm512_add_pd                 plain_mm512_add_pd
 #define _mm512_add_epi8               plain_mm512_add_epi8
 #define _mm512_adds_epu8              plain_mm512_adds_epu8
 #define _mm512_min_epu8               plain_mm512_min_epu8
@@ -790,7 +772,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_add_epi32              plain_mm512_add_epi32
 #define _mm512_add_epi64              plain_mm512_add_epi64
 #define _mm512_sub_epi32              plain_mm512_sub_epi32
-#define _mm512_sub_epi64              plain_mm512_sub_epi64
 #define _mm512_shuffle_epi8           plain_mm512_shuffle_epi8
 #define _mm512_unpacklo_epi32         plain_mm512_unpacklo_epi32
 #define _mm512_unpackhi_epi32         plain_mm512_unpackhi_epi32
@@ -805,7 +786,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_fnmadd_ps              plain_mm512_fnmadd_ps
 #define _mm512_sll_epi16              plain_mm512_sll_epi16
 #define _mm512_slli_epi32             plain_mm512_slli_epi32
-#define _mm512_slli_epi64             plain_mm512_slli_epi64
 #define _mm512_srli_epi16             plain_mm512_srli_epi16
 #define _mm512_srli_epi64             plain_mm512_srli_epi64
 #define _mm512_srai_epi32             plain_mm512_srai_epi32
@@ -814,8 +794,6 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_mask_cmpge_epu8_mask   plain_mm512_mask_cmpge_epu8_mask
 #define _mm512_mask_cmpgt_epu8_mask   plain_mm512_mask_cmpgt_epu8_mask
 #define _mm512_mask_cmpeq_epi8_mask   plain_mm512_mask_cmpeq_epi8_mask
-#define _mm512_cmpge_epu16_mask       plain_mm512_cmpge_epu16_mask
-#define _mm512_mask_cmpge_epu16_mask  plain_mm512_mask_cmpge_epu16_mask
 #define _mm512_cmpeq_epi32_mask       plain_mm512_cmpeq_epi32_mask
 #define _mm512_mask_cmpeq_epi32_mask  plain_mm512_mask_cmpeq_epi32_mask
 #define _mm512_mask_cmpneq_epi32_mask plain_mm512_mask_cmpneq_epi32_mask
@@ -845,17 +823,14 @@ PLAIN long long plain_mm512_reduce_add_epi64(union plain512 a)
 #define _mm512_cvtepi32_ps            plain_mm512_cvtepi32_ps
 #define _mm512_maskz_cvttps_epi32     plain_mm512_maskz_cvttps_epi32
 #define _mm512_cvtepi32_epi8          plain_mm512_cvtepi32_epi8
-#define _mm512_cvtps_pd               plain_mm512_cvtps_pd
 #define _mm512_cvtepi32_epi16         plain_mm512_cvtepi32_epi16
 #define _mm512_cvtepi8_epi16          plain_mm512_cvtepi8_epi16
 #define _mm512_madd_epi16             plain_mm512_madd_epi16
 #define _mm512_unpacklo_ps            plain_mm512_unpacklo_ps
 #define _mm512_unpackhi_ps            plain_mm512_unpackhi_ps
 #define _mm512_cvtepu8_epi32          plain_mm512_cvtepu8_epi32
-#define _mm512_cvtepi8_epi32          plain_mm512_cvtepi8_epi32
 #define _mm512_cvtepu16_epi32         plain_mm512_cvtepu16_epi32
 #define _mm512_cvtepu8_epi16          plain_mm512_cvtepu8_epi16
-#define _mm512_cvtepu32_epi64         plain_mm512_cvtepu32_epi64
 #define _mm512_dpbusd_epi32           plain_mm512_dpbusd_epi32
 #define _mm512_reduce_add_epi32       plain_mm512_reduce_add_epi32
 #define _mm512_reduce_add_epi64       plain_mm512_reduce_add_epi64

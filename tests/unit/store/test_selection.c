@@ -298,7 +298,7 @@ static void slices_are_short(void **state)
     enum {
         MANY = 1 << 20,
         SHARE = 64 << 10, /* of a slice */
-        STEPS = 5 /* of all rows: exp, merge, the largest, those from there on, the prefilter */
+        STEPS = 5 /* of all rows: exp, merge, the largest, those from there on, the kept */
     };
     static float of[MANY], room[KVS_SELECT_CAPACITY * MANY];
     const float most = 1;
