@@ -1,5 +1,5 @@
 #!/bin/sh
-# How many of the exact top-k codes find, ours beside faiss's at equal bytes, on keys and queries of
+# How many of the exact top-k are found for the bytes that are read, by ours and by faiss, on keys and queries of
 # the real model: compare_recall.py.
 #
 #   compare_recall.sh BUILD [FOLDER [OPTION...]]   BUILD: where choose_by_code and print_tokens were
@@ -8,7 +8,7 @@
 #                                                  BUILD/compare; OPTION: compare_recall.py's
 #
 # Installs `faiss-cpu`, `gguf` and `numpy` from the Python index and fetches the model, both once.
-# Exit status 1: recall is more than 0.01 below faiss's.
+# Exit status 1: something of faiss finds more for the bytes that it reads.
 set -eu
 
 case "${1:-}" in
