@@ -7,16 +7,19 @@
 
 enum {
     NAME_DIGITS = 32,
+    TOLD_DIGITS = 16, /* of a prefix's name, in tables; zeros follow them */
 };
 
-/* Reads 32 hexadecimal digits. */
+/* Reads 32 hexadecimal digits, or those of a prefix that tables tell. */
 static bool read_name(const char *text, struct kv_id128 *ret_name)
 {
     static const char digits[] = "0123456789abcdef";
 
-    if (strlen(text) != NAME_DIGITS)
+    const size_t n = strlen(text);
+
+    if (n != NAME_DIGITS && n != TOLD_DIGITS)
         return false;
-    for (int i = 0; i < NAME_DIGITS; i++) {
+    for (size_t i = 0; i < n; i++) {
         const char *digit =
             strchr(digits, text[i] >= 'A' && text[i] <= 'F' ? text[i] + 32 : text[i]);
 
@@ -96,7 +99,7 @@ int kvctl_prefix_run(const struct kvctl *ctl)
     int result;
 
     if (!read_name(ctl->operands[0], &name)) {
-        kvctl_error(ctl, "NAME: %.64s: must be 32 hexadecimal digits", ctl->operands[0]);
+        kvctl_error(ctl, "NAME: %.64s: must be 16 or 32 hexadecimal digits", ctl->operands[0]);
         return KVCTL_USAGE;
     }
     if (verb_of(ctl) == KV_PREFIX_HINT && ctl->options.for_ms > KV_PREFIX_HINT_MAX_MS) {
@@ -105,7 +108,9 @@ int kvctl_prefix_run(const struct kvctl *ctl)
     }
     result = kvctl_each_node(ctl, say_to_node);
     if (result == KVCTL_DONE && n_found == 0) {
-        kvctl_error(ctl, "%s: no node keeps it", ctl->operands[0]);
+        kvctl_error(ctl, "%s: %s", ctl->operands[0],
+                    ctl->options.session ? "no node keeps a full block of that session"
+                                         : "no node keeps it");
         result = KVCTL_FAILED;
     }
     return result;

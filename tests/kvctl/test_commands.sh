@@ -241,7 +241,7 @@ expect 0 exists -- --odd
 for command in pin unpin evict hint; do
     expect 2 $command
     expect 2 $command xyz
-    has '^kvctl: '$command': NAME: xyz: must be 32 hexadecimal digits$' err
+    has '^kvctl: '$command': NAME: xyz: must be 16 or 32 hexadecimal digits$' err
     expect 1 $command 0123456789abcdef0123456789ABCDEF --for-ms 1000
     has ': '$command': 0 blocks$' out
     has ': no node keeps it$' err
@@ -283,6 +283,9 @@ expect 0 prefixes
 [ "$(grep -c '^[0-9a-f]' "$work/out")" -eq 6 ] || wrong "prefixes: not all are listed"
 has "^$(shown 1) +0 +256 +135168 \(132K\) .* 0\$" out
 has "^$(shown 3) +0 +512 +135168 \(132K\) .* 0\$" out
+expect 0 pin "$(block 3 | cut -c 1-16)"
+has ': pin: 1 blocks$' out
+expect 0 unpin "$(block 3)"
 expect 0 pin "$(block 3)"
 has ': pin: 1 blocks$' out
 expect 0 pin "$last" --for-ms 600000 --json
