@@ -235,6 +235,7 @@ struct kvs_control {
     struct kvs_ended_list ended;      /* sessions that ended */
     struct kvs_pages *pages;          /* of the node */
     bool has_warned_scarce, has_warned_full; /* of memory, since there was plenty */
+    uint64_t quota_warned_us;                /* when a tenant's was full; 0: never */
     struct kvs_prefixes *prefixes;
     struct kvs_reuse reuse;
     struct kvs_prefix

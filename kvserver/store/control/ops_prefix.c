@@ -3,12 +3,18 @@
  * A publish asks the session's data threads for its blocks that are complete; each puts its refs
  * into prefixes that are not in the index yet.  When all have done so, those that all have, and
  * whose names are new here, go into the index.  The others give their refs back. */
+#include "kvserver/base/config.h"
+#include "kvserver/base/log.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    QUOTA_WARNING_US = 60 * 1000 * 1000,
+};
 
 struct kvs_prefix_place kvs_session_prefix_place(const struct kvs_session *session)
 {
@@ -227,6 +233,22 @@ static bool name_writers(struct kvs_prefix *prefix, const struct kv_writers *wri
     return true;
 }
 
+/* At most once a minute, whoever it is. */
+static void warn_of_quota(struct kvs_control *control, uint32_t tenant)
+{
+    const uint64_t now_us = kv_clock_now(control->config.clock);
+    char quota[16];
+
+    if (control->quota_warned_us != 0 && now_us - control->quota_warned_us < QUOTA_WARNING_US)
+        return;
+    control->quota_warned_us = now_us;
+    kv_config_format_size(control->config.tenant_quota, quota, sizeof(quota));
+    kv_log(KV_LOG_WARN,
+           "tenant %u: its quota of %s is full, and nothing of it can go: blocks that it "
+           "publishes are not kept",
+           tenant, quota);
+}
+
 /* Puts a prefix into the index.  Returns the one that has its name from now on, held; NULL:
  * there is no room, and it stays the caller's. */
 static struct kvs_prefix *index_one(struct kvs_control_call *call,
@@ -250,6 +272,7 @@ static struct kvs_prefix *index_one(struct kvs_control_call *call,
     }
     if (!kvs_prefixes_admit(control, home->place.tenant, home->block_bytes)) {
         kvs_count(&control->stats.prefixes_refused, 1);
+        warn_of_quota(control, home->place.tenant);
         return NULL;
     }
     if (!name_writers(prefix, call->session->writers) ||
