@@ -146,21 +146,11 @@ static int converse(struct chat *chat)
         fputc('\n', stderr);
     if (!chat->worker->options->json)
         fprintf(stderr,
-                "kvworker: %" PRIu64 " turns, %" PRIu64 " prompt tokens computed, %" PRIu64
+                "kvworker: %" PRIu64 " turn%s, %" PRIu64 " prompt tokens computed, %" PRIu64
                 " generated; %" PRIu32 " of %" PRIu32 " tokens of context in use\n",
-                chat->n_turns, chat->prompt_tokens, chat->generated_tokens,
-                chat->conversation.n_passed, chat->worker->capacity);
+                chat->n_turns, chat->n_turns == 1 ? "" : "s", chat->prompt_tokens,
+                chat->generated_tokens, chat->conversation.n_passed, chat->worker->capacity);
     return chat->has_failed ? KVW_FAILED : outcome;
-}
-
-/* Says what goes on. */
-static void say_resumed(const struct kvw_conversation *conversation)
-{
-    const struct kvw_record *record = &conversation->record;
-
-    if (!conversation->is_new && !conversation->worker->options->json)
-        fprintf(stderr, "kvworker: session %s: %" PRIu32 " messages, %" PRIu32 " tokens\n",
-                conversation->name, record->n_messages, record->n_tokens);
 }
 
 int kvw_chat_run(struct kvw_context *worker)
@@ -175,7 +165,7 @@ int kvw_chat_run(struct kvw_context *worker)
         (outcome = kvw_conversation_template(&chat.conversation)) != KVW_DONE ||
         (outcome = kvw_conversation_check(&chat.conversation, false)) != KVW_DONE)
         goto end;
-    say_resumed(&chat.conversation);
+    kvw_conversation_say(&chat.conversation);
     chat.input = malloc(LINE_BYTES_MAX);
     if (chat.input == NULL) {
         kvw_error(worker, "out of memory: input");

@@ -45,8 +45,7 @@ static int exit_status(kv_status_t status)
     }
 }
 
-/* What messages about the store advise after a failure; "": nothing. */
-static const char *next_step(kv_status_t status)
+const char *kvw_next_step(kv_status_t status)
 {
     return status == KV_UNREACHABLE ? "; start the node, or take it out of --store" : "";
 }
@@ -56,7 +55,7 @@ void kvw_step_error(const struct kvw_context *worker, kv_status_t status)
     const char *detail = worker->attention != NULL ? kvw_method_detail(worker->attention) : "";
 
     kvw_error(worker, "%s%s", detail[0] != '\0' ? detail : kv_status_name(status),
-              next_step(status));
+              kvw_next_step(status));
 }
 
 void kvw_drop_corrupt(const struct kvw_context *worker,
@@ -315,7 +314,7 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
     if (status != KV_OK) {
         kvw_error(worker, "store: %.200s%s: %s%s", options->store,
                   strlen(options->store) > 200 ? "..." : "",
-                  detail[0] != '\0' ? detail : kv_status_name(status), next_step(status));
+                  detail[0] != '\0' ? detail : kv_status_name(status), kvw_next_step(status));
         return exit_status(status);
     }
     return KVW_DONE;
@@ -417,6 +416,7 @@ kv_status_t kvw_try_attention(struct kvw_context *worker,
                 .is_kept = worker->is_kept,
                 .reuses = worker->reuses,
                 .publishes = worker->publishes,
+                .tells_tokens = worker->options->publish_tokens,
                 .kv_head_begin = worker->kv_head_begin,
                 .n_kv_heads = worker->n_kv_heads,
                 .trace = worker->trace,
@@ -449,7 +449,7 @@ int kvw_open_attention(struct kvw_context *worker,
 
     if (status == KV_OK)
         return KVW_DONE;
-    kvw_error(worker, "%s%s", detail, next_step(status));
+    kvw_error(worker, "%s%s", detail, kvw_next_step(status));
     return exit_status(status);
 }
 

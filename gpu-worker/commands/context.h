@@ -100,6 +100,8 @@ kv_status_t kvw_reconnect(struct kvw_context *worker, char *detail, size_t detai
 void kvw_close_attention(struct kvw_context *worker);
 void kvw_close(struct kvw_context *worker);
 
+/* Returns what messages about the store advise after a failure; "": nothing. */
+const char *kvw_next_step(kv_status_t status);
 /* "what: where: value" of a failed step of attention or forward pass. */
 void kvw_step_error(const struct kvw_context *worker, kv_status_t status);
 

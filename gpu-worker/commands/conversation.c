@@ -151,7 +151,7 @@ int kvw_conversation_load(struct kvw_context *worker,
     if (*ret_is_new)
         return KVW_DONE;
     if (status != KV_OK) {
-        kvw_error(worker, "session %s: %s", name, detail);
+        kvw_error(worker, "session %s: %s%s", name, detail, kvw_next_step(status));
         return status == KV_CORRUPT || status == KV_VERSION ? KVW_USAGE : KVW_FAILED;
     }
     outcome = check_record(worker, name, ret_record);
@@ -244,6 +244,20 @@ static int take_record(struct kvw_conversation *conversation)
         .stop = &kvw_stop,
     };
     return KVW_DONE;
+}
+
+void kvw_conversation_say(const struct kvw_conversation *conversation)
+{
+    const struct kvw_record *record = &conversation->record;
+
+    if (conversation->name == NULL || conversation->worker->options->json)
+        return;
+    if (conversation->is_new)
+        fprintf(stderr, "kvworker: session %s: not in the store: it begins now\n",
+                conversation->name);
+    else
+        fprintf(stderr, "kvworker: session %s: %" PRIu32 " messages, %" PRIu32 " tokens\n",
+                conversation->name, record->n_messages, record->n_tokens);
 }
 
 int kvw_conversation_open(struct kvw_conversation *conversation, struct kvw_context *worker)

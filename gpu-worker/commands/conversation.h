@@ -44,6 +44,8 @@ struct kvw_conversation {
 /* Opens the store, and loads the record of --session if there is one.  File and model are open.
  * Return the exit status after printing what is wrong. */
 int kvw_conversation_open(struct kvw_conversation *conversation, struct kvw_context *worker);
+/* Says on stderr what a session goes on with, or that it begins; not with --json. */
+void kvw_conversation_say(const struct kvw_conversation *conversation);
 void kvw_conversation_close(struct kvw_conversation *conversation);
 
 /* Adds a message; transfers `text`, which is 0-terminated. */

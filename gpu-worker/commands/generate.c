@@ -76,6 +76,8 @@ static int go_on(struct kvw_context *worker, char *text, size_t bytes)
     if (outcome == KVW_DONE)
         outcome = kvw_conversation_fit(&conversation, n);
     if (outcome == KVW_DONE)
+        kvw_conversation_say(&conversation);
+    if (outcome == KVW_DONE)
         outcome = kvw_conversation_answer(&conversation, tokens, n, &result);
     if (outcome == KVW_DONE && !worker->options->json)
         kvw_report_text(worker, &result);

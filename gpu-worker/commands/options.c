@@ -191,6 +191,12 @@ static const struct {
       .help = "compute the whole prompt, even if the store has rows of it",
       .offset = FIELD(fresh),
       .type = KV_CONFIG_FLAG}},
+    {KVW_COMMAND_SESSIONS,
+     {.name = "publish-tokens",
+      .help = "also send the tokens of stored blocks, for readers of the nodes' events "
+              "(kvserver --events)",
+      .offset = FIELD(publish_tokens),
+      .type = KV_CONFIG_FLAG}},
     {KVW_COMMAND_ANSWERS,
      {.name = "max-tokens",
       .default_text = "512",
@@ -379,11 +385,15 @@ kv_status_t kvw_read_options(const struct kv_option *rows,
         NOT_GIVEN = 2 /* the first byte of no string, and no bool */
     };
     union kvw_method_value before[KVW_METHOD_OPTIONS_MAX];
-    kv_status_t status = kv_config_environment(rows, to, "KVWORKER", detail, detail_bytes);
-    const char *prompt = to->prompt;
+    const char *prompt;
+    kv_status_t status;
 
+    /* Defaults of these are kvw_method_defaults: as texts they would replace what a preset sets. */
+    memset(to->method, 0, sizeof(to->method));
+    status = kv_config_environment(rows, to, "KVWORKER", detail, detail_bytes);
     if (status != KV_OK)
         return status;
+    prompt = to->prompt;
     to->prompt = NULL;
     memcpy(before, to->method, sizeof(before));
     for (unsigned i = 0; i < KVW_METHOD_OPTIONS_MAX; i++)

@@ -44,7 +44,7 @@ struct kvw_options {
     const char *prompt; /* NULL: not given */
     char prompt_file[KV_CONFIG_STRING_BYTES];
     bool raw;
-    bool fresh;
+    bool fresh, publish_tokens;
     uint64_t max_tokens;
     char temperature[KV_CONFIG_STRING_BYTES];
     uint64_t sample_top_k;

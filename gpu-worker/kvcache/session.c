@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    TOLD_BLOCKS = 1024, /* with their tokens in one publish (kvclient.h) */
+};
+
 struct kvw_session {
     struct kv_client *client;
     struct kvw_device *device;
@@ -19,6 +23,7 @@ struct kvw_session {
     struct kv_session *parent; /* while a fork of it is in use; NULL: none is */
     struct kvw_write_behind *writer;
     struct kv_model_info *info; /* what names depend on; NULL: nothing is published */
+    bool tells_tokens;
     uint32_t n_reused;
     uint32_t n_exact;         /* tokens before the first with an approximate row */
     uint32_t n_published;     /* tokens */
@@ -148,6 +153,7 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
         return KV_NO_MEMORY;
     store->client = setup->client;
     store->device = setup->model->device;
+    store->tells_tokens = setup->tells_tokens;
     store->n_layers = params->n_layers;
     store->kv_head_begin = setup->kv_head_begin;
     store->n_kv_heads = setup->n_kv_heads > 0 ? setup->n_kv_heads : params->n_kv_heads;
@@ -324,6 +330,14 @@ begin_publishing(struct kvw_session *store, const uint32_t *tokens, uint32_t n_t
     if (names == NULL)
         return KV_NO_MEMORY;
     publish.names = names;
+    if (store->tells_tokens) {
+        publish.first_block = store->n_published / KV_BLOCK_TOKENS;
+        publish.n_names -= publish.first_block;
+        if (publish.n_names > TOLD_BLOCKS)
+            publish.n_names = TOLD_BLOCKS; /* the next one goes on */
+        publish.names += publish.first_block;
+        publish.tokens = tokens + (size_t)publish.first_block * KV_BLOCK_TOKENS;
+    }
     status = kv_publish_begin(store->session, &publish, 0, &store->publishing);
     free(names);
     return status;

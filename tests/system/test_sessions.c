@@ -7,6 +7,7 @@
 #include "tests/system/system.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -699,6 +700,47 @@ static void a_lease_ends(void **state)
     system_node_stop(&node);
 }
 
+#if KV_WITH_ZMQ
+
+static double gauge(const struct process_node *node, const char *name)
+{
+    static char page[1 << 18];
+    const char *at;
+
+    assert_int_equal(process_http_get(node->metrics, "/metrics", page, sizeof(page)), 200);
+    at = strstr(page, name);
+    assert_non_null(at);
+    return strtod(at + strlen(name), NULL);
+}
+
+/* Readers of events get the tokens of what a worker stores, if it is told to send them. */
+static void tokens_are_told(void **state)
+{
+    static const char *const options[] = {
+        "--transport", "tcp", "--memory", "256M", "--events", "tcp://127.0.0.1:0", NULL};
+    struct process_node node = {.process = {.pid = 0}};
+    double n_blocks;
+
+    (void)state;
+    system_node_start(&node, options);
+    RUN("prefill", node.control, "--session", "untold", "--kv-type", "bf16", PROMPT);
+    assert_true(gauge(&node, "\ntopkv_prefixes ") > 0);
+    assert_true(gauge(&node, "\ntopkv_prefix_tokens_bytes ") == 0);
+    RUN("prefill", node.control, "--session", "told", "--publish-tokens", PROMPT);
+    n_blocks = floor(number_of(result.output, "\"prompt_tokens\"") / KV_BLOCK_TOKENS);
+    assert_true(n_blocks > 0);
+    /* Gauges follow within a step of the node. */
+    for (int waited_ms = 0;
+         gauge(&node, "\ntopkv_prefix_tokens_bytes ") != 4 * KV_BLOCK_TOKENS * n_blocks;
+         waited_ms += 20) {
+        assert_true(waited_ms < PROCESS_PATIENCE_MS);
+        usleep(20000);
+    }
+    system_node_stop(&node);
+}
+
+#endif
+
 /* The only node is killed between two turns, and comes back with nothing. */
 static void a_node_is_restarted(void **state)
 {
@@ -795,6 +837,9 @@ static int work(int argc, char **argv)
         cmocka_unit_test(random_choices_go_on),
         cmocka_unit_test(records_that_are_none),
         cmocka_unit_test(a_lease_ends),
+#if KV_WITH_ZMQ
+        cmocka_unit_test(tokens_are_told),
+#endif
         cmocka_unit_test(a_node_is_restarted),
         cmocka_unit_test(a_node_dies),
         cmocka_unit_test(a_node_dies_during_an_answer),
