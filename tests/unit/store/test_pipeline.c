@@ -306,6 +306,86 @@ static void leaves_the_room_of_others(void **state)
     assert_memory_equal(weights[0], weights[1], sizeof(weights[0]));
 }
 
+/* Queries that share a pipeline, and so what it costs to read rows, find what each finds alone: by
+ * bytes and by scores, with a cut, with reranking, and without either. */
+static void shares_what_is_read(void **state)
+{
+    enum {
+        N = 5,
+        OF_EACH = N_UNITS * K,
+    };
+    static const struct {
+        uint32_t k, candidates, rerank;
+        enum kv_first_cut cut;
+        enum kv_merge merge;
+    } forms[N] = {
+        {50, 8, 1, KV_CUT_INT4, KV_MERGE_SUM},  {30, 8, 2, KV_CUT_INT4, KV_MERGE_MAX},
+        {70, 2, 1, KV_CUT_INT4, KV_MERGE_NONE}, {60, 0, 4, KV_CUT_NONE, KV_MERGE_SUM},
+        {K, 0, 1, KV_CUT_NONE, KV_MERGE_SUM},
+    };
+    static struct kv_wire_query queries_of[N];
+    static struct kv_wire_query_result found_of[2][N][N_UNITS];
+    static uint32_t ids_of[2][N][OF_EACH];
+    static float weights_of[2][N][OF_EACH], vectors[N][N_UNITS][D];
+    const struct kv_wire_unit plain[N_UNITS] = {{.kv_head = 0}, {.kv_head = 1}};
+
+    (void)state;
+    train();
+    for (uint32_t i = 0; i < N; i++) {
+        queries_of[i] = (struct kv_wire_query){
+            .answer = KV_ANSWER_IDS,
+            .merge = forms[i].merge,
+            .flags = KV_WIRE_WEIGHTS,
+            .n_queries = 1,
+            .k = forms[i].k,
+            .first_cut = forms[i].cut,
+            .candidates = forms[i].candidates,
+            .rerank = forms[i].rerank,
+            .scale = 1,
+            .n_ranges = 2,
+        };
+        for (uint32_t j = 0; j < N_UNITS * D; j++)
+            vectors[i][j / D][j % D] = (float)kv_random_below(&bench.random, 1000) / 1000;
+    }
+    for (uint32_t together = 0; together < 2; together++) {
+        for (uint32_t i = 0; i < N; i++) {
+            const struct kvs_query_input input = {
+                .query = &queries_of[i],
+                .ranges = ranges,
+                .n_units = N_UNITS,
+                .named = plain,
+                .unit_at = unit_at,
+                .queries = vectors[i][0],
+                .layers = &layer,
+                .found = found_of[together][i],
+                .ids = ids_of[together][i],
+                .weights = weights_of[together][i],
+                .store = &bench.heap,
+                .codebooks = &bench.codebooks,
+                .indexer = bench.indexer,
+                .arg = &bench,
+            };
+
+            if (!together || i == 0)
+                kvs_query_pipeline_begin(querier);
+            assert_non_null(kvs_query_pipeline_add(querier, &input));
+            if (together && i < N - 1)
+                continue;
+            while (!kvs_query_pipeline_is_done(querier))
+                assert_true(kvs_query_pipeline_slice(querier, &hurried));
+        }
+    }
+    for (uint32_t i = 0; i < N; i++)
+        for (uint32_t j = 0; j < N_UNITS; j++) {
+            assert_int_equal(found_of[0][i][j].n_ids, forms[i].k);
+            assert_int_equal(found_of[1][i][j].n_reranked, found_of[0][i][j].n_reranked);
+            assert_int_equal(found_of[1][i][j].n_scored_by_code,
+                             found_of[0][i][j].n_scored_by_code);
+        }
+    assert_memory_equal(ids_of[0], ids_of[1], sizeof(ids_of[0]));
+    assert_memory_equal(weights_of[0], weights_of[1], sizeof(weights_of[0]));
+}
+
 /* Of how many candidates an answer speaks is what its asker expects at most. */
 static void keeps_to_the_candidates_of_the_asker(void **state)
 {
@@ -418,6 +498,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(fails_for_a_bad_row, set_up, tear_down),
         cmocka_unit_test_setup_teardown(leaves_the_room_of_others, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(shares_what_is_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(keeps_to_the_candidates_of_the_asker, set_up,
                                         tear_down),
         cmocka_unit_test(room_goes_back_in_pieces),
