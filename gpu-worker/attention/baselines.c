@@ -55,6 +55,13 @@ static struct baseline *baseline_of(struct kvw_method *attention)
     return (struct baseline *)attention;
 }
 
+/* The whole budget is what others are compared with. */
+static void use_options(struct baseline *baseline, const struct kvw_method_options *options)
+{
+    baseline->options = *options;
+    baseline->options.budget.selects_half = false;
+}
+
 /* ---- exact top-k ---- */
 
 /* scores_host (n_q_heads, middle rows) of a layer's middle. */
@@ -313,7 +320,7 @@ static kv_status_t create(const struct kvw_method_setup *setup,
         return KV_NO_MEMORY;
     baseline->base.ops = ops;
     baseline->choose = choose;
-    baseline->options = setup->options;
+    use_options(baseline, &setup->options);
     baseline->device = setup->session.model->device;
     baseline->softmax = kvw_softmax();
     baseline->scores_host = malloc(scores_bytes);
@@ -412,7 +419,7 @@ static kv_status_t baseline_end_pass(struct kvw_method *attention,
 static kv_status_t baseline_set_options(struct kvw_method *attention,
                                         const struct kvw_method_options *options)
 {
-    baseline_of(attention)->options = *options;
+    use_options(baseline_of(attention), options);
     return KV_OK;
 }
 

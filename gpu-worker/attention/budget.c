@@ -37,11 +37,12 @@ kvw_budget_of(const struct kvw_budget_options *options, uint32_t prompt_rows, ui
     }
     if (options->top_k > 0)
         k = smaller(k, options->top_k);
+    k = smaller(k, n_rows - sinks - window);
     return (struct kvw_budget){
         .n_rows = n_rows,
         .sinks = sinks,
         .window_begin = n_rows - window,
-        .k = smaller(k, n_rows - sinks - window),
+        .k = options->selects_half ? k / 2 + k % 2 : k,
     };
 }
 

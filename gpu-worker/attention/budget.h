@@ -8,6 +8,7 @@
  *   KVW_WINDOW_HALF, PQCache's split, fixed when the prompt of P rows ends:
  *   k = window = floor((P - sinks) ratio / 2)                 k is also at most top_k; without
  *                                                             a ratio both are top_k
+ *   selects_half: k is half of that, rounded up
  *
  * Methods with the same budget attend to the same number of rows, however they select them.
  *
@@ -26,6 +27,7 @@ struct kvw_budget_options {
     uint32_t top_k;  /* rows besides sinks and window; 0: not given */
     uint32_t sinks;  /* the first rows of a session */
     uint32_t window; /* the last rows, with the step's own, at least 1; or KVW_WINDOW_HALF */
+    bool selects_half;
 };
 
 struct kvw_budget {

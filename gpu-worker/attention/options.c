@@ -10,11 +10,13 @@
 const struct kvw_method_options kvw_method_defaults = {
     .budget = {.ratio = 0.1, .top_k = 1024, .sinks = 4, .window = 64},
     .index = {.summaries = 16,
-              .summary_rows = 1024,
+              .summary_rows = 3072,
               .chapter_blocks = 128,
-              .subspaces = 2,
+              .subspaces = 4,
               .bits = 6,
-              .rotates = true},
+              .rotates = true,
+              .copies = true},
+    .first_cut = KV_CUT_INT4,
     .candidates = 8,
     .rerank = KVW_USUAL,
     .cache = KVW_CACHE_LRU,
@@ -74,11 +76,48 @@ static bool set_candidates(struct kvw_method_options *options, const char *value
     return parse_factor(value, &options->candidates);
 }
 
+static bool set_selected(struct kvw_method_options *options, const char *value)
+{
+    options->budget.selects_half = strcmp(value, "half") == 0;
+    return options->budget.selects_half || strcmp(value, "all") == 0;
+}
+
 static bool set_first_cut(struct kvw_method_options *options, const char *value)
 {
     options->first_cut = strcmp(value, "int4") == 0 ? KV_CUT_INT4 : KV_CUT_NONE;
     options->index.copies = options->first_cut == KV_CUT_INT4;
     return options->index.copies || strcmp(value, "none") == 0;
+}
+
+/* What a node reads for a query, and how well it finds the rows (README.md, "Quality"). */
+static bool set_quality(struct kvw_method_options *options, const char *value)
+{
+    static const struct {
+        const char *name;
+        bool selects_half;
+        uint32_t candidates, summary_rows;
+    } presets[] = {
+        {"cheap", true, 8, 3072},
+        {"default", false, 8, 3072},
+        {"best", false, 16, 1024},
+    };
+
+    for (unsigned i = 0; i < sizeof(presets) / sizeof(presets[0]); i++) {
+        if (strcmp(value, presets[i].name) != 0)
+            continue;
+        options->budget.selects_half = presets[i].selects_half;
+        options->first_cut = KV_CUT_INT4;
+        options->index.copies = true;
+        options->candidates = presets[i].candidates;
+        options->rerank = KVW_USUAL;
+        options->index.subspaces = 4;
+        options->index.bits = 6;
+        options->index.rotates = true;
+        options->index.summaries = 16;
+        options->index.summary_rows = presets[i].summary_rows;
+        return true;
+    }
+    return false;
 }
 
 static bool has_first_cut(const struct kvw_method_options *options)
@@ -203,7 +242,21 @@ static bool set_wait(struct kvw_method_options *options, const char *value)
     return true;
 }
 
+/* A preset of others comes before these: what is set later has precedence. */
 static const struct kvw_method_option method_options[] = {
+    {.name = "quality",
+     .fallback = "default",
+     .help =
+         "how much nodes read to find the rows. default: --pq-m 4 --pq-bits 6 --pq-rotation "
+         "on --first-cut int4 --candidates 8 --summaries 16 --summary-rows 3072; cheap: with "
+         "--selected half; best: with --candidates 16 --summary-rows 1024. Options given "
+         "beside it have precedence",
+     .expected = "cheap, default or best",
+     .choices = "cheap|default|best",
+     .is_preset = true,
+     .needs_index = true,
+     .is_of_codes = true,
+     .set = set_quality},
     {.name = "ratio",
      .fallback = "0.1",
      .help =
@@ -235,8 +288,16 @@ static const struct kvw_method_option method_options[] = {
      .expected = "a number of rows, at least 1, or half",
      .value = "N|half",
      .set = set_window},
+    {.name = "selected",
+     .fallback = "all",
+     .help = "rows that are selected of those that the budget allows besides sinks and window",
+     .expected = "all or half",
+     .choices = "all|half",
+     .needs_index = true,
+     .is_of_codes = true,
+     .set = set_selected},
     {.name = "first-cut",
-     .fallback = "none",
+     .fallback = "int4",
      .help =
          "int4: nodes keep copies of keys in 4 bits, and score the candidates by these first; "
          "none: by their keys",
@@ -290,9 +351,9 @@ static const struct kvw_method_option method_options[] = {
      .needs_index = true,
      .set = set_summaries},
     {.name = "summary-rows",
-     .fallback = "1024",
-     .help = "rows that share the summaries of --summaries: with 3072, nodes read and keep "
-             "less, and estimate more coarsely",
+     .fallback = "3072",
+     .help = "rows that share the summaries of --summaries: with 1024, nodes read and keep "
+             "more, and estimate more finely",
      .expected = "1024 or 3072",
      .choices = "1024|3072",
      .needs_index = true,
@@ -305,7 +366,7 @@ static const struct kvw_method_option method_options[] = {
      .needs_index = true,
      .set = set_chapter},
     {.name = "pq-m",
-     .fallback = "2",
+     .fallback = "4",
      .help = "subspaces of a key, 1 to 16",
      .expected = "a number of subspaces from 1 to 16",
      .value = "N",

@@ -64,8 +64,9 @@ static inline uint32_t kvw_method_rerank(const struct kvw_method_options *option
                                                : 1;
 }
 
-/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; 16 summaries, chapters of 128 blocks, 2 subspaces
- * of 6 bits, no first cut, a cache of 4096 tokens; seed 0, recall not measured */
+/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; 16 summaries per 3072 rows, chapters of 128
+ * blocks, 4 subspaces of 6 bits, a first cut of 8 candidates, a cache of 4096 tokens; seed 0, recall
+ * not measured */
 extern const struct kvw_method_options kvw_method_defaults;
 
 enum {
@@ -82,6 +83,7 @@ struct kvw_method_option {
     const char *value;    /* what help calls the value, "N|auto"; NULL: by `choices` */
     bool is_flag;         /* takes no value on a command line: `value` is "yes" */
     bool is_budget;       /* limits how many rows a step attends to */
+    bool is_preset;       /* sets others, so it is set before them */
     bool needs_index;     /* used by methods with an index in the store; else by every method
                              with a budget */
     bool is_of_codes;     /* and only by those that select by codes */

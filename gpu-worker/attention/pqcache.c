@@ -262,6 +262,7 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
 
 static void take_all(struct kvw_pqcache *pq)
 {
+    pq->options.budget.selects_half = false;
     pq->options.first_cut = KV_CUT_NONE;
     pq->options.rerank = KV_CANDIDATES_MAX;
 }
@@ -273,15 +274,17 @@ static kv_status_t oracle_rest_create(const struct kvw_method_setup *setup,
                                       char *detail,
                                       size_t detail_bytes)
 {
+    struct kvw_method_setup of_keys = *setup;
     struct kvw_method *attention;
     kv_status_t status;
 
+    of_keys.options.index.copies = false; /* no query reads them */
     if (setup->session.capacity > KV_CANDIDATES_MAX) {
         snprintf(detail, detail_bytes, "oracle+rest: %u tokens: at most %d",
                  setup->session.capacity, KV_CANDIDATES_MAX);
         return KV_INVALID;
     }
-    status = pqcache_create(setup, &attention, detail, detail_bytes);
+    status = pqcache_create(&of_keys, &attention, detail, detail_bytes);
     if (status != KV_OK)
         return status;
     attention->ops = &kvw_method_oracle_rest;
@@ -293,8 +296,11 @@ static kv_status_t oracle_rest_create(const struct kvw_method_setup *setup,
 static kv_status_t oracle_rest_set_options(struct kvw_method *attention,
                                            const struct kvw_method_options *options)
 {
-    const kv_status_t status = pqcache_set_options(attention, options);
+    struct kvw_method_options of_keys = *options;
+    kv_status_t status;
 
+    of_keys.index.copies = false;
+    status = pqcache_set_options(attention, &of_keys);
     take_all(pqcache_of(attention));
     return status;
 }

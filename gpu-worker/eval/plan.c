@@ -98,19 +98,34 @@ static kv_status_t check_use(const struct maker *maker,
     return KV_INVALID;
 }
 
-/* Sets the options after an entry's name.  They are checked when all are set, because one may
- * leave another without effect. */
+/* Whether an option of an entry, "name=value", is a preset of others. */
+static bool is_preset(const char *text)
+{
+    const struct kvw_method_option *option;
+    char name[KVW_EVAL_NAME_BYTES];
+
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(text, "="), text);
+    option = kvw_method_option_find(name);
+    return option != NULL && option->is_preset;
+}
+
+/* Sets the options after an entry's name: presets, then those that are given beside them.  They are
+ * checked when all are set, because one may leave another without effect. */
 static kv_status_t set_options(const struct maker *maker,
                                const struct kvw_method_ops *ops,
                                const char *list,
                                struct kvw_method_options *options)
 {
-    const char *again = list;
+    const char *presets = list, *again = list;
     kv_status_t status = KV_OK;
     struct item item;
 
+    while (status == KV_OK && next_item(&presets, ':', &item))
+        if (is_preset(item.text))
+            status = set_option(maker, item.text, options);
     while (status == KV_OK && next_item(&list, ':', &item))
-        status = set_option(maker, item.text, options);
+        if (!is_preset(item.text))
+            status = set_option(maker, item.text, options);
     while (status == KV_OK && next_item(&again, ':', &item))
         status = check_use(maker, ops, item.text, options);
     return status;

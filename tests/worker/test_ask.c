@@ -136,14 +136,14 @@ static void test_objects(void **state)
     /* The second one chooses all rows there are, and they come: it answers as full attention
      * does, to the bit. */
     static const char *const methods[METHODS] = {"full", "pqcache:ratio=1:top-k=0:answer=rows",
-                                                 "pqcache:top-k=0"};
+                                                 "pqcache:top-k=0:candidates=2"};
     char *line, *rest = NULL, lines[sizeof(result.output)], answer[METHODS][512];
     unsigned n = 0, n_steps = 0, n_found[METHODS] = {0};
 
     (void)state;
     run(0, "--text-file", text, "--needles", needles, "--tokens", "1400", "--max-tokens", "8",
-        "--methods", "full,pqcache:ratio=1:top-k=0:answer=rows,pqcache:top-k=0", "--budgets",
-        "1/4", "--kmeans-iters", "3", "--wait-index", "--json", NULL);
+        "--methods", "full,pqcache:ratio=1:top-k=0:answer=rows,pqcache:top-k=0:candidates=2",
+        "--budgets", "1/4", "--kmeans-iters", "3", "--wait-index", "--json", NULL);
     assert_string_equal(result.errors, "");
     assert_objects(METHODS * (QUESTIONS + 1));
     strcpy(lines, result.output);

@@ -338,7 +338,7 @@ static void test_costs(void **state)
     snprintf(texts, sizeof(texts), "%s,%s", text, other);
     run("eval", 0, "--text-file", texts, "--tokens", "180", "--from", "100", "--json",
         "--methods", "pqcache:answer=rows:cache=off,pqcache:answer=attend", "--budgets", "1/4",
-        "--window", "8", "--rerank", "2", "--wait-index", NULL);
+        "--window", "8", "--first-cut", "none", "--rerank", "2", "--wait-index", NULL);
     assert_string_equal(result.errors, "");
     for (line = strtok_r(result.output, "\n", &rest); line != NULL;
          line = strtok_r(NULL, "\n", &rest), n++) {

@@ -36,13 +36,18 @@ static const struct variant {
     enum kv_dtype dtype;
     enum kvw_result_mode answer;
     uint32_t rest;
+    enum kv_first_cut cut;
 } variants[] = {
-    {"full fp16", &kvw_method_full, KV_FP16, KVW_RESULT_AUTO, 0},
-    {"full bf16", &kvw_method_full, KV_BF16, KVW_RESULT_AUTO, 0},
-    {"pqcache rows", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 0},
-    {"pqcache rows, rest 64", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 64},
-    {"pqcache attend", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ATTEND, 0},
-    {"pqcache attend, rest 16", &kvw_method_pqcache, KV_BF16, KVW_RESULT_ATTEND, 16},
+    {"full fp16", &kvw_method_full, KV_FP16, KVW_RESULT_AUTO, 0, KV_CUT_NONE},
+    {"full bf16", &kvw_method_full, KV_BF16, KVW_RESULT_AUTO, 0, KV_CUT_NONE},
+    {"pqcache rows", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 0, KV_CUT_NONE},
+    {"pqcache rows, rest 64", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 64, KV_CUT_NONE},
+    {"pqcache attend", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ATTEND, 0, KV_CUT_NONE},
+    {"pqcache attend, rest 16", &kvw_method_pqcache, KV_BF16, KVW_RESULT_ATTEND, 16,
+     KV_CUT_NONE},
+    {"pqcache rows, int4", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ROWS, 0, KV_CUT_INT4},
+    {"pqcache attend, rest 16, int4", &kvw_method_pqcache, KV_FP16, KVW_RESULT_ATTEND, 16,
+     KV_CUT_INT4},
 };
 
 /* Nothing that a time decides: the index is waited for, k-means has a number of iterations. */
@@ -52,9 +57,14 @@ static struct kvw_method_options options_of(const struct variant *variant)
 
     options.budget = (struct kvw_budget_options){.top_k = 60, .sinks = 4, .window = 16};
     options.index.chapter_blocks = 8;
+    options.index.subspaces = variant->cut == KV_CUT_NONE ? 2 : 4;
     options.index.bits = 4;
+    options.index.copies = variant->cut != KV_CUT_NONE;
     options.index.iterations = 4;
     options.index.wait = true;
+    options.index.summary_rows = 1024;
+    options.first_cut = variant->cut;
+    options.candidates = 4;
     options.rerank = 2;
     options.answer = variant->answer;
     options.index.summaries = variant->rest;

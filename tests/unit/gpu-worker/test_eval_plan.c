@@ -76,6 +76,25 @@ static void test_index_options(void **state)
     kvw_eval_plan_free(&plan);
 }
 
+/* What an entry says beside a preset has precedence, wherever it stands. */
+static void test_presets(void **state)
+{
+    struct kvw_eval_plan plan;
+    char detail[256] = "";
+
+    (void)state;
+    assert_int_equal(kvw_eval_plan_make("pqcache:pq-m=8:quality=best:summary-rows=3072", "k=9",
+                                        "0", &kvw_method_defaults, &plan, detail,
+                                        sizeof(detail)),
+                     KV_OK);
+    assert_int_equal(plan.count, 2);
+    assert_int_equal(plan.runs[1].options.budget.top_k, 9);
+    assert_int_equal(plan.runs[1].options.index.subspaces, 8);
+    assert_int_equal(plan.runs[1].options.candidates, 16);
+    assert_int_equal(plan.runs[1].options.index.summary_rows, 3072);
+    kvw_eval_plan_free(&plan);
+}
+
 static void test_refused(void **state)
 {
     static const struct {
@@ -143,9 +162,8 @@ static void test_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_index_options),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_runs),    cmocka_unit_test(test_index_options),
+        cmocka_unit_test(test_presets), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_long),
     };
 

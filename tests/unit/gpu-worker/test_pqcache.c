@@ -29,9 +29,13 @@ static struct kvw_method_options options_of(uint32_t k)
 
     options.budget = (struct kvw_budget_options){.top_k = k, .sinks = 4, .window = 16};
     options.index.chapter_blocks = 8;
+    options.index.subspaces = 2;
     options.index.bits = 4;
+    options.index.copies = false;
     options.index.iterations = 4;
+    options.index.summary_rows = 1024;
     options.index.wait = true;
+    options.first_cut = KV_CUT_NONE;
     options.rerank = 2;
     options.answer = KVW_RESULT_ROWS;
     options.index.summaries = 0;
