@@ -10,14 +10,14 @@ enum {
     TOLD_DIGITS = 16, /* of a prefix's name, in tables; zeros follow them */
 };
 
-/* Reads 32 hexadecimal digits, or those of a prefix that tables tell. */
-static bool read_name(const char *text, struct kv_id128 *ret_name)
+/* Reads 32 hexadecimal digits or, of a prefix, those that tables tell. */
+static bool read_name(const char *text, bool is_prefix, struct kv_id128 *ret_name)
 {
     static const char digits[] = "0123456789abcdef";
 
     const size_t n = strlen(text);
 
-    if (n != NAME_DIGITS && n != TOLD_DIGITS)
+    if (n != NAME_DIGITS && !(is_prefix && n == TOLD_DIGITS))
         return false;
     for (size_t i = 0; i < n; i++) {
         const char *digit =
@@ -74,7 +74,7 @@ static bool say_to_node(const struct kvctl *ctl, unsigned index)
 
     if (client == NULL)
         return false;
-    (void)read_name(ctl->operands[0], &name);
+    (void)read_name(ctl->operands[0], !ctl->options.session, &name);
     if (ctl->options.session)
         prefix.session_id = &name;
     else
@@ -98,8 +98,9 @@ int kvctl_prefix_run(const struct kvctl *ctl)
     struct kv_id128 name;
     int result;
 
-    if (!read_name(ctl->operands[0], &name)) {
-        kvctl_error(ctl, "NAME: %.64s: must be 16 or 32 hexadecimal digits", ctl->operands[0]);
+    if (!read_name(ctl->operands[0], !ctl->options.session, &name)) {
+        kvctl_error(ctl, "NAME: %.64s: must be %s32 hexadecimal digits", ctl->operands[0],
+                    ctl->options.session ? "" : "16 or ");
         return KVCTL_USAGE;
     }
     if (verb_of(ctl) == KV_PREFIX_HINT && ctl->options.for_ms > KV_PREFIX_HINT_MAX_MS) {

@@ -18,6 +18,7 @@ const struct kvw_method_options kvw_method_defaults = {
               .copies = true},
     .first_cut = KV_CUT_INT4,
     .candidates = 8,
+    .candidates_fit = true,
     .rerank = KVW_USUAL,
     .cache = KVW_CACHE_LRU,
     .cache_tokens = 4096,
@@ -73,6 +74,7 @@ static bool set_rerank(struct kvw_method_options *options, const char *value)
 
 static bool set_candidates(struct kvw_method_options *options, const char *value)
 {
+    options->candidates_fit = false;
     return parse_factor(value, &options->candidates);
 }
 
@@ -89,7 +91,7 @@ static bool set_first_cut(struct kvw_method_options *options, const char *value)
     return options->index.copies || strcmp(value, "none") == 0;
 }
 
-/* What a node reads for a query, and how well it finds the rows (README.md, "Quality"). */
+/* What a node reads for a query, and how well it finds the rows (README.md, "Presets"). */
 static bool set_quality(struct kvw_method_options *options, const char *value)
 {
     static const struct {
@@ -109,6 +111,7 @@ static bool set_quality(struct kvw_method_options *options, const char *value)
         options->first_cut = KV_CUT_INT4;
         options->index.copies = true;
         options->candidates = presets[i].candidates;
+        options->candidates_fit = true;
         options->rerank = KVW_USUAL;
         options->index.subspaces = 4;
         options->index.bits = 6;
@@ -226,6 +229,11 @@ static bool set_cache_tokens(struct kvw_method_options *options, const char *val
     return kvw_budget_parse_count(value, KV_BLOCK_TOKENS, &options->cache_tokens);
 }
 
+static bool has_summaries(const struct kvw_method_options *options)
+{
+    return options->index.summaries != 0;
+}
+
 static bool cache_matters(const struct kvw_method_options *options)
 {
     return !kvw_method_returns_outputs(options);
@@ -242,13 +250,14 @@ static bool set_wait(struct kvw_method_options *options, const char *value)
     return true;
 }
 
-/* A preset of others comes before these: what is set later has precedence. */
+/* A preset is the first row: options that are set later have precedence. */
 static const struct kvw_method_option method_options[] = {
     {.name = "quality",
      .fallback = "default",
      .help =
          "how much nodes read to find the rows. default: --pq-m 4 --pq-bits 6 --pq-rotation "
-         "on --first-cut int4 --candidates 8 --summaries 16 --summary-rows 3072; cheap: with "
+         "on --first-cut int4 --candidates 8 --rerank usual --summaries 16 --summary-rows "
+         "3072; cheap: with "
          "--selected half; best: with --candidates 16 --summary-rows 1024. Options given "
          "beside it have precedence",
      .expected = "cheap, default or best",
@@ -308,9 +317,10 @@ static const struct kvw_method_option method_options[] = {
      .set = set_first_cut},
     {.name = "candidates",
      .fallback = "8",
-     .help =
-         "rows that the first cut scores per selected row; auto: 8, raised in layers with low "
-         "estimated recall (fixed at 8 with --seed)",
+     .help = "rows that the first cut scores per selected row, unless a number is given at "
+             "most 16384 "
+             "in all; auto: 8, raised in layers with low "
+             "estimated recall (fixed at 8 with --seed)",
      .expected = "a number from 1 to 8192, or auto",
      .value = "N|auto",
      .needs_index = true,
@@ -320,11 +330,10 @@ static const struct kvw_method_option method_options[] = {
      .set = set_candidates},
     {.name = "rerank",
      .fallback = "usual",
-     .help = "rows rescored exactly per selected row; 1: no reranking; usual: 4, and 1 with a "
-             "first "
-             "cut; auto, without a first cut: 4, raised in layers with low estimated recall "
-             "(fixed at "
-             "4 with --seed)",
+     .help =
+         "rows rescored exactly per selected row; 1: no reranking; usual: 4, and 1 with a "
+         "first cut; auto, only with --first-cut none: 4, raised in layers with low estimated "
+         "recall (fixed at 4 with --seed)",
      .expected = "a number from 1 to 8192, usual, or auto",
      .value = "N|usual|auto",
      .needs_index = true,
@@ -357,6 +366,8 @@ static const struct kvw_method_option method_options[] = {
      .expected = "1024 or 3072",
      .choices = "1024|3072",
      .needs_index = true,
+     .matters = has_summaries,
+     .condition = "with summaries 16 or 64",
      .set = set_summary_rows},
     {.name = "chapter",
      .fallback = "128",

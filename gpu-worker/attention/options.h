@@ -42,6 +42,8 @@ struct kvw_method_options {
      * keys.  KVW_ADAPTED: as many as the nodes' estimates of recall ask for; of `rerank`,
      * KVW_USUAL: 1 with a first cut, else 4. */
     uint32_t candidates;
+    bool
+        candidates_fit; /* fewer if that is more than nodes take, more if it is less than `rerank` */
     uint32_t rerank;
     enum kvw_result_mode answer;
     enum kvw_cache_policy cache;
@@ -64,9 +66,7 @@ static inline uint32_t kvw_method_rerank(const struct kvw_method_options *option
                                                : 1;
 }
 
-/* ratio 0.1, top-k 1024, 4 sinks, a window of 64; 16 summaries per 3072 rows, chapters of 128
- * blocks, 4 subspaces of 6 bits, a first cut of 8 candidates, a cache of 4096 tokens; seed 0, recall
- * not measured */
+/* As the table of options says; seed 0, recall not measured. */
 extern const struct kvw_method_options kvw_method_defaults;
 
 enum {

@@ -88,14 +88,22 @@ static uint32_t rerank_of(const struct kvw_pqcache *pq)
     return rerank == KVW_ADAPTED ? 1 : rerank;
 }
 
+/* Whether nobody asked for just so many candidates: then there may be fewer, or more. */
+static bool candidates_fit(const struct kvw_pqcache *pq)
+{
+    return candidates_option(pq) == KVW_ADAPTED ||
+           (pq->options.first_cut == KV_CUT_NONE ? pq->options.rerank == KVW_USUAL
+                                                 : pq->options.candidates_fit);
+}
+
 static uint32_t candidates_of(const struct kvw_pqcache *pq, uint32_t layer, uint32_t k)
 {
-    if (candidates_option(pq) != KVW_ADAPTED)
-        return candidates_option(pq); /* the store says so if these are too many */
-    const uint32_t n = kvw_pqcache_smaller(adapts_candidates(pq) ? pq->rerank[layer].factor
-                                                                 : kvw_pqcache_usual(pq),
-                                           KV_CANDIDATES_MAX / k);
+    uint32_t n = adapts_candidates(pq) ? pq->rerank[layer].factor : candidates_option(pq);
 
+    if (!candidates_fit(pq))
+        return n; /* the store says so if these are too many, or fewer than are reranked */
+    n = kvw_pqcache_smaller(n == KVW_ADAPTED ? kvw_pqcache_usual(pq) : n,
+                            KV_CANDIDATES_MAX / k);
     return n > rerank_of(pq) ? n : rerank_of(pq); /* a cut leaves no more than there are */
 }
 

@@ -158,8 +158,14 @@ enum kv_dtype kvw_dtype(const struct kvw_options *options)
 
 uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory)
 {
-    const uint64_t block_bytes =
-        (kv_schema_token_bytes(schema) + schema->n_units * sizeof(uint32_t)) * KV_BLOCK_TOKENS;
+    enum {
+        COPY_SHARE = 8, /* of a row of fp16: half a byte for each element of its key */
+        CODE_BYTES = 8, /* codes and summaries */
+    };
+    const uint64_t rows = kv_schema_token_bytes(schema),
+                   block_bytes = (rows + rows / COPY_SHARE +
+                                  schema->n_units * (sizeof(uint32_t) + CODE_BYTES)) *
+                                 KV_BLOCK_TOKENS;
 
     return (memory - memory / 8) / block_bytes * KV_BLOCK_TOKENS;
 }
@@ -200,16 +206,19 @@ int kvw_attention_options(const struct kvw_context *worker,
 
     *ret_options = kvw_method_defaults;
     ret_options->seed = options->seed;
-    for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
-        const union kvw_method_value *given = &options->method[i];
-        const char *value = !option->is_flag ? given->text : given->is_set ? "yes" : "";
+    /* Those of the environment, then those of the command line, of which one may be a preset. */
+    for (int is_given = 0; is_given < 2; is_given++)
+        for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
+            const union kvw_method_value *given = &options->method[i];
+            const char *value = !option->is_flag ? given->text : given->is_set ? "yes" : "";
 
-        if (value[0] != '\0' && !option->set(ret_options, value)) {
-            kvw_error(worker, "option: --%s: not %s: %s", option->name, option->expected,
-                      value);
-            return KVW_USAGE;
+            if (options->is_given[i] == (is_given == 1) && value[0] != '\0' &&
+                !option->set(ret_options, value)) {
+                kvw_error(worker, "option: --%s: not %s: %s", option->name, option->expected,
+                          value);
+                return KVW_USAGE;
+            }
         }
-    }
     return KVW_DONE;
 }
 

@@ -157,7 +157,7 @@ bool kvw_options_are_used(const struct kvw_context *worker,
 int kvw_open_sampler(const struct kvw_context *worker, struct kvw_sampler **ret_sampler);
 
 /* Returns how many tokens a store of `memory` bytes holds: in whole blocks, with checksums,
- * and with an eighth for everything else that the store needs. */
+ * codes, and copies of keys in 4 bits, and with an eighth for everything else. */
 uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory);
 
 enum kv_dtype kvw_dtype(const struct kvw_options *options);

@@ -45,6 +45,13 @@ static int take_heads(struct kvw_context *worker)
             return KVW_USAGE;
         }
     }
+    if (end - begin < n_heads && worker->options->publish_tokens) {
+        kvw_error(worker,
+                  "option: --publish-tokens: not with --kv-heads %s: blocks are published "
+                  "with the rows of all KV heads",
+                  text);
+        return KVW_USAGE;
+    }
     worker->kv_head_begin = (uint32_t)begin;
     worker->n_kv_heads = (uint32_t)(end - begin);
     return KVW_DONE;

@@ -390,9 +390,15 @@ void kvw_session_publish(struct kvw_session *store,
         return;
     if (waits && kvw_session_flush(store) != KV_OK)
         return;
-    if (begin_publishing(store, tokens, n_tokens) == KV_OK && waits) {
+    while (begin_publishing(store, tokens, n_tokens) == KV_OK && waits) {
+        const uint32_t before = store->n_published;
+
         (void)kv_wait(store->publishing);
         end_publishing(store);
+        /* One publish may not take all of them. */
+        if (store->n_published <= before ||
+            n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS <= store->n_published)
+            break;
     }
 }
 

@@ -34,12 +34,13 @@ import json, subprocess, sys, time
 
 build, model, text, quality, ids = sys.argv[1:]
 # quality.py's name, kvworker's, points that the mean loss over the seeds may differ
+CODES = ":pq-m=2:pq-rotation=off:first-cut=none"  # those of quality.py
 METHODS = [
     ("oracle", "oracle", 0.3),
     ("window", "window", 0.3),
     ("random", "random", 5.0),
-    ("pq", "pqcache:chapter=prompt:rerank=1:summaries=0", 1.0),
-    ("rerank4", "pqcache:chapter=prompt:rerank=4:summaries=0", 1.0),
+    ("pq", "pqcache:chapter=prompt:rerank=1:summaries=0" + CODES, 1.0),
+    ("rerank4", "pqcache:chapter=prompt:rerank=4:summaries=0" + CODES, 1.0),
 ]
 
 

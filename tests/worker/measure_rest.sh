@@ -61,7 +61,8 @@ def measure(text, tokens, seed):
     command = [kvworker, "eval", "--model", model, "--text-file", text, "--json",
                "--tokens", str(tokens), "--from", str(tokens - STEPS), "--budgets", "1/10",
                "--seeds", str(seed), "--wait-index", "--kmeans-iters", "20",
-               "--chapter", "8", "--summaries", "16",
+               "--chapter", "8", "--summaries", "16", "--summary-rows", "1024",
+               "--pq-m", "2", "--pq-rotation", "off", "--first-cut", "none",
                "--methods", ",".join(methods)]
     begin = time.time()
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -234,7 +234,7 @@ static bool name_writers(struct kvs_prefix *prefix, const struct kv_writers *wri
 }
 
 /* At most once a minute, whoever it is. */
-static void warn_of_quota(struct kvs_control *control, uint32_t tenant)
+static void warn_of_quota(struct kvs_control *control, uint32_t tenant, uint64_t block_bytes)
 {
     const uint64_t now_us = kv_clock_now(control->config.clock);
     char quota[16];
@@ -243,10 +243,10 @@ static void warn_of_quota(struct kvs_control *control, uint32_t tenant)
         return;
     control->quota_warned_us = now_us;
     kv_config_format_size(control->config.tenant_quota, quota, sizeof(quota));
-    kv_log(KV_LOG_WARN,
-           "tenant %u: its quota of %s is full, and nothing of it can go: blocks that it "
-           "publishes are not kept",
-           tenant, quota);
+    kv_log(KV_LOG_WARN, "tenant %u: its quota of %s %s: blocks that it publishes are not kept",
+           tenant, quota,
+           block_bytes > control->config.tenant_quota ? "is less than one block"
+                                                      : "is full, and nothing of it can go");
 }
 
 /* Puts a prefix into the index.  Returns the one that has its name from now on, held; NULL:
@@ -272,7 +272,7 @@ static struct kvs_prefix *index_one(struct kvs_control_call *call,
     }
     if (!kvs_prefixes_admit(control, home->place.tenant, home->block_bytes)) {
         kvs_count(&control->stats.prefixes_refused, 1);
-        warn_of_quota(control, home->place.tenant);
+        warn_of_quota(control, home->place.tenant, home->block_bytes);
         return NULL;
     }
     if (!name_writers(prefix, call->session->writers) ||

@@ -105,6 +105,9 @@ static void test_presets(void **state)
         for (size_t j = 1; j < 10; j++)
             assert_int_equal(
                 kvw_method_set_option(&one_by_one, spelled[j], values[i][j], &expected), KV_OK);
+        /* But that a number that is given is taken as it is. */
+        assert_true(preset.candidates_fit && !one_by_one.candidates_fit);
+        one_by_one.candidates_fit = true;
         assert_memory_equal(&preset, &one_by_one, sizeof(preset));
     }
 }
