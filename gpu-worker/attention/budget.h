@@ -10,7 +10,7 @@
  *                                                             a ratio both are top_k
  *   selects_half: k is half of that, rounded up
  *
- * Methods with the same budget attend to the same number of rows, however they select them.
+ * Methods with the same options here attend to the same number of rows, however they select them.
  *
  * Threads: pure functions.
  */

@@ -257,9 +257,8 @@ static const struct kvw_method_option method_options[] = {
      .help =
          "how much nodes read to find the rows. default: --pq-m 4 --pq-bits 6 --pq-rotation "
          "on --first-cut int4 --candidates 8 --rerank usual --summaries 16 --summary-rows "
-         "3072; cheap: with "
-         "--selected half; best: with --candidates 16 --summary-rows 1024. Options given "
-         "beside it have precedence",
+         "3072; cheap: with --selected half; best: with --candidates 16 --summary-rows 1024. "
+         "Options given beside it have precedence",
      .expected = "cheap, default or best",
      .choices = "cheap|default|best",
      .is_preset = true,
@@ -318,9 +317,8 @@ static const struct kvw_method_option method_options[] = {
     {.name = "candidates",
      .fallback = "8",
      .help = "rows that the first cut scores per selected row, unless a number is given at "
-             "most 16384 "
-             "in all; auto: 8, raised in layers with low "
-             "estimated recall (fixed at 8 with --seed)",
+             "most 16384 in all; auto: 8, raised in layers with low estimated recall (fixed at "
+             "8 with --seed)",
      .expected = "a number from 1 to 8192, or auto",
      .value = "N|auto",
      .needs_index = true,

@@ -80,12 +80,10 @@ static bool adapts_candidates(const struct kvw_pqcache *pq)
     return candidates_option(pq) == KVW_ADAPTED && pq->options.seed == 0;
 }
 
-/* With a first cut, "auto" is of the candidates: what it leaves is rescored as always. */
+/* Of what a first cut leaves. */
 static uint32_t rerank_of(const struct kvw_pqcache *pq)
 {
-    const uint32_t rerank = kvw_method_rerank(&pq->options);
-
-    return rerank == KVW_ADAPTED ? 1 : rerank;
+    return pq->options.first_cut == KV_CUT_NONE ? 1 : kvw_method_rerank(&pq->options);
 }
 
 /* Whether nobody asked for just so many candidates: then there may be fewer, or more. */

@@ -14,8 +14,8 @@ enum {
     STOPPED_US = 10 * 1000 * 1000, /* nothing has come for so long: nobody brings them */
 };
 
-/* What the slots may take together, or two of them: enough to keep the nodes busy while a layer computes.  Fresh
- * memory is slow to get: 12 MiB of it took 28 ms before the first rows came, 4 MiB less than 5. */
+/* What the slots may take together, or two of them: enough to keep the nodes busy while a layer
+ * computes.  Fresh memory is slow to get: 12 MiB of it took 28 ms before the first rows came. */
 static const size_t BUFFER_BYTES = 4 << 20;
 
 struct kvw_layer_reader {

@@ -395,8 +395,8 @@ void kvw_session_publish(struct kvw_session *store,
 
         (void)kv_wait(store->publishing);
         end_publishing(store);
-        /* One publish may not take all of them. */
-        if (store->n_published <= before ||
+        /* With their tokens, one publish may not take all of them. */
+        if (!store->tells_tokens || store->n_published <= before ||
             n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS <= store->n_published)
             break;
     }

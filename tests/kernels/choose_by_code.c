@@ -178,6 +178,14 @@ static struct copies copy_keys(uint32_t d, const float *keys, size_t n, size_t n
     return copies;
 }
 
+/* Leaves the k of the n chosen rows whose scores are largest, ascending. */
+static void keep_best(uint32_t *chosen, size_t n, size_t k, float *scores, uint32_t *places)
+{
+    kv_topk_select(scores, n, k, places, scores + n);
+    for (size_t i = 0; i < k; i++)
+        chosen[i] = chosen[places[i]];
+}
+
 /* Leaves the k of the n chosen rows whose copies score highest for the query, ascending. */
 static void cut(const struct copies *copies,
                 uint32_t d,
@@ -195,9 +203,7 @@ static void cut(const struct copies *copies,
     kv_key_copies_round(d, copies->mean, query, 1, copies->rounded);
     kv_key_copies_score_list(d, copies->blocks_of, copies->rows_of, n, copies->rounded, 1,
                              scores, n);
-    kv_topk_select(scores, n, k, places, scores + n);
-    for (size_t i = 0; i < k; i++)
-        chosen[i] = chosen[places[i]];
+    keep_best(chosen, n, k, scores, places);
 }
 
 /* The same by their keys' scores. */
@@ -217,9 +223,7 @@ static void rerank(const float *keys,
             sum += (double)keys[chosen[i] * d + j] * (double)query[j];
         scores[i] = (float)sum;
     }
-    kv_topk_select(scores, n, k, places, scores + n);
-    for (size_t i = 0; i < k; i++)
-        chosen[i] = chosen[places[i]];
+    keep_best(chosen, n, k, scores, places);
 }
 
 static void choose(const struct book *book,
