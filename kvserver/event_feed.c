@@ -137,11 +137,10 @@ static void tell(struct kvs_event_feed *feed,
         item = malloc(bytes);
     if (item != NULL) {
         *item = *like;
-        if (like->n > 0)
+        if (names != NULL)
             memcpy(item->names, names, names_bytes);
-        if (tokens != NULL) {
+        if (tokens != NULL)
             item->tokens = memcpy(&item->names[like->n], tokens, tokens_bytes);
-        }
         atomic_fetch_add(&feed->queued_bytes, bytes);
         if (!kv_ring_push(feed->ring, item)) {
             atomic_fetch_sub(&feed->queued_bytes, bytes);

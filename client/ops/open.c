@@ -572,7 +572,7 @@ kv_status_t kv_open_begin(struct kv_client *client,
 {
     struct kv_ticket ticket;
     kv_status_t status;
-    struct kv_op *op;
+    struct kv_op *op = NULL;
 
     if (options != NULL && options->tokens_max > KV_TOKENS_MAX)
         return kvc_set_error(&client->loop, KV_INVALID, "open: tokens_max: %u: limit %u",
@@ -602,7 +602,7 @@ kv_status_t kvc_open_at_begin(struct kv_client *client,
 {
     struct kv_ticket ticket;
     kv_status_t status;
-    struct kv_op *op;
+    struct kv_op *op = NULL;
 
     status = begin(client, model, 0, &op);
     if (status != KV_OK)
