@@ -32,12 +32,17 @@ struct kv_slice {
     uint32_t n_looks; /* since the clock has moved */
 };
 
-static inline struct kv_slice kv_slice_begin(const struct kv_clock *clock, uint32_t every)
+/* Begins a slice at a time that the caller has just read. */
+static inline struct kv_slice
+kv_slice_begin_at(const struct kv_clock *clock, uint64_t now_us, uint32_t every)
 {
-    const uint64_t now_us = kv_clock_now(clock);
-
     return (struct kv_slice){
         .clock = clock, .end_us = now_us + KV_SLICE_US, .seen_us = now_us, .every = every};
+}
+
+static inline struct kv_slice kv_slice_begin(const struct kv_clock *clock, uint32_t every)
+{
+    return kv_slice_begin_at(clock, kv_clock_now(clock), every);
 }
 
 /* Call after each piece of work. */

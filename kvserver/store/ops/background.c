@@ -61,7 +61,7 @@ static bool room_step(struct kvs_shard *shard, void *state)
 /* Frees objects that have expired, and evictable ones while the node is short of pages. */
 static bool objects_step(struct kvs_shard *shard, void *state)
 {
-    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+    struct kv_slice slice = kv_slice_begin_at(shard->clock, shard->now_us, 1);
     bool has_worked = false;
 
     (void)state;

@@ -39,7 +39,8 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->link = NULL;
     request->queue = NULL;
     request->header = *header;
-    request->begin_us = shard->now_us;
+    /* The shard's own time is its last step's, before this message came. */
+    request->begin_us = kv_clock_now(shard->clock);
     request->deadline_us = shard->now_us + (header->deadline_us < KV_WIRE_DEADLINE_MAX_US
                                                 ? header->deadline_us
                                                 : KV_WIRE_DEADLINE_MAX_US);

@@ -283,7 +283,7 @@ bool kvs_shard_take_messages(struct kvs_shard *shard)
     if (kvs_shard_has_queued(shard, KV_PRIORITY_QUERY) && ++shard->query_slices < QUERY_SLICES)
         return false;
     shard->query_slices = 0;
-    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+    struct kv_slice slice = kv_slice_begin_at(shard->clock, shard->now_us, 1);
     while (kv_port_progress(shard->port) > 0) {
         busy = true;
         kvs_replies_flush(shard);
