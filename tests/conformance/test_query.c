@@ -297,22 +297,42 @@ static struct kv_index_options index_of(uint32_t tokens, uint32_t chapter_blocks
     };
 }
 
+/* A message that waits is sent again after eight times the client's second, and the node then
+ * counts what the first had made as found. */
+enum {
+    ASKS_AGAIN_US = 8000000
+};
+
+static bool asked_again; /* by the last make_index() */
+
 static struct kv_index_result make_index(struct kv_session *session,
                                          const struct kv_index_options *index)
 {
     struct kv_index_result indexed;
+    struct kv_op_times times;
     struct kv_op *op;
 
     assert_int_equal(kv_index_begin(session, index, 0, &op), KV_OK);
     if (kv_wait(op) != KV_OK)
         fail_msg("index: %s", kv_op_detail(op));
     kv_op_index_result(op, &indexed);
+    kv_op_get_times(op, &times);
+    asked_again = times.ended_us - times.begun_us >= ASKS_AGAIN_US;
     kv_op_free(op);
     /* Each data thread has one message. */
     assert_true(indexed.busiest_us <= indexed.train_us);
     if (shape.n_threads > 0) /* nodes that others have started have as many as they have */
         assert_true(indexed.busiest_us * shape.n_nodes * shape.n_threads >= indexed.train_us);
     return indexed;
+}
+
+/* All codebooks of an index that was just made are new. */
+static void expect_trained(const struct kv_index_result *indexed, uint32_t n_books)
+{
+    assert_int_equal(indexed->n_found + indexed->n_trained, n_books);
+    assert_int_equal(indexed->n_pending, 0);
+    if (!asked_again)
+        assert_int_equal(indexed->n_found, 0);
 }
 
 /* ---- what must be found ------------------------------------------------------------------ */
@@ -1624,11 +1644,9 @@ static void one_codebook(void **state)
         indexed = make_index(session, &index);
         assert_int_equal(indexed.rows, (uint64_t)n_units(session) * tokens);
         assert_int_equal(indexed.rows_coded, indexed.rows);
-        assert_int_equal(indexed.n_found, 0);
-        assert_int_equal(indexed.n_trained, n_units(session));
-        assert_int_equal(indexed.n_pending, 0);
+        expect_trained(&indexed, n_units(session));
         assert_true(indexed.iterations <= indexed.n_trained * index.iterations);
-        assert_true(indexed.iterations > 0);
+        assert_true(indexed.iterations > 0 || asked_again);
         for (uint32_t layer = 0; layer < models[model].schema.n_layers; layer++) {
             make_question(&question, layer, tokens, 1);
             rerank_most(&question);
@@ -1736,8 +1754,7 @@ static void chapters(void **state)
     indexed = make_index(session, &index);
     assert_int_equal(indexed.rows, (uint64_t)n_units(session) * tokens);
     assert_int_equal(indexed.rows_coded, n_units(session) * 2 * CHAPTER_TOKENS);
-    assert_int_equal(indexed.n_trained, 2 * n_units(session));
-    assert_int_equal(indexed.n_found + indexed.n_pending, 0);
+    expect_trained(&indexed, 2 * n_units(session));
     sums = ask(&side, session, &question);
     assert_int_equal(sums.n_coded, 4 * 2 * CHAPTER_TOKENS);
     assert_int_equal(sums.n_exact, 4 * (tokens - 2 * CHAPTER_TOKENS));
@@ -1782,8 +1799,9 @@ static void chapters(void **state)
     assert_true(sums.n_coded <= 4 * (CHAPTER_TOKENS + 300));
     index.tokens = CHAPTER_TOKENS + 2300;
     indexed = make_index(session, &index);
-    assert_int_equal(indexed.n_trained,
-                     n_units(session)); /* too little is left of the second */
+    if (!asked_again)
+        assert_int_equal(indexed.n_trained,
+                         n_units(session)); /* too little is left of the second */
     assert_int_equal(indexed.n_pending, 0);
     sums = ask(&side, session, &question);
     assert_true(sums.n_coded >= 4 * 2 * CHAPTER_TOKENS);
@@ -1990,7 +2008,7 @@ static void prefixes_have_codes(void **state)
         if (model == FLOATS)
             publish(session, names);
         indexed = make_index(session, &index);
-        assert_int_equal(indexed.n_trained, 2 * n_units(session));
+        expect_trained(&indexed, 2 * n_units(session));
         if (model != FLOATS)
             publish(session, names);
         for (unsigned kind = 0; kind < N_QUESTIONS; kind++) {
@@ -2331,8 +2349,11 @@ static void first_cuts_of_some_copies(void **state)
             kv_op_free(op);
             index.tokens = (round + 1) * CHAPTER_TOKENS;
             index.copies = round > 0;
-            if (round < 2)
-                assert_int_equal(make_index(session, &index).n_trained, n_units(session));
+            if (round < 2) {
+                const uint32_t n_trained = make_index(session, &index).n_trained;
+
+                assert_true(n_trained == n_units(session) || asked_again);
+            }
         }
         fork = fork_session(session, CHAPTER_TOKENS + 200);
         put(&side, fork, CHAPTER_TOKENS + 200, 400, 1);
