@@ -477,3 +477,11 @@ kv_status_t kvw_method_set_option(struct kvw_method_options *options,
     *ret_expected = option->expected;
     return KV_INVALID;
 }
+
+const char *kvw_method_conflict(const struct kvw_method_options *options)
+{
+    /* With a first cut it is the candidates that are adapted. */
+    return options->first_cut != KV_CUT_NONE && options->rerank == KVW_ADAPTED
+               ? "rerank: auto: only with first-cut none; with int4: candidates auto"
+               : NULL;
+}

@@ -108,4 +108,8 @@ kv_status_t kvw_method_set_option(struct kvw_method_options *options,
                                   const char *value,
                                   const char **ret_expected);
 
+/* Returns in what options that are each valid contradict each other, as a message; NULL: in
+ * nothing. */
+const char *kvw_method_conflict(const struct kvw_method_options *options);
+
 #endif

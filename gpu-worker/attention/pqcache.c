@@ -89,12 +89,6 @@ static kv_status_t query_memory(struct kvw_pqcache *pq)
     return status;
 }
 
-/* With a first cut it is the candidates that are adapted. */
-static bool rerank_is_possible(const struct kvw_method_options *options)
-{
-    return options->first_cut == KV_CUT_NONE || options->rerank != KVW_ADAPTED;
-}
-
 static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
                                   struct kvw_method **ret_attention,
                                   char *detail,
@@ -122,9 +116,8 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
         pqcache_destroy(&pq->base);
         return KV_INVALID;
     }
-    if (!rerank_is_possible(options)) {
-        snprintf(detail, detail_bytes,
-                 "rerank: auto: only with first-cut none; with int4: candidates auto");
+    if (kvw_method_conflict(options) != NULL) {
+        snprintf(detail, detail_bytes, "%s", kvw_method_conflict(options));
         pqcache_destroy(&pq->base);
         return KV_INVALID;
     }
@@ -257,7 +250,7 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
     const struct kvw_method_options *now = &pq->options;
     const struct kvw_index_options *index = &options->index;
 
-    if (!rerank_is_possible(options) || options->seed != now->seed ||
+    if (kvw_method_conflict(options) != NULL || options->seed != now->seed ||
         index->chapter_blocks != now->index.chapter_blocks ||
         index->subspaces != now->index.subspaces || index->bits != now->index.bits ||
         index->rotates != now->index.rotates || index->copies != now->index.copies ||

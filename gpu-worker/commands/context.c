@@ -236,8 +236,18 @@ bool kvw_options_are_used(const struct kvw_context *worker,
                           size_t n)
 {
     const struct kvw_options *options = worker->options;
-    const struct kvw_method_option *option;
+    const struct kvw_method_option *option, *rerank = kvw_method_option_find("rerank");
 
+    for (size_t i = 0; i < n; i++) {
+        const char *conflict = kvw_method_uses(runs[i].ops, &runs[i].options, rerank)
+                                   ? kvw_method_conflict(&runs[i].options)
+                                   : NULL;
+
+        if (conflict == NULL)
+            continue;
+        kvw_error(worker, "option: %s", conflict);
+        return false;
+    }
     for (unsigned i = 0; (option = kvw_method_option_at(i)) != NULL; i++) {
         char users[KVW_EVAL_NAME_BYTES];
 

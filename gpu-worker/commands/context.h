@@ -148,7 +148,7 @@ int kvw_attention_options(const struct kvw_context *worker,
                           struct kvw_method_options *ret_options);
 
 /* Returns false after a message if an option was given on the command line that has no effect
- * on any of `runs` (n). */
+ * on any of `runs` (n), or if options of one contradict each other. */
 bool kvw_options_are_used(const struct kvw_context *worker,
                           const struct kvw_planned_run *runs,
                           size_t n);

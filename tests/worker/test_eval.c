@@ -451,6 +451,12 @@ static void test_unused(void **state)
     assert_non_null(strstr(result.errors, "option: --rerank: not used by window,random, only"));
     run("eval", 2, "--text-file", text, "--methods", "full:sinks=2", NULL);
     assert_non_null(strstr(result.errors, "methods: sinks: not used by full"));
+    /* What contradicts itself is refused before anything is read or computed. */
+    run("eval", 2, "--text-file", text, "--methods", "full,pqcache:rerank=auto", NULL);
+    assert_non_null(strstr(result.errors, "option: rerank: auto: only with first-cut none"));
+    assert_string_equal(result.output, "");
+    run("generate", 2, "--prompt", "a", "--attention", "pqcache", "--rerank", "auto", NULL);
+    assert_non_null(strstr(result.errors, "option: rerank: auto: only with first-cut none"));
     /* Attention outputs need no cache of rows. */
     run("generate", 2, "--attention", "pqcache", "--cache", "lfu", NULL);
     assert_non_null(strstr(result.errors, "option: --cache: not used by pqcache, only by "
