@@ -1,0 +1,170 @@
+#!/bin/sh
+# What the presets lose at the share of rows that long contexts afford: k = 51 of 6,500 tokens, eight
+# texts of different kinds.
+#
+#   measure_share.sh BUILD [FOLDER] [--forms NAME,...] [--seeds N,...] [--jobs N]
+#
+#   BUILD    where kvworker was built; FOLDER: for what was measured (share.json), default BUILD/compare
+#   --forms  of those below, default before,cheap,default,best
+#   --seeds  of k-means, default 1,2,3
+#   --jobs   texts at once, one processor each, default as many as there are
+#
+#   before, cheap, default, best   as in gpu-worker/README.md
+#   m2, m8         codes of 2 x 6 bits with 16 candidates a chosen row, and of 8 x 4 bits with 8, both
+#                  rotated and otherwise as `default`
+#   oracle         exact selection, and the estimate of the rest: what is left to lose
+#
+# A text that a machine does not have is left out, and said.  A form takes about a minute a text and
+# seed; what share.json has already is not measured again.  Losses do not depend on the machine's load.
+# The numbers of the table in gpu-worker/README.md.
+set -eu
+
+case "${1:-}" in
+'' | -*)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
+source=$(cd "$(dirname "$0")" && pwd)
+build=$(cd "$1" && pwd)
+shift
+folder=$build/compare
+case "${1:-}" in
+'' | -*) ;;
+*)
+    folder=$1
+    shift
+    ;;
+esac
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+model=$(sh "$source/../../deploy/fetch_model.sh")
+
+exec python3 - "$build/gpu-worker/kvworker" "$model" "$folder" "$source/../.." "$@" <<'END'
+import argparse, concurrent.futures, glob, gzip, json, os, subprocess, sys, threading, time
+
+TEXT_BYTES = 60000  # of a text: more than the tokens that are read
+FORMS = {
+    "before": "pqcache:pq-m=2:pq-rotation=off:first-cut=none:summary-rows=1024",
+    "cheap": "pqcache:quality=cheap",
+    "default": "pqcache",
+    "best": "pqcache:quality=best",
+    "m2": "pqcache:pq-m=2:candidates=16",
+    "m8": "pqcache:pq-m=8:pq-bits=4",
+    "oracle": "oracle+rest",
+}
+
+parser = argparse.ArgumentParser(prog="measure_share.sh")
+for word in ("kvworker", "model", "folder", "root"):
+    parser.add_argument(word)
+parser.add_argument("--forms", type=lambda text: text.split(","),
+                    default=["before", "cheap", "default", "best"])
+parser.add_argument("--seeds", type=lambda text: [int(n) for n in text.split(",")],
+                    default=[1, 2, 3])
+parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+options = parser.parse_args()
+for form in options.forms:
+    if form not in FORMS:
+        parser.error(f"--forms: {form}: none of {', '.join(FORMS)}")
+
+
+def files(pattern):
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+# The files whose beginnings, one after the other, are a text.
+TEXTS = {
+    "GPL-3": files("/usr/share/common-licenses/GPL-3"),
+    "C: this store's kvserver/store/query": files(f"{options.root}/kvserver/store/query/*.c"),
+    "Python's argparse.py": files("/usr/lib/python3.11/argparse.py"),
+    "Debian changelogs": files("/usr/share/doc/[a-c]*/changelog.Debian.gz"),
+    "Perl's perldiag.pod": files("/usr/share/perl/5.*.*/pod/perldiag.pod")[:1],
+    "Python's manual, pydoc_data.topics": files("/usr/lib/python3.11/pydoc_data/topics.py"),
+    "HTML: Rust's platform-support.html": files(
+        os.path.expanduser("~/.rustup/toolchains/*/share/doc/rust/html/rustc/platform-support.html")
+    )[:1] or files("/usr/share/doc/rust*/html/rustc/platform-support.html"),
+    "a table: /etc/mime.types": files("/etc/mime.types"),
+}
+
+
+def write_text(number, paths):
+    """The text as a file of its own."""
+    text = b""
+    for path in paths:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+            text += file.read(TEXT_BYTES - len(text))
+    path = os.path.join(options.folder, f"share.{number}.txt")
+    with open(path, "wb") as file:
+        file.write(text)
+    return path
+
+
+kept = os.path.join(options.folder, "share.json")
+found = {}  # (text, form, seed): what eval said
+if os.path.exists(kept):
+    with open(kept, encoding="utf-8") as file:
+        for line in file:
+            key, row = json.loads(line)
+            found[tuple(key)] = row
+lock = threading.Lock()
+
+
+def measure(name, path, forms, seed):
+    begin = time.time()
+    command = [options.kvworker, "eval", "--model", options.model, "--text-file", path, "--json",
+               "--long-context", "--seeds", str(seed), "--kmeans-iters", "10", "--wait-index",
+               "--threads", "1", "--methods", ",".join(FORMS[form] for form in forms)]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                         text=True).stdout
+    rows = [json.loads(line) for line in out.splitlines()]
+    with lock, open(kept, "a", encoding="utf-8") as file:
+        for form in forms:
+            row = next(row for row in rows if row["method"] == FORMS[form])
+            found[(name, form, seed)] = row
+            print(json.dumps(((name, form, seed), row)), file=file)
+        print(f"{name}, seed {seed}: {', '.join(forms)}: {time.time() - begin:.0f} s",
+              file=sys.stderr)
+
+
+texts = {}
+for number, (name, paths) in enumerate(TEXTS.items()):
+    if paths:
+        texts[name] = write_text(number, paths)
+    else:
+        print(f"{name}: not on this machine, left out", file=sys.stderr)
+with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+    jobs = []
+    for seed in options.seeds:
+        for name, path in texts.items():
+            # Exact selection has no seed.
+            forms = [form for form in options.forms if (name, form, seed) not in found
+                     and (form != "oracle" or seed == options.seeds[0])]
+            if forms:
+                jobs.append(pool.submit(measure, name, path, forms, seed))
+    for job in jobs:
+        job.result()
+
+
+def cell(rows):
+    losses = [row["loss_percent"] for row in rows]
+    spread = f" ({min(losses):.1f} to {max(losses):.1f})" if len(rows) > 1 else ""
+    return f"{sum(losses) / len(losses):.1f}{spread}; {sum(r['kl'] for r in rows) / len(rows):.3f}"
+
+
+def rows_of(form, names):
+    return [found[name, form, seed] for name in names for seed in options.seeds
+            if (name, form, seed) in found]
+
+
+print("| text | " + " | ".join(options.forms) + " |\n" + "|---" * (1 + len(options.forms)) + "|")
+for name in texts:
+    print(f"| {name} | " + " | ".join(cell(rows_of(form, [name])) for form in options.forms) + " |")
+means = []
+for form in options.forms:
+    rows = rows_of(form, texts)
+    means.append(f"{sum(r['loss_percent'] for r in rows) / len(rows):.2f}; "
+                 f"{sum(r['kl'] for r in rows) / len(rows):.4f}")
+print("| mean | " + " | ".join(means) + " |")
+print("\nLoss of perplexity over full attention's in %, its mean over seeds and, in parentheses, the "
+      "least\nand the most; KL of the next token's distribution.")
+END
