@@ -58,20 +58,22 @@ static bool room_step(struct kvs_shard *shard, void *state)
     return kvs_query_queue_drop_room(kvs_query_queue_of(shard));
 }
 
-/* Frees objects that have expired, and evictable ones while the node is short of pages. */
+/* Frees an object that has expired, or an evictable one while the node is short of pages. */
+static bool drop_object(struct kvs_shard *shard)
+{
+    return kvs_objects_expire(&shard->objects, shard->now_us) ||
+           (kvs_pages_are_wanted(shard->pages) && kvs_objects_evict(&shard->objects));
+}
+
 static bool objects_step(struct kvs_shard *shard, void *state)
 {
-    struct kv_slice slice = kv_slice_begin_at(shard->clock, shard->now_us, 1);
-    bool has_worked = false;
-
     (void)state;
-    while (kvs_objects_expire(&shard->objects, shard->now_us) ||
-           (kvs_pages_are_wanted(shard->pages) && kvs_objects_evict(&shard->objects))) {
-        has_worked = true;
-        if (kv_slice_over(&slice))
-            break;
-    }
-    return has_worked;
+    if (!drop_object(shard))
+        return false;
+    struct kv_slice slice = kv_slice_begin(shard->clock, 1);
+    while (drop_object(shard) && !kv_slice_over(&slice))
+        ;
+    return true;
 }
 
 static bool recall_step(struct kvs_shard *shard, void *state)

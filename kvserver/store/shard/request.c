@@ -39,11 +39,11 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->link = NULL;
     request->queue = NULL;
     request->header = *header;
-    /* The shard's own time is its last step's, before this message came. */
+    /* Not the time at which this step began: the message may have come later. */
     request->begin_us = kv_clock_now(shard->clock);
-    request->deadline_us = shard->now_us + (header->deadline_us < KV_WIRE_DEADLINE_MAX_US
-                                                ? header->deadline_us
-                                                : KV_WIRE_DEADLINE_MAX_US);
+    request->deadline_us = request->begin_us + (header->deadline_us < KV_WIRE_DEADLINE_MAX_US
+                                                    ? header->deadline_us
+                                                    : KV_WIRE_DEADLINE_MAX_US);
     kvs_shard_client_due(shard, client, request->deadline_us);
     request->orphan = request->is_of_batch = request->discard = request->received = false;
     request->transfer = request->coming = request->deferred = false;
