@@ -394,8 +394,7 @@ void kvs_server_destroy(struct kvs_server *server)
     kvs_event_feed_destroy(server->feed); /* after the node, which tells it of events */
     if (server->transport != NULL)
         server->transport->ops->close(server->transport);
-    if (server->disk != NULL)
-        server->disk->ops->close(server->disk);
+    kv_disk_close(server->disk);
     kvs_grpc_server_destroy(server->grpc); /* after the node, whose threads may still wake it */
     kvs_data_dir_close(server->data_dir);
     free(server);

@@ -23,8 +23,7 @@ void kvw_embedded_close(struct kvw_embedded *embedded)
     if (embedded->node != NULL)
         kvs_node_stop(embedded->node);
     kvs_node_destroy(embedded->node);
-    if (embedded->disk != NULL)
-        embedded->disk->ops->close(embedded->disk);
+    kv_disk_close(embedded->disk);
     if (embedded->transport != NULL)
         embedded->transport->ops->close(embedded->transport);
     free(embedded);

@@ -1,58 +1,221 @@
 /* disk.h - the interface of disks, for data that is to outlast the process.
  *
- * A disk maps keys to values, both byte strings.  Writes are asynchronous and may complete in
- * any order.  The node stores the models that it knows (`model/FINGERPRINT`).  The only
- * implementation is in memory (disk_memory.c): a real disk is not implemented, and data is lost
- * when a node stops.
+ *     a thread of the node           kv_disk_queue         threads of the disk
+ *     kv_disk_write(), _read(), _sync() ---------------> write, read, wait for the medium
+ *     kv_disk_progress() <--- done(), in this thread --------
  *
- * Threads: the control thread; callbacks run inside progress().
- * Memory: put and remove borrow key and value; in scan they are valid during the callback.
+ * A disk maps keys to values, both byte strings, in two spaces:
+ *
+ *   KV_DISK_RECORDS   small and few: what the node knows (`model/FINGERPRINT`).  Logged: when the
+ *                     process is killed, what was done stays; when the power fails, what was done
+ *                     before a sync.
+ *   KV_DISK_ROWS      large and many: not logged.  Only a sync makes them stay.
+ *
+ * Everything is asynchronous.  A write is visible to reads that begin after it is done.  Writes of
+ * one queue take effect in the order in which they were started, each as a whole or not at all; a
+ * crash keeps the first records of those that it may lose, and of such rows any.  A sync covers what
+ * was done when it was started, of both spaces.  So whoever needs rows to be there when a record says
+ * so waits for a sync before writing the record, and for another after it.
+ *
+ * Nothing has a deadline: a disk that is busy compacting makes writes and syncs wait for seconds.
+ * After some errors RocksDB refuses all writes until it is opened again, and it ends the process when
+ * it gets no memory.
+ *
+ * A disk is a table of functions:
+ *
+ *   memory    disk_memory.c    lost with the process: what nodes have so far
+ *   rocksdb   disk_rocksdb.c   the only file that knows RocksDB; KV_WITH_ROCKSDB
+ *
+ * Threads: a queue belongs to one thread, which starts everything and in which callbacks run;
+ * open, scan and close while no other thread uses the disk.
+ * Memory: keys are copied; values are borrowed until `done`.  queue_close() waits for what is
+ * under way and calls nobody.
  */
 #ifndef KV_KVSERVER_DISK_DISK_H
 #define KV_KVSERVER_DISK_DISK_H
 
 #include "proto/kv_status.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
-struct kv_clock;
-struct kv_disk;
+enum {
+    KV_DISK_KEY_MAX = 128, /* bytes of a key */
+    KV_DISK_VALUE_MAX = 1 << 30,
+    KV_DISK_WRITES_MAX = 1024, /* keys of one write */
+    KV_DISK_QUEUE_MAX = 1024,  /* what one queue has under way */
+};
 
-typedef void (*kv_disk_done_fn)(void *arg, kv_status_t status);
+enum kv_disk_space {
+    KV_DISK_RECORDS,
+    KV_DISK_ROWS,
+    KV_DISK_SPACES,
+};
+
+struct kv_clock;
+
+/* `bytes`: of a read, the size of the value, which may be more than the room that was given: then
+ * as much as fits has been read. */
+typedef void (*kv_disk_done_fn)(void *arg, kv_status_t status, size_t bytes);
 typedef void (*kv_disk_each_fn)(
     void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes);
 
-struct kv_disk_ops {
-    const char *name;
-    /* Starts a write; calls `done` once, from a later progress().  Fails with KV_NO_MEMORY or
-     * KV_IO, and does not call `done` then. */
-    kv_status_t (*put)(struct kv_disk *disk,
-                       const void *key,
-                       size_t key_bytes,
-                       const void *value,
-                       size_t value_bytes,
-                       kv_disk_done_fn done,
-                       void *arg);
-    /* Starts to remove a key, if it exists; the result is not reported.  Writes and removals of
-     * one key take effect in the order in which they were started. */
-    void (*remove)(struct kv_disk *disk, const void *key, size_t key_bytes);
-    /* Calls `each` for every key with this prefix, in key order, before it returns. */
-    kv_status_t (*scan)(struct kv_disk *disk,
-                        const void *prefix,
-                        size_t prefix_bytes,
-                        kv_disk_each_fn each,
-                        void *arg);
-    unsigned (*progress)(struct kv_disk *disk); /* returns how many callbacks ran */
-    void (*close)(struct kv_disk *disk);
+/* A key and its new value. */
+struct kv_disk_write {
+    const void *key;
+    const void *value; /* NULL: the key is removed, if it exists */
+    size_t key_bytes, value_bytes;
+};
+
+/* What a disk holds, about; 0: not known. */
+struct kv_disk_usage {
+    uint64_t bytes;      /* on the medium, with what is no longer needed */
+    uint64_t live_bytes; /* of these: of values that exist */
 };
 
 struct kv_disk {
     const struct kv_disk_ops *ops;
 };
 
-/* Opens a disk in memory.  A write takes write_us by `clock`: 0 in production, more in
- * simulations.  Returns NULL if out of memory. */
+struct kv_disk_queue {
+    struct kv_disk *disk;
+};
+
+struct kv_disk_ops {
+    const char *name;
+    /* `wake`, called by any thread, says that progress() has something to do; NULL: the owner
+     * does not sleep.  Fails with KV_NO_MEMORY. */
+    kv_status_t (*queue_open)(struct kv_disk *disk,
+                              void (*wake)(void *arg),
+                              void *arg,
+                              struct kv_disk_queue **ret_queue);
+    void (*queue_close)(struct kv_disk_queue *queue);
+    kv_status_t (*write)(struct kv_disk_queue *queue,
+                         enum kv_disk_space space,
+                         const struct kv_disk_write *writes,
+                         unsigned n,
+                         kv_disk_done_fn done,
+                         void *arg);
+    kv_status_t (*read)(struct kv_disk_queue *queue,
+                        enum kv_disk_space space,
+                        const void *key,
+                        size_t key_bytes,
+                        void *value,
+                        size_t room,
+                        kv_disk_done_fn done,
+                        void *arg);
+    kv_status_t (*sync)(struct kv_disk_queue *queue, kv_disk_done_fn done, void *arg);
+    unsigned (*progress)(struct kv_disk_queue *queue);
+    kv_status_t (*scan)(struct kv_disk *disk,
+                        enum kv_disk_space space,
+                        const void *prefix,
+                        size_t prefix_bytes,
+                        kv_disk_each_fn each,
+                        void *arg);
+    void (*usage)(const struct kv_disk *disk, struct kv_disk_usage *ret_usage);
+    void (*close)(struct kv_disk *disk);
+};
+
+/* Start something; `done` is called once, from a later kv_disk_progress(): with KV_IO if the system
+ * has refused it, of a write and a sync with KV_NO_MEMORY if the disk is full, of a read with
+ * KV_NOT_FOUND.  They fail with KV_BUSY if as much as may be is under way, or KV_NO_MEMORY, and do
+ * not call `done` then.
+ *   writes  (n) of different keys, 1..KV_DISK_WRITES_MAX
+ *   done    NULL: nobody needs to know */
+static inline kv_status_t kv_disk_write(struct kv_disk_queue *queue,
+                                        enum kv_disk_space space,
+                                        const struct kv_disk_write *writes,
+                                        unsigned n,
+                                        kv_disk_done_fn done,
+                                        void *arg)
+{
+    assert(n > 0 && n <= KV_DISK_WRITES_MAX);
+    for (unsigned i = 0; i < n; i++)
+        assert(writes[i].key_bytes <= KV_DISK_KEY_MAX &&
+               writes[i].value_bytes <= KV_DISK_VALUE_MAX);
+    return queue->disk->ops->write(queue, space, writes, n, done, arg);
+}
+
+static inline kv_status_t kv_disk_read(struct kv_disk_queue *queue,
+                                       enum kv_disk_space space,
+                                       const void *key,
+                                       size_t key_bytes,
+                                       void *value,
+                                       size_t room,
+                                       kv_disk_done_fn done,
+                                       void *arg)
+{
+    assert(key_bytes <= KV_DISK_KEY_MAX);
+    return queue->disk->ops->read(queue, space, key, key_bytes, value, room, done, arg);
+}
+
+static inline kv_status_t
+kv_disk_sync(struct kv_disk_queue *queue, kv_disk_done_fn done, void *arg)
+{
+    return queue->disk->ops->sync(queue, done, arg);
+}
+
+/* Calls back what is done.  Returns how much that was. */
+static inline unsigned kv_disk_progress(struct kv_disk_queue *queue)
+{
+    return queue->disk->ops->progress(queue);
+}
+
+/* Calls `each` for every key with this prefix, in key order, before it returns.  Fails with KV_IO
+ * where it cannot go on. */
+static inline kv_status_t kv_disk_scan(struct kv_disk *disk,
+                                       enum kv_disk_space space,
+                                       const void *prefix,
+                                       size_t prefix_bytes,
+                                       kv_disk_each_fn each,
+                                       void *arg)
+{
+    return disk->ops->scan(disk, space, prefix, prefix_bytes, each, arg);
+}
+
+/* Any thread. */
+static inline void kv_disk_get_usage(const struct kv_disk *disk,
+                                     struct kv_disk_usage *ret_usage)
+{
+    disk->ops->usage(disk, ret_usage);
+}
+
+/* All its queues have been closed.  NULL is allowed. */
+static inline void kv_disk_close(struct kv_disk *disk)
+{
+    if (disk != NULL)
+        disk->ops->close(disk);
+}
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+/* Opens a disk in memory, whose queues are all of one thread.  Everything takes write_us by
+ * `clock`: 0 in production, more in simulations.  Returns NULL if out of memory. */
 struct kv_disk *kv_disk_memory_open(const struct kv_clock *clock, uint64_t write_us);
+
+/* ---- RocksDB ------------------------------------------------------------------------------ */
+
+/* How RocksDB keeps rows. */
+struct kv_disk_layout {
+    const char *name;
+    const char *summary;
+};
+
+/* Returns the layouts from number 0 on, then NULL. */
+const struct kv_disk_layout *kv_disk_rocksdb_layout(unsigned number);
+
+struct kv_disk_rocksdb_options {
+    const char *folder; /* made if missing; its parent exists */
+    const char *layout; /* a name; NULL: the first */
+    uint64_t bytes_max; /* where the layout drops the oldest rows by itself; 0: none */
+};
+
+/* Opens or makes the database.  Fails with KV_IO or KV_NO_MEMORY, KV_INVALID for an unknown layout,
+ * and KV_UNSUPPORTED without KV_WITH_ROCKSDB; `detail` has the reason. */
+kv_status_t kv_disk_rocksdb_open(const struct kv_disk_rocksdb_options *options,
+                                 struct kv_disk **ret_disk,
+                                 char *detail,
+                                 size_t detail_bytes);
 
 #endif

@@ -112,6 +112,15 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
     return kvs_shard_init(&node->shard[index], &setup);
 }
 
+/* Of what the control thread had started. */
+static void disk_has_ended(void *arg)
+{
+    struct kvs_node *node = arg;
+
+    if (node->wake_control != NULL)
+        node->wake_control(node->wake_arg);
+}
+
 kv_status_t kvs_node_create(const struct kvs_node_config *config,
                             struct kvs_node **ret_node,
                             char *detail,
@@ -135,6 +144,9 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
     node->pages = kvs_pages_create(checked.memory_bytes - taken);
     /* Before the shards: they need its ring of replies and its random numbers. */
     status = kvs_control_init(&node->control, &checked, kvs_ops, node->shard, node->pages);
+    if (status == KV_OK)
+        status = checked.disk->ops->queue_open(checked.disk, disk_has_ended, node,
+                                               &node->control.disk);
     if (node->shard == NULL || node->pages == NULL)
         status = KV_NO_MEMORY;
     if (status != KV_OK)

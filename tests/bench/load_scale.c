@@ -411,8 +411,7 @@ static void close_rig(struct rig *rig)
         kv_client_close(rig->clients[i]);
     kvs_node_destroy(rig->node);
     kvs_node_destroy(rig->idle);
-    if (rig->disk != NULL)
-        rig->disk->ops->close(rig->disk);
+    kv_disk_close(rig->disk);
     if (rig->transport != NULL)
         rig->transport->ops->close(rig->transport);
     free(rig->clients);

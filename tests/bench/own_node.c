@@ -131,8 +131,7 @@ void bench_own_node_close(struct bench_own_node *own)
         kvs_node_destroy(own->node);
     if (own->transport != NULL)
         own->transport->ops->close(own->transport);
-    if (own->disk != NULL)
-        own->disk->ops->close(own->disk);
+    kv_disk_close(own->disk);
     free(own);
 }
 

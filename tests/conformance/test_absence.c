@@ -211,7 +211,7 @@ static int tear_down(void **state)
     while (it.tier.kept != NULL)
         memory_tier_forget(&it.tier, it.tier.kept->block);
     kvs_node_destroy(it.node);
-    it.disk->ops->close(it.disk);
+    kv_disk_close(it.disk);
     it.transport->ops->close(it.transport);
     return 0;
 }

@@ -223,7 +223,7 @@ static void close_node(void)
     it.client = NULL;
     kvs_node_check_memory(it.node);
     kvs_node_destroy(it.node);
-    it.disk->ops->close(it.disk);
+    kv_disk_close(it.disk);
     it.transport->ops->close(it.transport);
 }
 

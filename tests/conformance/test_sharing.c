@@ -273,7 +273,7 @@ static void close_world(void)
         kvs_node_check(it.nodes[i]);
         kvs_node_check_memory(it.nodes[i]);
         kvs_node_destroy(it.nodes[i]);
-        it.disks[i]->ops->close(it.disks[i]);
+        kv_disk_close(it.disks[i]);
     }
     it.transport->ops->close(it.transport);
 }

@@ -1597,7 +1597,7 @@ static void models_outlive_a_restart(void **state)
     }
     close_side(&side);
     cluster_end(&own, 0);
-    own.disks[0]->ops->scan(own.disks[0], "model/", 6, count_record, &n_records);
+    (void)kv_disk_scan(own.disks[0], KV_DISK_RECORDS, "model/", 6, count_record, &n_records);
     assert_int_equal(n_records, 256);
     cluster_start(&own, 0);
     open_side_as(&side, &own, NULL);

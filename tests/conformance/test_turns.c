@@ -178,7 +178,7 @@ static int tear_down(void **state)
     kvs_node_check(it.node);
     kvs_node_check_memory(it.node);
     kvs_node_destroy(it.node);
-    it.disk->ops->close(it.disk);
+    kv_disk_close(it.disk);
     it.transport->ops->close(it.transport);
     return 0;
 }

@@ -383,7 +383,7 @@ static void none_in_common(void **state)
     refused(node, 0, 0, text);
     refused(node, UINT32_MAX, UINT32_MAX, text);
     kvs_node_destroy(node);
-    disk->ops->close(disk);
+    kv_disk_close(disk);
     transport->ops->close(transport);
 }
 

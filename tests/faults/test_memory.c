@@ -617,8 +617,7 @@ static void tear_down(void)
         if (run.nodes[i] != NULL)
             kvs_node_check_memory(run.nodes[i]);
         kvs_node_destroy(run.nodes[i]);
-        if (run.disks[i] != NULL)
-            run.disks[i]->ops->close(run.disks[i]);
+        kv_disk_close(run.disks[i]);
     }
     if (run.transport != NULL)
         run.transport->ops->close(run.transport);

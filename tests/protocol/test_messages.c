@@ -4505,7 +4505,7 @@ static int close_world(void **state)
     world.port->ops->port_close(world.port);
     kvs_node_check_memory(world.node);
     kvs_node_destroy(world.node);
-    world.disk->ops->close(world.disk);
+    kv_disk_close(world.disk);
     world.transport->ops->close(world.transport);
     world.faulty->ops->close(world.faulty);
     return 0;

@@ -165,7 +165,7 @@ static void close_world(void)
 {
     kvs_node_check_memory(world.node);
     kvs_node_destroy(world.node);
-    world.disk->ops->close(world.disk);
+    kv_disk_close(world.disk);
     world.transport->ops->close(world.transport);
     recorded_free(&world.said);
 }

@@ -10,8 +10,8 @@
 #include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
-#include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"
+#include "tests/sim/disk_sim.h"
 #include "tests/sim/members_sim.h"
 #include "tests/sim/node_look.h"
 #include "tests/sim/own_clock.h"
@@ -200,7 +200,7 @@ struct node {
     struct kvs_node *node; /* NULL: dead */
     struct tier_sim *tier; /* NULL: all is in memory */
     struct kv_transport *transport;
-    struct kv_disk *disk;
+    struct kv_disk *disk; /* outlasts the node */
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     uint64_t stalled_us;
     uint64_t revive_us;
@@ -372,8 +372,14 @@ static void node_begin(struct world *world, unsigned place)
     node->transport = sim_net_transport(world->net, place);
     config.transport = node->transport;
     if (node->disk == NULL)
-        node->disk = kv_disk_memory_open(
-            &world->clock, has(world, WORLD_SLOW_DISKS) ? below(world, 300000) : 0);
+        node->disk = disk_sim_open(&world->clock, kv_random_next(&world->random));
+    if (node->disk == NULL) {
+        fprintf(stderr, "kv_sim: out of memory: disk\n");
+        abort();
+    }
+    disk_sim_set_faults(
+        node->disk, &(struct disk_sim_faults){
+                        .write_us = has(world, WORLD_SLOW_DISKS) ? below(world, 300000) : 0});
     config.disk = node->disk;
     if (kvs_node_create(&config, &node->node, detail, sizeof(detail)) != KV_OK) {
         fprintf(stderr, "kv_sim: %s\n", detail);
@@ -433,10 +439,7 @@ static void node_end(struct world *world, unsigned place)
     count_evictions(world, node);
     tier_sim_destroy(node->tier);
     node->tier = NULL;
-    /* What is under way to the disk names the node. */
-    if (node->disk != NULL)
-        node->disk->ops->close(node->disk);
-    node->disk = NULL;
+    disk_sim_crash(node->disk, below(world, 2) == 0);
 }
 
 /* What the tenant has published may be gone. */
@@ -3093,6 +3096,8 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     for (unsigned i = 0; i < world->n_nodes; i++)
         if (world->nodes[i].node != NULL)
             node_end(world, i);
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        kv_disk_close(world->nodes[i].disk);
     while (world->truths != NULL) {
         struct truth *next = world->truths->next;
 

@@ -91,7 +91,7 @@ void cluster_close(struct cluster *cluster)
 {
     for (uint32_t i = 0; i < cluster->n_nodes; i++) {
         cluster_end(cluster, i);
-        cluster->disks[i]->ops->close(cluster->disks[i]);
+        kv_disk_close(cluster->disks[i]);
     }
     if (cluster->transport != NULL)
         cluster->transport->ops->close(cluster->transport);

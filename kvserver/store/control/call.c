@@ -58,6 +58,7 @@ void kvs_control_call_end(struct kvs_control_call *call)
     call->control->n_calls--;
     kvs_call_drop_prefixes(call);
     free(call->address);
+    free(call->record);
     free(call->writers);
     free(call->layer_tokens);
     free(call->sizes);

@@ -102,7 +102,7 @@ bool kvs_control_step(struct kvs_control *control)
     if (control->port != NULL)
         while (kv_port_progress(control->port) > 0)
             ;
-    control->config.disk->ops->progress(control->config.disk);
+    (void)kv_disk_progress(control->disk);
     for (int i = 0; i < KVS_PERIODIC_TASKS; i++) {
         if (now_us < control->due_us[i])
             continue;
@@ -153,6 +153,9 @@ kv_status_t kvs_control_init(struct kvs_control *control,
 
 void kvs_control_fini(struct kvs_control *control)
 {
+    /* Nobody is called for what is under way to the disk: it names calls, which end here. */
+    if (control->disk != NULL)
+        control->disk->disk->ops->queue_close(control->disk);
     /* Replies need the channels, and channels the port: in this order. */
     while (control->calls != NULL)
         kvs_control_refuse(control->calls, KV_UNREACHABLE, "node is stopping");

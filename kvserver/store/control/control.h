@@ -198,6 +198,7 @@ struct kvs_control_call {
     struct kvs_object_page *object_page; /* objects: owned */
     uint32_t thread;                     /* objects: the data thread that is asked */
     uint8_t *address;                    /* hello: address of the client's port; owned */
+    uint8_t *record;                     /* model: what the disk is given of it; owned */
     struct kvs_control_call *list_next, **list_link;
     struct kvs_command commands[]; /* (n_threads) part of the call, so that a broadcast cannot
                                     * fail */
@@ -223,6 +224,7 @@ struct kvs_control {
     uint32_t n_threads;
     struct kv_ring *replies;
 
+    struct kv_disk_queue *disk; /* closed by kvs_control_fini() */
     struct kvs_model *models[KVS_MODELS_MAX];
     uint32_t n_models;
     struct kvs_session *sessions; /* (sessions_max) */

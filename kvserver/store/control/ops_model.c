@@ -41,12 +41,12 @@ static void set_info(struct kvs_model *model, const struct kv_model_info *info)
     model->rows_id = kv_hash128(&hashed, sizeof(hashed));
 }
 
-static void model_saved(void *arg, kv_status_t status)
+static void model_saved(void *arg, kv_status_t status, size_t bytes)
 {
     struct kvs_control_call *call = arg;
-
     struct kvs_control *control = call->control;
 
+    (void)bytes;
     call->model->saving = false;
     if (status == KV_OK) {
         kvs_call_reply_ok(call);
@@ -109,6 +109,23 @@ static struct model_key model_key(const struct kv_id128 *fingerprint)
     return key;
 }
 
+/* Starts to save the call's message as the model's record. */
+static kv_status_t model_save(struct kvs_control_call *call, const struct kv_id128 *fingerprint)
+{
+    const struct model_key key = model_key(fingerprint);
+
+    call->record = malloc(call->packed_bytes);
+    if (call->record == NULL)
+        return KV_NO_MEMORY;
+    memcpy(call->record, call->packed, call->packed_bytes);
+    const struct kv_disk_write write = {.key = key.bytes,
+                                        .key_bytes = sizeof(key.bytes),
+                                        .value = call->record,
+                                        .value_bytes = call->packed_bytes};
+
+    return kv_disk_write(call->control->disk, KV_DISK_RECORDS, &write, 1, model_saved, call);
+}
+
 /* Forgets the least recently used model if the table is full.  Returns false if all are in use.
  */
 static bool model_make_room(struct kvs_control *control)
@@ -129,7 +146,10 @@ static bool model_make_room(struct kvs_control *control)
     struct model_key key = model_key(&control->models[oldest]->info.fingerprint);
     kv_log(KV_LOG_INFO, "model: %s: forgotten to make room: no session uses it",
            control->models[oldest]->info.name);
-    control->config.disk->ops->remove(control->config.disk, key.bytes, sizeof(key.bytes));
+    const struct kv_disk_write removal = {.key = key.bytes, .key_bytes = sizeof(key.bytes)};
+    if (kv_disk_write(control->disk, KV_DISK_RECORDS, &removal, 1, NULL, NULL) != KV_OK)
+        kv_log(KV_LOG_WARN, "model: %s: its record stays on disk, and is loaded again",
+               control->models[oldest]->info.name);
     free(control->models[oldest]);
     control->models[oldest] = control->models[--control->n_models];
     return true;
@@ -174,10 +194,7 @@ static void model(struct kvs_control_call *call, const Kvpb__ModelRequest *reque
     added->saving = true;
     added->used_us = kv_clock_now(control->config.clock);
     call->model = added;
-    struct model_key key = model_key(&info.fingerprint);
-    status =
-        control->config.disk->ops->put(control->config.disk, key.bytes, sizeof(key.bytes),
-                                       call->packed, call->packed_bytes, model_saved, call);
+    status = model_save(call, &info.fingerprint);
     if (status != KV_OK) {
         free(added);
         kvs_control_refuse(call, status, "model: cannot be saved: %s", kv_status_name(status));
@@ -224,7 +241,9 @@ load(void *arg, const void *key, size_t key_bytes, const void *value, size_t val
 
 void kvs_models_load(struct kvs_control *control)
 {
-    control->config.disk->ops->scan(control->config.disk, "model/", 6, load, control);
+    if (kv_disk_scan(control->config.disk, KV_DISK_RECORDS, "model/", 6, load, control) !=
+        KV_OK)
+        kv_log(KV_LOG_WARN, "model: not all records on disk can be read");
 }
 
 void kvs_control_model(struct kvs_control_call *call)

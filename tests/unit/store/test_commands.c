@@ -43,7 +43,7 @@ static int tear_down(void **state)
 {
     (void)state;
     kvs_node_destroy(node);
-    disk->ops->close(disk);
+    kv_disk_close(disk);
     transport->ops->close(transport);
     return 0;
 }

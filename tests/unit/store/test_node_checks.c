@@ -62,7 +62,7 @@ static int tear_down(void **state)
     client->state = KVS_SHARD_CLIENT_FREE;
     kvs_node_check_memory(node);
     kvs_node_destroy(node);
-    disk->ops->close(disk);
+    kv_disk_close(disk);
     transport->ops->close(transport);
     return 0;
 }
