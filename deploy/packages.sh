@@ -8,7 +8,7 @@ build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprot
     protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev
     libzmq3-dev libmsgpack-dev
     python3 ca-certificates"
-tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
+tests="librocksdb-dev libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
 
 case ${1:-} in
 build) wanted=$build ;;

@@ -4,8 +4,8 @@
 #   warnings   everything, with warnings as errors, and fuzzing    build-test/
 #   address    everything, with address and undefined-behavior
 #              sanitizers                                          build-asan/
-#   thread     threads, with the thread sanitizer; without UCX
-#              and gRPC                                            build-tsan/
+#   thread     threads, with the thread sanitizer; without UCX,
+#              gRPC and RocksDB                                    build-tsan/
 #   format     clang-format
 # --quick skips the sanitizers. The last line is the total: `N passed, N failed`.
 set -eu
@@ -128,7 +128,7 @@ step warnings build-test -DKV_WERROR=ON -DKV_FUZZ=ON
 if [ "$quick" = no ]; then
     step address build-asan -DKV_WERROR=ON -DKV_SANITIZE=address
     step thread build-tsan -DKV_WERROR=ON -DKV_SANITIZE=thread -DKV_WITH_UCX=OFF \
-        -DKV_WITH_GRPC=OFF
+        -DKV_WITH_GRPC=OFF -DKV_WITH_ROCKSDB=OFF
 fi
 format
 

@@ -178,6 +178,9 @@ int bench_supervise(struct bench *bench,
                     int (*work)(struct bench *bench, void *arg),
                     void *arg);
 
+/* Removes a folder with all that is in it, if it exists. */
+void bench_remove(const char *folder);
+
 void bench_pin(int cpu); /* the calling thread; -1: nothing */
 
 /* Starts a program that dies with this one.  `cpu` -1: wherever the system puts it.  Gives the
@@ -322,5 +325,6 @@ extern const struct bench_load bench_scale_loads[];
 extern const struct bench_load bench_bookkeeping_loads[];
 extern const struct bench_load bench_match_loads[];
 extern const struct bench_load bench_prefix_loads[];
+extern const struct bench_load bench_disk_loads[];
 
 #endif

@@ -43,6 +43,11 @@ static int remove_entry(const char *path, const struct stat *status, int kind, s
     return remove(path);
 }
 
+void bench_remove(const char *folder)
+{
+    nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
 static void sleep_ms(unsigned ms)
 {
     nanosleep(&(struct timespec){ms / 1000, (long)(ms % 1000) * 1000000}, NULL);
@@ -112,7 +117,7 @@ int bench_supervise(struct bench *bench, int (*work)(struct bench *bench, void *
         end_group(pid);
     } else
         bench_complain("fork: %s", strerror(errno));
-    nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    bench_remove(folder);
     return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
