@@ -1,7 +1,9 @@
 /* chapters record MODEL TEXT TOKENS SKIP LAYERS OUT
  * chapters measure CHAPTERS SHARES RERANKS ITERATIONS SEED RECORDED...
+ * chapters blocks SHARES RERANKS CACHES SEED RECORDED...
  *
  * How long chapters should be: recall and time on a model's own keys.  For measure_chapters.sh.
+ * And what queries over rows on a disk would read.
  *
  *   record    TOKENS tokens of a text, from token SKIP on, pass through the model by full
  *             attention.  OUT keeps the rows of LAYERS layers, evenly through the model, as they
@@ -11,6 +13,10 @@
  *             first of its positions: by keys, then by the codes of chapters of each length
  *             (blocks; 0: one for all).  Several files are several contexts, each with its own
  *             positions; the queries look for rows in all of them.
+ *   blocks    asks in the same way, by rotated codes of all rows, position after position, and
+ *             counts the blocks of KV_BLOCK_TOKENS rows in which the candidates are, whose keys the
+ *             second step reads, and those of the chosen, whose values are read.  CACHES: shares of
+ *             a unit's blocks that memory holds, of those that were touched last.
  *
  * CHAPTERS, SHARES and RERANKS are lists: 8,32,0 and 0.0078125,0.05 and 1,4.  A query is of one
  * KV head with all its query heads, as the worker asks.  Prints one JSON object a line for each
@@ -21,7 +27,15 @@
  *   train_us      a thread's time for a unit's codebooks and codes, of all its rows
  *   query_us      a node's time for a query of one unit, median; exact_us: without codes
  *   keys_read     of the rows, share that the second step scores by key
- *   codebook_bytes, of a unit */
+ *   codebook_bytes, of a unit
+ *
+ * blocks prints, as shares of a unit's blocks, means over units and the later half of the positions:
+ *
+ *   touched       with candidates; touched_values: with chosen rows
+ *   fresh         with candidates, and none at the position before
+ *   missed        with candidates, and not in the memory of each of CACHES
+ *   touched_any   with candidates of any unit that was recorded: what is read if a block comes and
+ *                 goes with all its units */
 #include "gpu-worker/engine/forward.h"
 #include "gpu-worker/kvcache/embedded_node.h"
 #include "gpu-worker/kvcache/session.h"
@@ -36,6 +50,7 @@
 enum {
     DETAIL_BYTES = 1024,
     TEXT_BYTES = 4 << 20,
+    BLOCKS_MAX = 1024,
     QUERIES = 64,
     SINKS = 4,
     SUBSPACES = 2,
@@ -314,8 +329,8 @@ struct recorded {
 };
 
 struct plan {
-    double chapters[LIST_MAX], shares[LIST_MAX], reranks[LIST_MAX];
-    unsigned n_chapters, n_shares, n_reranks;
+    double chapters[LIST_MAX], shares[LIST_MAX], reranks[LIST_MAX], caches[LIST_MAX];
+    unsigned n_chapters, n_shares, n_reranks, n_caches;
     uint32_t iterations;
     uint64_t seed;
 };
@@ -591,27 +606,13 @@ static void measure_queries(struct measure *measure,
     free(found);
 }
 
-static void measure_chapter(struct measure *measure, unsigned chapter)
+/* Layer by layer: a request that takes long is sent again, and then a node tells less of what it
+ * trained for the first one. */
+static struct kv_index_result make_index(const struct measure *measure,
+                                         struct kv_index_options options)
 {
-    const struct plan *plan = measure->plan;
-    const uint32_t n_rows = measure->recorded->shape.n_rows;
-    struct kv_index_options options = {
-        .n_layers = 1,
-        .tokens = n_rows / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS,
-        .chapter_blocks = (uint32_t)plan->chapters[chapter],
-        .m = SUBSPACES,
-        .bits = BITS,
-        .iterations = plan->iterations,
-        .seed = plan->seed,
-        .wait = true,
-    };
     struct kv_index_result indexed = {0};
 
-    open_session(measure);
-    if (chapter == 0)
-        ask_exactly(measure);
-    /* Layer by layer: a request that takes long is sent again, and then a node tells less of
-     * what it trained for the first one. */
     for (; options.layer_begin < measure->recorded->shape.n_layers; options.layer_begin++) {
         struct kv_index_result layer;
         struct kv_op *op = NULL;
@@ -630,10 +631,206 @@ static void measure_chapter(struct measure *measure, unsigned chapter)
         indexed.train_us += layer.train_us;
         kv_op_free(op);
     }
+    return indexed;
+}
+
+static void measure_chapter(struct measure *measure, unsigned chapter)
+{
+    const struct plan *plan = measure->plan;
+    const uint32_t n_rows = measure->recorded->shape.n_rows;
+    const struct kv_index_options options = {
+        .n_layers = 1,
+        .tokens = n_rows / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS,
+        .chapter_blocks = (uint32_t)plan->chapters[chapter],
+        .m = SUBSPACES,
+        .bits = BITS,
+        .iterations = plan->iterations,
+        .seed = plan->seed,
+        .wait = true,
+    };
+    struct kv_index_result indexed;
+
+    open_session(measure);
+    if (chapter == 0)
+        ask_exactly(measure);
+    indexed = make_index(measure, options);
     for (unsigned share = 0; share < plan->n_shares; share++)
         for (unsigned i = 0; i < plan->n_reranks; i++)
             measure_queries(measure, chapter, share, (uint32_t)plan->reranks[i], &indexed);
     close_session(measure);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------ */
+
+/* What the queries of a unit have touched so far. */
+struct touched {
+    uint16_t order[BLOCKS_MAX]; /* (n_order) the last one first */
+    uint32_t n_order;
+    int last[BLOCKS_MAX]; /* at which position; -2: never */
+};
+
+struct counts {
+    double touched, values, fresh, any, missed[LIST_MAX];
+};
+
+/* The block is used again.  Returns how many others were since it last was. */
+static uint32_t touch(struct touched *touched, uint16_t block)
+{
+    uint32_t at = 0;
+
+    while (at < touched->n_order && touched->order[at] != block)
+        at++;
+    const uint32_t distance = at < touched->n_order ? at : UINT32_MAX;
+    if (at == touched->n_order)
+        touched->n_order++;
+    memmove(&touched->order[1], touched->order, at * sizeof(touched->order[0]));
+    touched->order[0] = block;
+    return distance;
+}
+
+/* The candidates of one query. */
+static void count_candidates(struct touched *touched,
+                             const uint32_t *ids,
+                             uint32_t n,
+                             int position,
+                             uint32_t n_blocks,
+                             const struct plan *plan,
+                             bool *any,
+                             struct counts *counts)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const uint16_t block = (uint16_t)(ids[i] / KV_BLOCK_TOKENS);
+
+        if (touched->last[block] == position)
+            continue;
+        const uint32_t distance = touch(touched, block);
+
+        counts->touched++;
+        counts->fresh += touched->last[block] != position - 1;
+        for (unsigned c = 0; c < plan->n_caches; c++)
+            counts->missed[c] += distance >= plan->caches[c] * n_blocks;
+        touched->last[block] = position;
+        any[block] = true;
+    }
+}
+
+static uint32_t count_blocks(const uint32_t *ids, uint32_t n)
+{
+    uint32_t n_blocks = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        n_blocks += i == 0 || ids[i] / KV_BLOCK_TOKENS != ids[i - 1] / KV_BLOCK_TOKENS;
+    return n_blocks;
+}
+
+static void measure_blocks(const struct measure *measure, unsigned share, uint32_t factor)
+{
+    const struct plan *plan = measure->plan;
+    const struct shape *shape = &measure->recorded->shape;
+    const uint32_t units = n_units(shape), k = k_of(measure, share);
+    const uint32_t n_blocks = (shape->n_rows + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    const uint64_t eligible = shape->n_rows - QUERIES - SINKS, wanted = factor * (uint64_t)k,
+                   most = eligible < KV_SELECTED_MAX ? eligible : KV_SELECTED_MAX;
+    const uint32_t n_candidates = (uint32_t)(wanted < most ? wanted : most);
+    struct touched *touched = get(units, sizeof(*touched));
+    uint32_t *ids = get(n_candidates, sizeof(ids[0]));
+    struct counts sums = {0};
+
+    for (uint32_t unit = 0; unit < units; unit++)
+        for (uint32_t block = 0; block < n_blocks; block++)
+            touched[unit].last[block] = -2;
+    for (uint32_t i = 0; i < QUERIES; i++) {
+        struct counts counts = {0};
+        bool any[BLOCKS_MAX] = {false};
+
+        for (uint32_t unit = 0; unit < units; unit++) {
+            (void)ask(measure, unit, i, n_candidates, 1, ids);
+            count_candidates(&touched[unit], ids, n_candidates, (int)i, n_blocks, plan, any,
+                             &counts);
+            (void)ask(measure, unit, i, k, factor, ids);
+            counts.values += count_blocks(ids, k);
+        }
+        if (i < QUERIES / 2)
+            continue; /* what a session in use has touched before */
+        for (uint32_t block = 0; block < n_blocks; block++)
+            sums.any += any[block];
+        sums.touched += counts.touched / units;
+        sums.values += counts.values / units;
+        sums.fresh += counts.fresh / units;
+        for (unsigned c = 0; c < plan->n_caches; c++)
+            sums.missed[c] += counts.missed[c] / units;
+    }
+    const double n = (double)n_blocks * (QUERIES - QUERIES / 2);
+    printf("{\"name\": \"blocks\", \"rows\": %u, \"blocks\": %u, \"k\": %u, \"share\": %g, "
+           "\"rerank\": %u, \"candidates\": %u, \"units\": %u, \"touched\": %.4f, "
+           "\"touched_values\": %.4f, \"fresh\": %.4f, \"touched_any\": %.4f, \"missed\": {",
+           shape->n_rows, n_blocks, k, plan->shares[share], factor, n_candidates, units,
+           sums.touched / n, sums.values / n, sums.fresh / n, sums.any / n);
+    for (unsigned c = 0; c < plan->n_caches; c++)
+        printf("%s\"%g\": %.4f", c > 0 ? ", " : "", plan->caches[c], sums.missed[c] / n);
+    printf("}}\n");
+    fflush(stdout);
+    free(touched);
+    free(ids);
+}
+
+static void measure_all_blocks(struct measure *measure)
+{
+    const struct plan *plan = measure->plan;
+    const uint32_t n_rows = measure->recorded->shape.n_rows;
+    const struct kv_index_options options = {
+        .n_layers = 1,
+        .tokens = n_rows / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS,
+        .m = 2 * SUBSPACES,
+        .bits = BITS,
+        .rotates = true,
+        .iterations = plan->iterations,
+        .seed = plan->seed,
+        .wait = true,
+    };
+
+    if (n_rows > BLOCKS_MAX * KV_BLOCK_TOKENS)
+        fail("RECORDED", "too many rows");
+    open_session(measure);
+    (void)make_index(measure, options);
+    for (unsigned share = 0; share < plan->n_shares; share++)
+        for (unsigned i = 0; i < plan->n_reranks; i++)
+            measure_blocks(measure, share, (uint32_t)plan->reranks[i]);
+    close_session(measure);
+}
+
+/* ---- the program ------------------------------------------------------------------------- */
+
+/* Where the rows are put, with a client. */
+static struct kvw_embedded *open_store(struct measure *measure)
+{
+    struct kvw_embedded *embedded;
+
+    check(kvw_embedded_open(NODE_BYTES, &embedded, detail, sizeof(detail)), "store");
+    const struct kv_client_options options = {.nodes = kvw_embedded_address(embedded),
+                                              .peer_timeout_ms = 60000};
+    check(kv_client_open(&options, &measure->client, detail, sizeof(detail)), "client");
+    return embedded;
+}
+
+static int blocks(char **arguments, unsigned n_paths)
+{
+    struct plan plan = {.iterations = 20, .seed = strtoull(arguments[3], NULL, 10)};
+    struct recorded recorded = {0};
+    struct measure measure = {.plan = &plan, .recorded = &recorded};
+    struct kvw_embedded *embedded;
+
+    plan.n_shares = read_list(arguments[0], plan.shares);
+    plan.n_reranks = read_list(arguments[1], plan.reranks);
+    plan.n_caches = read_list(arguments[2], plan.caches);
+    read_recorded(arguments + 4, n_paths, &recorded);
+    embedded = open_store(&measure);
+    measure_all_blocks(&measure);
+    kv_client_close(measure.client);
+    kvw_embedded_close(embedded);
+    free(recorded.rows);
+    free(recorded.queries);
+    return 0;
 }
 
 static int measure_all(char **arguments, unsigned n_paths)
@@ -653,10 +850,7 @@ static int measure_all(char **arguments, unsigned n_paths)
     measure.exact =
         get((size_t)plan.n_shares * n_units(&recorded.shape) * QUERIES * measure.k_max,
             sizeof(measure.exact[0]));
-    check(kvw_embedded_open(NODE_BYTES, &embedded, detail, sizeof(detail)), "store");
-    const struct kv_client_options options = {.nodes = kvw_embedded_address(embedded),
-                                              .peer_timeout_ms = 60000};
-    check(kv_client_open(&options, &measure.client, detail, sizeof(detail)), "client");
+    embedded = open_store(&measure);
     for (unsigned i = 0; i < plan.n_chapters; i++)
         measure_chapter(&measure, i);
     kv_client_close(measure.client);
@@ -673,8 +867,11 @@ int main(int argc, char **argv)
         return record(argv + 2);
     if (argc >= 8 && strcmp(argv[1], "measure") == 0)
         return measure_all(argv + 2, (unsigned)argc - 7);
+    if (argc >= 7 && strcmp(argv[1], "blocks") == 0)
+        return blocks(argv + 2, (unsigned)argc - 6);
     fprintf(stderr, "usage: chapters record MODEL TEXT TOKENS SKIP LAYERS OUT\n"
                     "       chapters measure CHAPTERS SHARES RERANKS ITERATIONS SEED "
-                    "RECORDED...\n");
+                    "RECORDED...\n"
+                    "       chapters blocks SHARES RERANKS CACHES SEED RECORDED...\n");
     return 2;
 }

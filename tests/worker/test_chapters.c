@@ -118,6 +118,36 @@ static void contexts_follow_each_other(void **state)
     assert_true(member(result.output, "recall") < 1);
 }
 
+/* Chosen rows are candidates, and what memory holds is not missed. */
+static void blocks_are_those_of_the_rows(void **state)
+{
+    char *line, *rest = NULL;
+    double touched = 0;
+    unsigned n = 0;
+
+    (void)state;
+    run(0, "blocks", "0.005,0.1", "1,4", "0.5,1", "1", first, NULL);
+    for (line = strtok_r(result.output, "\n", &rest); line != NULL;
+         line = strtok_r(NULL, "\n", &rest), n++) {
+        const unsigned rerank = n % 2 == 0 ? 1 : 4, k = n < 2 ? 12 : 249;
+        const double values = member(line, "touched_values"), any = member(line, "touched_any");
+
+        assert_true(member(line, "blocks") == 20);
+        assert_true(member(line, "k") == k);
+        assert_true(member(line, "candidates") == rerank * k);
+        assert_true(n % 2 == 0 || member(line, "touched") >= touched);
+        touched = member(line, "touched");
+        assert_true(touched >= 1 / 20.0 && touched <= any && any <= 1);
+        assert_true(rerank == 1 ? fabs(values - touched) < 1e-9 : values <= touched);
+        assert_true(member(line, "fresh") <= touched);
+        assert_true(member(line, "1") <= member(line, "0.5"));
+        assert_true(member(line, "0.5") <= touched);
+    }
+    assert_int_equal(n, 4);
+    /* 996 of 2,492 rows are in nearly all blocks, and after 32 queries memory has them. */
+    assert_true(touched > 0.9);
+}
+
 static void what_is_wrong_is_refused(void **state)
 {
     (void)state;
@@ -140,6 +170,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recall_is_that_of_the_codes),
         cmocka_unit_test(contexts_follow_each_other),
+        cmocka_unit_test(blocks_are_those_of_the_rows),
         cmocka_unit_test(what_is_wrong_is_refused),
     };
 
