@@ -41,7 +41,7 @@ folder=$(cd "$folder" && pwd)
 model=$(sh "$source/../../deploy/fetch_model.sh")
 
 exec python3 - "$build/gpu-worker/kvworker" "$model" "$folder" "$source/../.." "$@" <<'END'
-import argparse, concurrent.futures, glob, gzip, json, os, subprocess, sys, threading, time
+import argparse, concurrent.futures, glob, gzip, hashlib, json, os, subprocess, sys, threading, time
 
 TEXT_BYTES = 60000  # of a text: more than the tokens that are read
 FORMS = {
@@ -101,12 +101,29 @@ def write_text(number, paths):
 
 kept = os.path.join(options.folder, "share.json")
 found = {}  # (text, form, seed): what eval said
-if os.path.exists(kept):
-    with open(kept, encoding="utf-8") as file:
-        for line in file:
-            key, row = json.loads(line)
-            found[tuple(key)] = row
 lock = threading.Lock()
+
+
+def key_of(name, form, seed):
+    """What the file has a row under: another text or form of the same name is another row."""
+    with open(texts[name], "rb") as file:
+        return [hashlib.sha256(file.read()).hexdigest()[:16], FORMS[form], seed]
+
+
+def read_kept():
+    rows = {}
+    if os.path.exists(kept):
+        with open(kept, encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):  # or it was cut off
+                    key, row = json.loads(line)
+                    rows[tuple(key)] = row
+    for name in texts:
+        for form in options.forms:
+            for seed in options.seeds:
+                key = tuple(key_of(name, form, seed))
+                if key in rows:
+                    found[(name, form, seed)] = rows[key]
 
 
 def measure(name, path, forms, seed):
@@ -121,7 +138,7 @@ def measure(name, path, forms, seed):
         for form in forms:
             row = next(row for row in rows if row["method"] == FORMS[form])
             found[(name, form, seed)] = row
-            print(json.dumps(((name, form, seed), row)), file=file)
+            print(json.dumps((key_of(name, form, seed), row)), file=file)
         print(f"{name}, seed {seed}: {', '.join(forms)}: {time.time() - begin:.0f} s",
               file=sys.stderr)
 
@@ -132,6 +149,7 @@ for number, (name, paths) in enumerate(TEXTS.items()):
         texts[name] = write_text(number, paths)
     else:
         print(f"{name}: not on this machine, left out", file=sys.stderr)
+read_kept()
 with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
     jobs = []
     for seed in options.seeds:
