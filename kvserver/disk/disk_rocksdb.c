@@ -211,14 +211,14 @@ static kv_status_t write_batch(struct rocks_disk *disk, struct task *const *task
  * itself. */
 static void run_writes(struct rocks_disk *disk, struct worker *writer, struct task *first)
 {
-    struct task *tasks[GATHER_TASKS];
-    unsigned n = 0;
-    size_t bytes = 0;
+    struct task *tasks[GATHER_TASKS] = {first}, *task;
+    size_t bytes = first->bytes;
+    unsigned n = 1;
     kv_status_t status;
 
-    for (struct task *task = first; task != NULL; task = kv_ring_pop(writer->tasks)) {
+    while ((task = kv_ring_pop(writer->tasks)) != NULL) {
         if (task->space != first->space || n == GATHER_TASKS ||
-            (n > 0 && bytes + task->bytes > GATHER_BYTES)) {
+            bytes + task->bytes > GATHER_BYTES) {
             writer->next = task;
             break;
         }
