@@ -488,8 +488,7 @@ out:
 }
 
 const struct bench_load bench_disk_loads[] = {
-    {"disk.level", "60 GB of rows through a quota of 20: RocksDB, levelled compaction",
-     run_layout, 0},
+    {"disk.level", "60 GB of rows through 20: RocksDB, levelled", run_layout, 0},
     {"disk.universal", "the same, universal compaction", run_layout, 0},
     {"disk.fifo", "the same, the oldest files are dropped", run_layout, 0},
     {"disk.blob", "the same, values in blob files", run_layout, 0},
