@@ -39,6 +39,7 @@
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum {
     KV_DISK_KEY_MAX = 128, /* bytes of a key */
@@ -73,6 +74,15 @@ struct kv_disk_usage {
     uint64_t bytes;      /* on the medium, with what is no longer needed */
     uint64_t live_bytes; /* of these: of values that exist */
 };
+
+/* The order of keys: less than 0 if `a` is before `b`, 0 if they are the same. */
+static inline int
+kv_disk_key_compare(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    const int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
+
+    return order != 0 ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
 
 struct kv_disk {
     const struct kv_disk_ops *ops;

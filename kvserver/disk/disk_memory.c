@@ -45,12 +45,7 @@ struct memory_queue {
 
 static int compare(const struct record *record, const void *key, size_t key_bytes)
 {
-    size_t common = record->key_bytes < key_bytes ? record->key_bytes : key_bytes;
-    int order = memcmp(record->bytes, key, common);
-
-    if (order != 0)
-        return order;
-    return record->key_bytes < key_bytes ? -1 : record->key_bytes > key_bytes;
+    return kv_disk_key_compare(record->bytes, record->key_bytes, key, key_bytes);
 }
 
 /* Returns the index of the first record that is not before the key. */

@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum {
@@ -40,6 +41,7 @@ enum {
     WINDOW = 4, /* blocks under way */
     SESSIONS_MAX = 1 << 16,
     LOOK_BLOCKS = 256, /* written between two looks at the folder */
+    ROOM_TIMES = 4,    /* of the quota, for what is written and not compacted yet */
     RAW_THREADS = 4,
     RAW_BYTES = 1 << 20,
 };
@@ -333,6 +335,33 @@ static uint64_t folder_bytes(const char *path)
     return bytes;
 }
 
+/* Whether the disk has room for a layout that compacts late. */
+static bool has_room(const struct run *run)
+{
+    const uint64_t wanted = ROOM_TIMES * run->quota;
+    struct statvfs found;
+
+    if (statvfs(run->bench->folder, &found) != 0) {
+        bench_complain("disk: %s: %s", run->bench->folder, strerror(errno));
+        return false;
+    }
+    const uint64_t there = (uint64_t)found.f_bavail * found.f_frsize;
+    if (there >= wanted)
+        return true;
+    bench_complain(
+        "disk: %s: %.1f GB free, %.1f needed; TMPDIR names another folder, and --quick "
+        "takes a tenth",
+        run->bench->folder, (double)there / 1e9, (double)wanted / 1e9);
+    return false;
+}
+
+static void show_progress(const struct run *run)
+{
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\r%s: %.1f of %.1f GB\033[K", strrchr(run->folder, '/') + 1,
+                (double)run->written / 1e9, (double)run->total / 1e9);
+}
+
 static void look_at_space(struct run *run)
 {
     const uint64_t space = folder_bytes(run->folder) * 1000 / (run->live > 0 ? run->live : 1);
@@ -367,13 +396,17 @@ static bool write_all(struct run *run)
             if (!run->slots[i].is_busy) {
                 if (!put_block(run, &run->slots[i]))
                     return false;
-                if (++n_looked % LOOK_BLOCKS == 0)
+                if (++n_looked % LOOK_BLOCKS == 0) {
                     look_at_space(run);
+                    show_progress(run);
+                }
             }
         read_one(run);
         if (kv_disk_progress(run->queue) == 0)
             kv_relax();
     }
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\r\033[K");
     return !run->failed;
 }
 
@@ -449,6 +482,8 @@ static bool run_layout(struct bench *bench, const struct bench_load *load)
     run.total = bench->smoke ? 192ull << 20 : bench->quick ? 6ull << 30 : 60ull << 30;
     run.quota = run.total / 3;
     snprintf(run.folder, sizeof(run.folder), "%s/%s", bench->folder, layout);
+    if (!has_room(&run))
+        return false;
     kv_random_init(&run.random, 1);
     run.sessions = calloc(SESSIONS_MAX, sizeof(run.sessions[0]));
     run.read_value = malloc(VALUE_MAX);

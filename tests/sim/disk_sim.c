@@ -78,12 +78,7 @@ static struct sim_disk *disk_of(struct kv_disk_queue *queue)
 
 static int compare(const struct record *record, const void *key, size_t key_bytes)
 {
-    const size_t common = record->key_bytes < key_bytes ? record->key_bytes : key_bytes;
-    const int order = memcmp(record->key, key, common);
-
-    if (order != 0)
-        return order;
-    return record->key_bytes < key_bytes ? -1 : record->key_bytes > key_bytes;
+    return kv_disk_key_compare(record->key, record->key_bytes, key, key_bytes);
 }
 
 /* Returns the index of the first record that is not before the key. */

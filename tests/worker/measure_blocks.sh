@@ -14,27 +14,7 @@
 # is done once; measure_chapters.sh records the same ones.  The numbers do not depend on the
 # machine's load.
 set -eu
-
-case "${1:-}" in
-'' | -*)
-    sed -n '2,/^# machine/s/^# \{0,1\}//p' "$0"
-    exit 2
-    ;;
-esac
-source=$(cd "$(dirname "$0")" && pwd)
-build=$(cd "$1" && pwd)
-shift
-folder=$build/compare
-case "${1:-}" in
-'' | -*) ;;
-*)
-    folder=$1
-    shift
-    ;;
-esac
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
-model=$(sh "$source/../../deploy/fetch_model.sh")
+. "$(dirname "$0")/measure.sh"
 
 exec python3 - "$build/tests/worker/chapters" "$model" "$folder" "$@" <<'END'
 import argparse, json, os, subprocess, sys

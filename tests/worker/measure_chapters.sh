@@ -20,27 +20,7 @@
 # set, length and seed.  Recall does not depend on the machine's load; times do: compare within one
 # run.  The numbers of the table in gpu-worker/README.md.
 set -eu
-
-case "${1:-}" in
-'' | -*)
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-    ;;
-esac
-source=$(cd "$(dirname "$0")" && pwd)
-build=$(cd "$1" && pwd)
-shift
-folder=$build/compare
-case "${1:-}" in
-'' | -*) ;;
-*)
-    folder=$1
-    shift
-    ;;
-esac
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
-model=$(sh "$source/../../deploy/fetch_model.sh")
+. "$(dirname "$0")/measure.sh"
 
 exec python3 - "$build/tests/worker/chapters" "$model" "$folder" "$@" <<'END'
 import argparse, json, os, subprocess, sys

@@ -18,27 +18,7 @@
 # seed; what share.json has already is not measured again.  Losses do not depend on the machine's load.
 # The numbers of the table in gpu-worker/README.md.
 set -eu
-
-case "${1:-}" in
-'' | -*)
-    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
-    exit 2
-    ;;
-esac
-source=$(cd "$(dirname "$0")" && pwd)
-build=$(cd "$1" && pwd)
-shift
-folder=$build/compare
-case "${1:-}" in
-'' | -*) ;;
-*)
-    folder=$1
-    shift
-    ;;
-esac
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
-model=$(sh "$source/../../deploy/fetch_model.sh")
+. "$(dirname "$0")/measure.sh"
 
 exec python3 - "$build/gpu-worker/kvworker" "$model" "$folder" "$source/../.." "$@" <<'END'
 import argparse, concurrent.futures, glob, gzip, hashlib, json, os, subprocess, sys, threading, time
@@ -63,6 +43,8 @@ parser.add_argument("--seeds", type=lambda text: [int(n) for n in text.split(","
                     default=[1, 2, 3])
 parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
 options = parser.parse_args()
+if options.jobs < 1:
+    parser.error(f"--jobs: {options.jobs}: at least 1")
 for form in options.forms:
     if form not in FORMS:
         parser.error(f"--forms: {form}: none of {', '.join(FORMS)}")
