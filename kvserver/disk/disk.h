@@ -62,12 +62,23 @@ typedef void (*kv_disk_done_fn)(void *arg, kv_status_t status, size_t bytes);
 typedef void (*kv_disk_each_fn)(
     void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes);
 
-/* A key and its new value. */
+/* A key and its new value: two pieces, one after the other, so that what is said of rows need not
+ * be copied beside them. */
 struct kv_disk_write {
     const void *key;
     const void *value; /* NULL: the key is removed, if it exists */
-    size_t key_bytes, value_bytes;
+    const void *tail;  /* of a value; NULL: none */
+    size_t key_bytes, value_bytes, tail_bytes;
 };
+
+/* Copies a value from its pieces. */
+static inline void kv_disk_join(const struct kv_disk_write *write, void *ret_value)
+{
+    if (write->value_bytes > 0)
+        memcpy(ret_value, write->value, write->value_bytes);
+    if (write->tail_bytes > 0)
+        memcpy((char *)ret_value + write->value_bytes, write->tail, write->tail_bytes);
+}
 
 /* What a disk holds, about; 0: not known. */
 struct kv_disk_usage {
@@ -143,7 +154,7 @@ static inline kv_status_t kv_disk_write(struct kv_disk_queue *queue,
     assert(n > 0 && n <= KV_DISK_WRITES_MAX);
     for (unsigned i = 0; i < n; i++)
         assert(writes[i].key_bytes <= KV_DISK_KEY_MAX &&
-               writes[i].value_bytes <= KV_DISK_VALUE_MAX);
+               writes[i].value_bytes + writes[i].tail_bytes <= KV_DISK_VALUE_MAX);
     return queue->disk->ops->write(queue, space, writes, n, done, arg);
 }
 
@@ -200,7 +211,7 @@ static inline void kv_disk_close(struct kv_disk *disk)
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
-/* Opens a disk in memory, whose queues are all of one thread.  Everything takes write_us by
+/* Opens a disk in memory.  Everything takes write_us by
  * `clock`: 0 in production, more in simulations.  Returns NULL if out of memory. */
 struct kv_disk *kv_disk_memory_open(const struct kv_clock *clock, uint64_t write_us);
 

@@ -4,6 +4,7 @@
 #include "kvserver/disk/disk.h"
 
 #include "kvserver/base/clock.h"
+#include "kvserver/base/thread.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -32,6 +33,7 @@ struct memory_disk {
     struct kv_disk base;
     const struct kv_clock *clock;
     uint64_t write_us;
+    struct kv_lock *lock; /* of the spaces: each queue may be another thread's */
     struct space spaces[KV_DISK_SPACES];
 };
 
@@ -100,9 +102,8 @@ static void put_record(struct space *space, const struct kv_disk_write *write, v
         free(record->bytes);
     }
     memcpy(bytes, write->key, write->key_bytes);
-    if (write->value_bytes > 0)
-        memcpy((unsigned char *)bytes + write->key_bytes, write->value, write->value_bytes);
-    *record = (struct record){write->key_bytes, write->value_bytes, bytes};
+    kv_disk_join(write, (unsigned char *)bytes + write->key_bytes);
+    *record = (struct record){write->key_bytes, write->value_bytes + write->tail_bytes, bytes};
 }
 
 static bool make_room(struct space *space, unsigned n)
@@ -184,19 +185,23 @@ static kv_status_t write_keys(struct kv_disk_queue *base,
 {
     struct memory_queue *queue = (struct memory_queue *)base;
     struct space *space = &((struct memory_disk *)base->disk)->spaces[at];
+    struct kv_lock *lock = ((struct memory_disk *)base->disk)->lock;
     void **bytes = calloc(n, sizeof(*bytes));
     kv_status_t status = KV_NO_MEMORY;
     unsigned i = 0;
 
+    kv_lock_take(lock);
     if (bytes != NULL && make_room(space, n))
         for (; i < n; i++) {
-            bytes[i] = malloc(writes[i].key_bytes + writes[i].value_bytes);
+            bytes[i] =
+                malloc(writes[i].key_bytes + writes[i].value_bytes + writes[i].tail_bytes);
             if (bytes[i] == NULL)
                 break;
         }
     if (i == n)
         (void)append(queue, done, arg, &status);
     if (status != KV_OK) {
+        kv_lock_release(lock);
         while (i > 0)
             free(bytes[--i]);
         free(bytes);
@@ -210,6 +215,7 @@ static kv_status_t write_keys(struct kv_disk_queue *base,
             free(bytes[i]);
         }
     }
+    kv_lock_release(lock);
     free(bytes);
     return KV_OK;
 }
@@ -223,23 +229,25 @@ static kv_status_t read_key(struct kv_disk_queue *base,
                             kv_disk_done_fn done,
                             void *arg)
 {
-    const struct space *space = &((const struct memory_disk *)base->disk)->spaces[at];
-    size_t place;
-    const struct record *record = find(space, key, key_bytes, &place);
+    struct memory_disk *disk = (struct memory_disk *)base->disk;
     kv_status_t status;
     struct pending *pending = append((struct memory_queue *)base, done, arg, &status);
+    size_t place;
 
     if (pending == NULL)
         return status;
+    kv_lock_take(disk->lock);
+    const struct record *record = find(&disk->spaces[at], key, key_bytes, &place);
     if (record == NULL) {
         pending->status = KV_NOT_FOUND;
-        return KV_OK;
+    } else {
+        pending->bytes = record->value_bytes;
+        if (room > record->value_bytes)
+            room = record->value_bytes;
+        if (room > 0)
+            memcpy(value, record->bytes + record->key_bytes, room);
     }
-    pending->bytes = record->value_bytes;
-    if (room > record->value_bytes)
-        room = record->value_bytes;
-    if (room > 0)
-        memcpy(value, record->bytes + record->key_bytes, room);
+    kv_lock_release(disk->lock);
     return KV_OK;
 }
 
@@ -312,6 +320,7 @@ static void close_disk(struct kv_disk *base)
             free(space->records[i].bytes);
         free(space->records);
     }
+    kv_lock_destroy(disk->lock);
     free(disk);
 }
 
@@ -334,6 +343,11 @@ struct kv_disk *kv_disk_memory_open(const struct kv_clock *clock, uint64_t write
 
     if (disk == NULL)
         return NULL;
+    disk->lock = kv_lock_create();
+    if (disk->lock == NULL) {
+        free(disk);
+        return NULL;
+    }
     disk->base.ops = &kv_disk_memory;
     disk->clock = clock;
     disk->write_us = write_us;

@@ -186,11 +186,14 @@ static void add_to(rocksdb_writebatch_t *batch,
     for (unsigned i = 0; i < task->n; i++) {
         const struct kv_disk_write *write = &task->writes[i];
 
+        const char *const key = write->key, *const pieces[] = {write->value, write->tail};
+        const size_t sizes[] = {write->value_bytes, write->tail_bytes};
+
         if (write->value == NULL)
-            rocksdb_writebatch_delete_cf(batch, family, write->key, write->key_bytes);
+            rocksdb_writebatch_delete_cf(batch, family, key, write->key_bytes);
         else
-            rocksdb_writebatch_put_cf(batch, family, write->key, write->key_bytes, write->value,
-                                      write->value_bytes);
+            rocksdb_writebatch_putv_cf(batch, family, 1, &key, &write->key_bytes,
+                                       write->tail_bytes > 0 ? 2 : 1, pieces, sizes);
     }
 }
 
@@ -348,7 +351,7 @@ static kv_status_t write_keys(struct kv_disk_queue *queue,
     for (unsigned i = 0; i < n; i++) {
         task->writes[i] = writes[i];
         task->writes[i].key = memcpy(keys, writes[i].key, writes[i].key_bytes);
-        task->bytes += writes[i].value_bytes;
+        task->bytes += writes[i].value_bytes + writes[i].tail_bytes;
         keys += writes[i].key_bytes;
     }
     task->space = space;

@@ -154,10 +154,11 @@ static bool add_version(struct sim_disk *disk,
         return false;
     record->versions = versions;
     if (version.exists) {
-        version.bytes = write->value_bytes;
-        version.value = copy_of(write->value, write->value_bytes);
+        version.bytes = write->value_bytes + write->tail_bytes;
+        version.value = malloc(version.bytes > 0 ? version.bytes : 1);
         if (version.value == NULL)
             return false;
+        kv_disk_join(write, version.value);
     }
     record->versions[record->n++] = version;
     disk->bytes += version.bytes + record->key_bytes;
@@ -360,7 +361,9 @@ static kv_status_t write_keys(struct kv_disk_queue *base,
         return status;
     disk->counts.n_writes++;
     for (unsigned i = 0; i < n; i++)
-        bytes += writes[i].value != NULL ? writes[i].key_bytes + writes[i].value_bytes : 0;
+        bytes += writes[i].value != NULL
+                     ? writes[i].key_bytes + writes[i].value_bytes + writes[i].tail_bytes
+                     : 0;
     if (disk->faults.bytes_max > 0 && bytes > 0 &&
         disk->bytes + bytes > disk->faults.bytes_max) {
         disk->counts.n_full++;

@@ -214,6 +214,16 @@ static void values_come_back(void **state)
     /* As much as fits. */
     assert_int_equal(get(queue, KV_DISK_RECORDS, "a", little, 2).bytes, 5);
     assert_memory_equal(little, "ot..", 4);
+    /* Of two pieces. */
+    write_all(queue, KV_DISK_ROWS,
+              &(struct kv_disk_write){.key = "b",
+                                      .key_bytes = 1,
+                                      .value = "rows",
+                                      .value_bytes = 4,
+                                      .tail = " and more",
+                                      .tail_bytes = 9},
+              1);
+    expect(queue, KV_DISK_ROWS, "b", "rows and more", 13);
     remove_key(queue, KV_DISK_RECORDS, "a");
     remove_key(queue, KV_DISK_RECORDS, "never");
     expect_none(queue, KV_DISK_RECORDS, "a");
