@@ -145,6 +145,26 @@ kv_placement_unit_thread(uint64_t root, uint32_t unit, uint32_t n_nodes, uint32_
     return (uint32_t)((kv_mix64(root) + unit / n_nodes) % n_threads);
 }
 
+struct kv_placement_units kv_placement_thread_units(uint64_t root,
+                                                    uint32_t n_units,
+                                                    uint32_t n_nodes,
+                                                    uint32_t position,
+                                                    uint32_t n_threads,
+                                                    uint32_t thread)
+{
+    /* Units of this position are on threads in turn, from that of the first one on. */
+    const uint32_t turn =
+        (thread + n_threads - kv_placement_unit_thread(root, position, n_nodes, n_threads)) %
+        n_threads;
+    const uint64_t first = (uint64_t)turn * n_nodes + position;
+    const uint64_t step = (uint64_t)n_threads * n_nodes;
+
+    return (struct kv_placement_units){
+        .first = (uint32_t)first,
+        .step = (uint32_t)step,
+        .n = first < n_units ? (uint32_t)((n_units - first + step - 1) / step) : 0};
+}
+
 uint32_t kv_placement_session_threads(uint32_t n_units, uint32_t n_nodes, uint32_t n_threads)
 {
     const uint32_t n_most = (n_units + n_nodes - 1) / n_nodes; /* units of position 0 */

@@ -87,6 +87,16 @@ static inline uint32_t kv_placement_unit_position(uint32_t unit, uint32_t n_node
 /* Return the data thread that owns a unit, or an object's slot, on a node with n_threads. */
 uint32_t
 kv_placement_unit_thread(uint64_t root, uint32_t unit, uint32_t n_nodes, uint32_t n_threads);
+/* The units of a session on one data thread: numbers first, first + step, and so on, n of them. */
+struct kv_placement_units {
+    uint32_t first, step, n;
+};
+struct kv_placement_units kv_placement_thread_units(uint64_t root,
+                                                    uint32_t n_units,
+                                                    uint32_t n_nodes,
+                                                    uint32_t position,
+                                                    uint32_t n_threads,
+                                                    uint32_t thread);
 /* Returns how many of its n_threads data threads each node of a row needs for the units of a
  * session, whatever its position.  They follow each other, after the last comes 0, and begin with
  * that of unit 0. */

@@ -20,7 +20,8 @@ struct kvs_prefixes {
     struct kvs_prefix *pinned, **pinned_end; /* those that were looked at last at the end */
     uint64_t n_pinned;
     struct kvs_pages *pages; /* NULL: none */
-    uint64_t bytes;
+    uint64_t bytes;          /* of those in memory */
+    uint64_t n_away;
     uint64_t tokens_bytes; /* of the tokens that they have */
     double floor;          /* the value of what went last */
     uint64_t
@@ -89,67 +90,88 @@ bool kvs_prefixes_had(const struct kvs_prefixes *prefixes,
 
 /* ---- the heap of those that may go ------------------------------------------------------- */
 
-static void heap_place(struct kvs_prefix_tenant *tenant, uint32_t at, struct kvs_prefix *prefix)
+static void heap_place(struct kvs_prefix_heap *heap, uint32_t at, struct kvs_prefix *prefix)
 {
-    tenant->heap[at] = prefix;
+    heap->list[at] = prefix;
     prefix->heap_at = at;
 }
 
 /* Moves the prefix to its place, up or down from the one that it has. */
-static void heap_sift(struct kvs_prefix_tenant *tenant, struct kvs_prefix *prefix)
+static void heap_sift(struct kvs_prefix_heap *heap, struct kvs_prefix *prefix)
 {
     uint32_t at = prefix->heap_at, child;
 
-    for (; at > 0 && tenant->heap[(at - 1) / 2]->value > prefix->value; at = (at - 1) / 2)
-        heap_place(tenant, at, tenant->heap[(at - 1) / 2]);
-    for (; (child = 2 * at + 1) < tenant->n_heap; at = child) {
-        if (child + 1 < tenant->n_heap &&
-            tenant->heap[child + 1]->value < tenant->heap[child]->value)
+    for (; at > 0 && heap->list[(at - 1) / 2]->value > prefix->value; at = (at - 1) / 2)
+        heap_place(heap, at, heap->list[(at - 1) / 2]);
+    for (; (child = 2 * at + 1) < heap->n; at = child) {
+        if (child + 1 < heap->n && heap->list[child + 1]->value < heap->list[child]->value)
             child++;
-        if (tenant->heap[child]->value >= prefix->value)
+        if (heap->list[child]->value >= prefix->value)
             break;
-        heap_place(tenant, at, tenant->heap[child]);
+        heap_place(heap, at, heap->list[child]);
     }
-    heap_place(tenant, at, prefix);
+    heap_place(heap, at, prefix);
 }
 
-/* Room for all prefixes of the tenant, so that none fails to enter later. */
-static bool heap_grow(struct kvs_prefix_tenant *tenant, uint64_t n)
+/* Room for n prefixes. */
+static bool heap_grow(struct kvs_prefix_heap *heap, uint64_t n)
 {
-    uint32_t room = tenant->heap_room > 0 ? tenant->heap_room : HEAP_ROOM_MIN;
-    struct kvs_prefix **heap;
+    uint32_t room = heap->room > 0 ? heap->room : HEAP_ROOM_MIN;
+    struct kvs_prefix **list;
 
-    if (n <= tenant->heap_room)
+    if (n <= heap->room)
         return true;
     if (n > UINT32_MAX / 2)
         return false;
     while (room < n)
         room *= 2;
-    heap = realloc(tenant->heap, room * sizeof(heap[0]));
-    if (heap == NULL)
+    list = realloc(heap->list, room * sizeof(list[0]));
+    if (list == NULL)
         return false;
-    tenant->heap = heap;
-    tenant->heap_room = room;
+    heap->list = list;
+    heap->room = room;
     return true;
+}
+
+/* For all prefixes of the tenant in each, so that none fails to enter later. */
+static bool heaps_grow(struct kvs_prefix_tenant *tenant)
+{
+    for (int where = 0; where < KVS_PREFIX_PLACES; where++)
+        if (!heap_grow(&tenant->heaps[where], tenant->n_prefixes + 1))
+            return false;
+    return true;
+}
+
+static enum kvs_prefix_where where_of(const struct kvs_prefix *prefix)
+{
+    return prefix->is_away                     ? KVS_PREFIX_AWAY
+           : prefix->saved == KVS_PREFIX_SAVED ? KVS_PREFIX_IN_BOTH
+                                               : KVS_PREFIX_IN_MEMORY;
+}
+
+static struct kvs_prefix_heap *heap_of(const struct kvs_prefix *prefix)
+{
+    return &prefix->home->tenant->heaps[where_of(prefix)];
 }
 
 static void heap_leave(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
 {
-    struct kvs_prefix_tenant *tenant = prefix->home->tenant;
-    struct kvs_prefix *last = tenant->heap[--tenant->n_heap];
+    struct kvs_prefix_heap *heap = heap_of(prefix);
+    struct kvs_prefix *last = heap->list[--heap->n];
 
-    if (prefixes->pages != NULL)
+    if (prefixes->pages != NULL && !prefix->is_away)
         kvs_pages_sub_spare(prefixes->pages, prefix->home->block_bytes);
     if (last != prefix) {
         last->heap_at = prefix->heap_at;
-        heap_sift(tenant, last);
+        heap_sift(heap, last);
     }
     prefix->heap_at = UINT32_MAX;
 }
 
 static bool may_go(const struct kvs_prefix *prefix)
 {
-    return prefix->child == NULL && prefix->n_holders == 0 && prefix->pinned_link == NULL;
+    return (prefix->is_away ? prefix->child == NULL : prefix->n_here == 0) &&
+           prefix->n_holders == 0 && prefix->pinned_link == NULL;
 }
 
 /* Something has changed of what the heap depends on. */
@@ -160,7 +182,7 @@ static void heap_update(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
                                              .depth = prefix->depth,
                                              .bytes = prefix->home->block_bytes,
                                              .floor = prefix->floor};
-    struct kvs_prefix_tenant *tenant = prefix->home->tenant;
+    struct kvs_prefix_heap *heap = heap_of(prefix);
 
     if (!may_go(prefix)) {
         if (prefix->heap_at != UINT32_MAX)
@@ -169,11 +191,70 @@ static void heap_update(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
     }
     prefix->value = prefixes->policy->value(&facts);
     if (prefix->heap_at == UINT32_MAX) {
-        prefix->heap_at = tenant->n_heap++;
-        if (prefixes->pages != NULL)
+        prefix->heap_at = heap->n++;
+        if (prefixes->pages != NULL && !prefix->is_away)
             kvs_pages_add_spare(prefixes->pages, facts.bytes);
     }
-    heap_sift(tenant, prefix);
+    heap_sift(heap, prefix);
+}
+
+/* The prefix counts as in memory, or no longer. */
+static void count_here(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    const uint64_t bytes = prefix->home->block_bytes;
+
+    prefixes->bytes += bytes;
+    prefix->home->tenant->bytes += bytes;
+    if (prefix->parent != NULL)
+        prefix->parent->n_here++;
+}
+
+static void count_gone(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    const uint64_t bytes = prefix->home->block_bytes;
+
+    prefixes->bytes -= bytes;
+    prefix->home->tenant->bytes -= bytes;
+    if (prefix->parent != NULL)
+        prefix->parent->n_here--;
+}
+
+void kvs_prefix_set_saved(struct kvs_prefixes *prefixes,
+                          struct kvs_prefix *prefix,
+                          enum kvs_prefix_saved saved)
+{
+    assert(!prefix->is_away);
+    if (prefix->heap_at != UINT32_MAX)
+        heap_leave(prefixes, prefix);
+    prefix->saved = (uint8_t)saved;
+    heap_update(prefixes, prefix);
+}
+
+void kvs_prefix_set_away(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    assert(prefix->saved == KVS_PREFIX_SAVED && !prefix->is_away && prefix->n_here == 0);
+    if (prefix->heap_at != UINT32_MAX)
+        heap_leave(prefixes, prefix);
+    count_gone(prefixes, prefix);
+    prefix->is_away = true;
+    prefixes->n_away++;
+    heap_update(prefixes, prefix);
+    if (prefix->parent != NULL)
+        heap_update(prefixes, prefix->parent);
+}
+
+void kvs_prefix_set_here(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    for (; prefix != NULL && prefix->is_away; prefix = prefix->parent) {
+        if (prefix->heap_at != UINT32_MAX)
+            heap_leave(prefixes, prefix);
+        prefix->is_away = false;
+        prefixes->n_away--;
+        count_here(prefixes, prefix);
+        heap_update(prefixes, prefix);
+    }
+    if (prefix != NULL)
+        heap_update(prefixes, prefix);
 }
 
 /* ---- tenants ----------------------------------------------------------------------------- */
@@ -202,6 +283,13 @@ static struct kvs_prefix_tenant *tenant_make(struct kvs_prefixes *prefixes, uint
     return tenant;
 }
 
+static void tenant_free(struct kvs_prefix_tenant *tenant)
+{
+    for (int where = 0; where < KVS_PREFIX_PLACES; where++)
+        free(tenant->heaps[where].list);
+    free(tenant);
+}
+
 /* Nothing is kept for a tenant that has nothing. */
 static void tenant_settle(struct kvs_prefixes *prefixes, struct kvs_prefix_tenant *tenant)
 {
@@ -210,8 +298,7 @@ static void tenant_settle(struct kvs_prefixes *prefixes, struct kvs_prefix_tenan
     if (tenant->n_prefixes > 0)
         return;
     kv_map_remove(prefixes->tenants, &key);
-    free(tenant->heap);
-    free(tenant);
+    tenant_free(tenant);
 }
 
 /* ---- the index --------------------------------------------------------------------------- */
@@ -258,10 +345,8 @@ void kvs_prefixes_destroy(struct kvs_prefixes *prefixes)
     }
     cursor = 0;
     while (prefixes->tenants != NULL &&
-           (tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
-        free(tenant->heap);
-        free(tenant);
-    }
+           (tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL)
+        tenant_free(tenant);
     kv_map_destroy(prefixes->map);
     kv_map_destroy(prefixes->tenants);
     free(prefixes);
@@ -398,20 +483,21 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
         own = home_make(prefixes, home);
     if (own == NULL)
         return false;
-    if (!heap_grow(own->tenant, own->tenant->n_prefixes + 1) ||
-        !kv_map_set(prefixes->map, &key, prefix)) {
+    if (!heaps_grow(own->tenant) || !kv_map_set(prefixes->map, &key, prefix)) {
         home_settle(prefixes, own);
         return false;
     }
     prefix->home = own;
-    prefix->used_us = now_us;
+    prefix->used_us = prefix->added_us = now_us;
     prefix->floor = prefixes->floor;
     prefix->n_uses = 1;
     link_to_parent(prefix, parent);
     own->n_prefixes++;
     own->tenant->n_prefixes++;
-    own->tenant->bytes += own->block_bytes;
-    prefixes->bytes += own->block_bytes;
+    if (prefix->is_away)
+        prefixes->n_away++;
+    else
+        count_here(prefixes, prefix);
     prefixes->tokens_bytes += tokens_bytes(prefix);
     heap_update(prefixes, prefix);
     if (parent != NULL)
@@ -444,27 +530,62 @@ void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
     prefix->n_holders--;
     if (prefix->home != NULL)
         heap_update(prefixes, prefix);
-    else if (prefix->n_holders == 0)
+    else if (prefix->n_holders + prefix->n_refs == 0)
         prefix_free(prefix);
+}
+
+void kvs_prefix_ref(struct kvs_prefix *prefix)
+{
+    prefix->n_refs++;
+}
+
+void kvs_prefix_unref(struct kvs_prefix *prefix)
+{
+    assert(prefix->n_refs > 0);
+    if (--prefix->n_refs == 0 && prefix->home == NULL && prefix->n_holders == 0)
+        prefix_free(prefix);
+}
+
+/* The least valuable of those of all tenants that are there. */
+static struct kvs_prefix *victim_of_all(const struct kvs_prefixes *prefixes,
+                                        enum kvs_prefix_where where)
+{
+    struct kvs_prefix *least[2] = {NULL,
+                                   NULL}; /* of tenants above their share, of the others */
+    const uint64_t n_tenants = kv_map_count(prefixes->tenants);
+    const struct kvs_prefix_tenant *tenant;
+    size_t cursor = 0;
+
+    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
+        const struct kvs_prefix_heap *heap = &tenant->heaps[where];
+        struct kvs_prefix **of = &least[tenant->bytes <= prefixes->bytes / n_tenants];
+
+        if (heap->n > 0 && (*of == NULL || heap->list[0]->value < (*of)->value))
+            *of = heap->list[0];
+    }
+    return least[0] != NULL ? least[0] : least[1];
+}
+
+static struct kvs_prefix *victim_of(const struct kvs_prefixes *prefixes,
+                                    const struct kvs_prefix_tenant *tenant,
+                                    enum kvs_prefix_where where)
+{
+    if (tenant == NULL)
+        return victim_of_all(prefixes, where);
+    return tenant->heaps[where].n > 0 ? tenant->heaps[where].list[0] : NULL;
 }
 
 struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
                                        const struct kvs_prefix_tenant *tenant)
 {
-    struct kvs_prefix *least[2] = {NULL,
-                                   NULL}; /* of tenants above their share, of the others */
-    const uint64_t n_tenants = kv_map_count(prefixes->tenants);
-    size_t cursor = 0;
+    struct kvs_prefix *victim = victim_of(prefixes, tenant, KVS_PREFIX_IN_BOTH);
 
-    if (tenant != NULL)
-        return tenant->n_heap > 0 ? tenant->heap[0] : NULL;
-    while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
-        struct kvs_prefix **of = &least[tenant->bytes <= prefixes->bytes / n_tenants];
+    return victim != NULL ? victim : victim_of(prefixes, tenant, KVS_PREFIX_IN_MEMORY);
+}
 
-        if (tenant->n_heap > 0 && (*of == NULL || tenant->heap[0]->value < (*of)->value))
-            *of = tenant->heap[0];
-    }
-    return least[0] != NULL ? least[0] : least[1];
+struct kvs_prefix *kvs_prefixes_disk_victim(const struct kvs_prefixes *prefixes)
+{
+    return victim_of_all(prefixes, KVS_PREFIX_AWAY);
 }
 
 struct kvs_prefix *kvs_prefix_last(struct kvs_prefix *prefix)
@@ -510,11 +631,13 @@ void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
     if (prefix->next != NULL)
         prefix->next->prev = prefix->prev;
     prefix->next = prefix->prev = NULL;
+    if (prefix->is_away)
+        prefixes->n_away--;
+    else
+        count_gone(prefixes, prefix);
     prefix->home = NULL;
     prefix->n_holders++;
-    prefixes->bytes -= home->block_bytes;
     prefixes->tokens_bytes -= tokens_bytes(prefix);
-    home->tenant->bytes -= home->block_bytes;
     home->tenant->n_prefixes--;
     home->n_prefixes--;
     if (parent != NULL) {
@@ -590,6 +713,11 @@ uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes)
 uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes)
 {
     return prefixes->bytes;
+}
+
+uint64_t kvs_prefixes_away(const struct kvs_prefixes *prefixes)
+{
+    return prefixes->n_away;
 }
 
 uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes)
@@ -697,8 +825,15 @@ struct kv_writers *kvs_prefix_writers(const struct kvs_prefix *prefix, uint64_t 
 static void check_prefix(const struct kvs_prefixes *prefixes, const struct kvs_prefix *prefix)
 {
     const struct kvs_prefix *parent = prefix->parent;
-    const struct kvs_prefix_tenant *tenant = prefix->home->tenant;
+    const struct kvs_prefix_heap *heap = heap_of(prefix);
+    uint32_t n_here = 0;
 
+    for (const struct kvs_prefix *child = prefix->child; child != NULL; child = child->next)
+        n_here += !child->is_away;
+    assert(n_here == prefix->n_here);
+    assert(!prefix->is_away || (prefix->saved == KVS_PREFIX_SAVED && n_here == 0));
+    assert(parent == NULL || prefix->saved != KVS_PREFIX_SAVED ||
+           parent->saved == KVS_PREFIX_SAVED);
     assert(find(prefixes, &prefix->home->place, NULL, &prefix->name, prefix->depth) == prefix);
     assert(prefix->depth == (parent != NULL ? parent->depth + 1 : 0));
     assert(parent == NULL || parent->home == prefix->home);
@@ -708,7 +843,21 @@ static void check_prefix(const struct kvs_prefixes *prefixes, const struct kvs_p
     assert(prefix->child == NULL ||
            (prefix->child->parent == prefix && prefix->child->prev == NULL));
     assert(may_go(prefix) == (prefix->heap_at != UINT32_MAX));
-    assert(prefix->heap_at == UINT32_MAX || tenant->heap[prefix->heap_at] == prefix);
+    assert(prefix->heap_at == UINT32_MAX || heap->list[prefix->heap_at] == prefix);
+}
+
+static void check_heap(const struct kvs_prefix_tenant *tenant, enum kvs_prefix_where where)
+{
+    const struct kvs_prefix_heap *heap = &tenant->heaps[where];
+
+    assert(heap->n <= tenant->n_prefixes && tenant->n_prefixes <= heap->room);
+    for (uint32_t i = 0; i < heap->n; i++) {
+        const struct kvs_prefix *prefix = heap->list[i];
+
+        assert(prefix->heap_at == i && prefix->home->tenant == tenant);
+        assert(where_of(prefix) == where);
+        assert(i == 0 || heap->list[(i - 1) / 2]->value <= prefix->value);
+    }
 }
 
 void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
@@ -716,25 +865,24 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
     const struct kvs_prefix_tenant *tenant;
     const struct kvs_prefix *prefix;
     uint64_t bytes = 0, of_tokens = 0, of_tenants = 0, n_pinned = 0, n_listed = 0, n = 0;
+    uint64_t n_away = 0;
     size_t cursor = 0;
 
     kv_map_check(prefixes->map);
     while ((prefix = kv_map_next(prefixes->map, &cursor)) != NULL) {
         check_prefix(prefixes, prefix);
-        bytes += prefix->home->block_bytes;
+        bytes += prefix->is_away ? 0 : prefix->home->block_bytes;
+        n_away += prefix->is_away;
         of_tokens += tokens_bytes(prefix);
         n_pinned += prefix->pinned_link != NULL;
     }
     cursor = 0;
     while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
-        assert(tenant->n_prefixes > 0 && tenant->n_heap <= tenant->n_prefixes);
-        assert(tenant->n_prefixes <= tenant->heap_room);
+        assert(tenant->n_prefixes > 0);
         of_tenants += tenant->bytes;
         n += tenant->n_prefixes;
-        for (uint32_t i = 0; i < tenant->n_heap; i++) {
-            assert(tenant->heap[i]->heap_at == i && tenant->heap[i]->home->tenant == tenant);
-            assert(i == 0 || tenant->heap[(i - 1) / 2]->value <= tenant->heap[i]->value);
-        }
+        for (int where = 0; where < KVS_PREFIX_PLACES; where++)
+            check_heap(tenant, where);
     }
     for (prefix = prefixes->pinned; prefix != NULL; prefix = prefix->pinned_next) {
         assert(*prefix->pinned_link == prefix);
@@ -742,6 +890,6 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
     }
     assert(n_pinned == n_listed && n_pinned == prefixes->n_pinned);
     assert(*prefixes->pinned_end == NULL);
-    assert(of_tokens == prefixes->tokens_bytes);
+    assert(of_tokens == prefixes->tokens_bytes && n_away == prefixes->n_away);
     assert(bytes == prefixes->bytes && of_tenants == bytes && n == kv_map_count(prefixes->map));
 }

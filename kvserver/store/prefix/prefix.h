@@ -18,17 +18,21 @@
  * same data threads.  Names are the clients' to make: a session gets only rows of its own model,
  * whatever names it has.
  *
- * When memory or a tenant's quota is short, a policy (eviction.h) chooses among the prefixes
- * that have no children, that no session has, and that are not pinned.  So the parent of every
- * prefix in the index is in the index, and the longest match is found by binary search.
+ * When memory or a tenant's quota is short, a policy (eviction.h) chooses among the prefixes in
+ * memory that have no children there, that no session has, and that are not pinned.  What is saved on
+ * disk leaves memory and stays in the index, `is_away`; what is not is evicted.  When the disk is
+ * full, the same policy chooses among those that are away and have no children at all.  So the
+ * parent of every prefix in the index is in the index, the longest match is found by binary search,
+ * and what is away of a prompt is its end.
  *
  * Invariants, which kvs_prefixes_check() asserts:
  *   (1) The prefixes in the map are those in the trees, each under its key and one deeper than its
  *       parent, in the same home; every link back is the reverse of a link forward.
  *   (2) A tenant counts its prefixes and their bytes, and a home its prefixes; all add up.
- *   (3) A tenant's heap has exactly its prefixes that may be evicted, and none is worth less
- *       than the one above it.
+ *   (3) A tenant's heaps have exactly its prefixes that may leave memory, or the disk, and none is
+ *       worth less than the one above it.
  *   (4) The list of pinned prefixes has all of them.
+ *   (5) What is away is saved, and so are its parent and those before it; its children are away.
  *
  * Threads: the control thread.  Data threads read `parent`, `depth` and their own one of
  * `blocks` in commands (shard/command.h), and write that one before it is in the index.
@@ -55,13 +59,33 @@ struct kvs_prefix_place {
     uint32_t n_nodes, position;
 };
 
+/* Whether a prefix is on disk. */
+enum kvs_prefix_saved {
+    KVS_PREFIX_UNSAVED,
+    KVS_PREFIX_SAVING, /* it will be, or not */
+    KVS_PREFIX_SAVED,
+};
+
+/* Where a prefix is that may go. */
+enum kvs_prefix_where {
+    KVS_PREFIX_IN_MEMORY, /* only there */
+    KVS_PREFIX_IN_BOTH,
+    KVS_PREFIX_AWAY, /* on disk only */
+    KVS_PREFIX_PLACES,
+};
+
+/* Prefixes that may go, the least valuable first. */
+struct kvs_prefix_heap {
+    struct kvs_prefix **list; /* (n) */
+    uint32_t n, room;
+};
+
 /* The prefixes of one tenant. */
 struct kvs_prefix_tenant {
     uint32_t tenant;
-    uint64_t bytes; /* of rows and their CRCs, in prefixes */
+    uint64_t bytes; /* of rows and their CRCs, in prefixes that are in memory */
     uint64_t n_prefixes;
-    struct kvs_prefix **heap; /* (n_heap) that may be evicted, the least valuable first */
-    uint32_t n_heap, heap_room;
+    struct kvs_prefix_heap heaps[KVS_PREFIX_PLACES];
 };
 
 /* What the prefixes of a tree have in common. */
@@ -91,9 +115,16 @@ struct kvs_prefix {
     double floor;       /* the value of what had been evicted last when it was last used */
     double value;       /* by the policy; while it is in the heap */
     uint32_t depth;     /* the block's number in its prompt */
-    uint32_t n_holders; /* kvs_prefix_hold(): sessions and calls */
+    uint32_t n_here;    /* children in memory */
+    struct kvs_prefix *save_next, **save_link; /* control/saver.c; link NULL: not listed */
+    uint64_t added_us;                         /* when it came into the index */
+    uint32_t n_refs;                           /* kvs_prefix_ref() */
+    uint32_t n_holders;                        /* kvs_prefix_hold(): sessions and calls */
     uint32_t n_uses;
     uint32_t heap_at;                /* UINT32_MAX: it may not be evicted */
+    uint8_t saved;                   /* enum kvs_prefix_saved */
+    uint8_t n_save_failed;           /* how often it could not be */
+    bool is_away;                    /* from memory: it has left, or is about to */
     uint8_t first_thread, n_threads; /* the data threads that have units of it */
     struct kvs_block *blocks[];      /* (n_threads) NULL: not taken */
 };
@@ -160,6 +191,9 @@ void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, ui
  * a release. */
 void kvs_prefix_hold(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
+/* A prefix with refs may leave the index, and memory, but is not freed. */
+void kvs_prefix_ref(struct kvs_prefix *prefix);
+void kvs_prefix_unref(struct kvs_prefix *prefix);
 
 /* Keeps the prefix, and so those before it, from being evicted until that time; UINT64_MAX:
  * until it is unpinned.  A later pin replaces an earlier one. */
@@ -170,11 +204,21 @@ void kvs_prefix_unpin(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 /* Removes pins that have expired, of the few that have not been looked at for longest. */
 void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us);
 
-/* Returns the prefix to evict next, of one tenant, or of all (NULL); NULL if none may be evicted.
- * Of all: from the tenants that have more than an equal share of the bytes of all prefixes; only
- * if none of theirs may be evicted, from the others. */
+/* Returns the prefix that is to leave memory next, of one tenant, or of all (NULL); NULL if none may.
+ * One that is saved, which is not lost then, before one that is not.  Of all: from the tenants that
+ * have more than an equal share of the bytes of all prefixes; only if none of theirs may go, from
+ * the others. */
 struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
                                        const struct kvs_prefix_tenant *tenant);
+/* Returns the prefix that is away and is to be evicted next, to make room on disk; NULL: none. */
+struct kvs_prefix *kvs_prefixes_disk_victim(const struct kvs_prefixes *prefixes);
+/* The prefix is on disk from now on, or will be, or not: enum kvs_prefix_saved. */
+void kvs_prefix_set_saved(struct kvs_prefixes *prefixes,
+                          struct kvs_prefix *prefix,
+                          enum kvs_prefix_saved saved);
+/* The prefix, which is saved, leaves memory, or comes back.  Those before it come back with it. */
+void kvs_prefix_set_away(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
+void kvs_prefix_set_here(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 /* Removes a prefix without children from the index.  Transfers its refs of blocks, and a hold of
  * it, to the caller. */
 void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
@@ -186,7 +230,8 @@ struct kvs_prefix_tenant *kvs_prefixes_tenant(const struct kvs_prefixes *prefixe
                                               uint32_t tenant);
 
 uint64_t kvs_prefixes_count(const struct kvs_prefixes *prefixes);
-uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes);
+uint64_t kvs_prefixes_bytes(const struct kvs_prefixes *prefixes); /* in memory */
+uint64_t kvs_prefixes_away(const struct kvs_prefixes *prefixes);  /* how many are away */
 uint64_t kvs_prefixes_pinned(const struct kvs_prefixes *prefixes);
 /* Returns the bytes of tokens that they have for readers of events. */
 uint64_t kvs_prefixes_tokens_bytes(const struct kvs_prefixes *prefixes);

@@ -11,7 +11,10 @@ enum {
     CRCS_BYTES = KV_BLOCK_TOKENS * sizeof(uint32_t),
 };
 
-static_assert((uint64_t)KVS_ARENA_CLASSES_MAX << CLASS_SHIFT <= KVS_ROWS_AWAY,
+/* In that word: no fingerprint is known. */
+#define NO_FINGERPRINT (KVS_ROWS_AWAY >> 1)
+
+static_assert((uint64_t)KVS_ARENA_CLASSES_MAX << CLASS_SHIFT <= NO_FINGERPRINT,
               "the word of a segment that is away has its class");
 static_assert(KVS_ARENA_CLASSES_MAX <= UINT8_MAX, "a column has its class");
 
@@ -25,7 +28,14 @@ static uint32_t fingerprint(const void *rows, size_t rows_bytes, const uint32_t 
 
 static int class_of_word(uint64_t word)
 {
-    return (int)((word & ~KVS_ROWS_AWAY) >> CLASS_SHIFT);
+    return (int)((word & ~(KVS_ROWS_AWAY | NO_FINGERPRINT)) >> CLASS_SHIFT);
+}
+
+size_t kvs_segment_away_bytes(const struct kvs_segment_store *store,
+                              const struct kvs_segment *segment)
+{
+    assert(kvs_segment_is_away(segment));
+    return kvs_arena_class_bytes(store->arena, class_of_word(segment->rows));
 }
 
 void kvs_segment_away_release(struct kvs_segment_store *store,
@@ -199,7 +209,8 @@ bool kvs_block_restore(struct kvs_segment_store *store,
         return true;
     const size_t rows_bytes = kvs_arena_class_bytes(store->arena, class_id);
     const bool is_good = image != NULL && image->rows_bytes == rows_bytes &&
-                         fingerprint(image->rows, rows_bytes, image->crcs) == (uint32_t)word;
+                         ((word & NO_FINGERPRINT) != 0 ||
+                          fingerprint(image->rows, rows_bytes, image->crcs) == (uint32_t)word);
     uint8_t *rows = kvs_arena_alloc(store->arena, class_id);
     if (rows == NULL)
         return false;
@@ -228,6 +239,45 @@ bool kvs_block_restore(struct kvs_segment_store *store,
     if (has_codes)
         store->check_codes(store->release_arg, block, at);
     return true;
+}
+
+/* Gives the segment a word in place of rows.  Returns false if no class holds so many bytes. */
+static bool add_away(struct kvs_segment_store *store,
+                     struct kvs_block *block,
+                     uint32_t at,
+                     uint32_t row_bytes)
+{
+    const int class_id =
+        kvs_arena_class_hold(store->arena, (size_t)row_bytes * KV_BLOCK_TOKENS);
+
+    if (class_id < 0)
+        return false;
+    block->segments[at].rows =
+        KVS_ROWS_AWAY | NO_FINGERPRINT | (uint64_t)class_id << CLASS_SHIFT;
+    block->segments[at].n_written = KV_BLOCK_TOKENS;
+    block->n_own++;
+    store->n_segments++;
+    return true;
+}
+
+struct kvs_block *kvs_block_create_absent(struct kvs_segment_store *store,
+                                          const uint32_t *row_bytes,
+                                          uint32_t n_segments)
+{
+    struct kvs_block *block = kvs_block_create(store, n_segments, NULL);
+    bool is_good = block != NULL;
+
+    for (uint32_t at = 0; at < n_segments && is_good; at++)
+        is_good = add_away(store, block, at, row_bytes[at]);
+    if (is_good) {
+        block->residency = KVS_ABSENT;
+        store->n_away++;
+    } else if (block != NULL) {
+        for (uint32_t at = 0; block->n_own > 0; at++)
+            kvs_segment_free(store, block, at);
+        kvs_block_unref(store, block);
+    }
+    return is_good ? block : NULL;
 }
 
 void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block)

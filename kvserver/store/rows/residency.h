@@ -93,6 +93,17 @@ bool kvs_block_restore(struct kvs_segment_store *store,
                        uint32_t at,
                        const struct kvs_segment_image *image);
 
+/* Returns a block of n segments that is absent, with a ref of the caller's, whose rows an earlier
+ * process wrote: of each segment, rows of so many bytes, to be brought back by the tier, which
+ * answers for them: there is no fingerprint.  Returns NULL if there is no memory. */
+struct kvs_block *kvs_block_create_absent(struct kvs_segment_store *store,
+                                          const uint32_t *row_bytes,
+                                          uint32_t n_segments);
+
+/* Returns how many bytes a segment's rows have that are away. */
+size_t kvs_segment_away_bytes(const struct kvs_segment_store *store,
+                              const struct kvs_segment *segment);
+
 /* All its segments are back. */
 void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block);
 

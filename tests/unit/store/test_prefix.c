@@ -16,8 +16,8 @@
 
 enum {
     MANY = 100000,
-    MODEL_MAX = 400,
-    STEPS = 200000,
+    MODEL_MAX = 300,
+    STEPS = 100000,
     BLOCK_BYTES = 1 << 16,
 };
 
@@ -103,15 +103,26 @@ struct known {
     uint64_t number, used_us, n_uses;
     uint32_t tenant, n_children, n_holds;
     uint64_t pinned_us; /* 0: it is not */
+    bool is_saved, is_away;
 };
 
 static struct known model[MODEL_MAX];
 static uint64_t next_number = 1;
 
+static uint32_t n_here_behind(const struct known *known)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < MODEL_MAX; i++)
+        n += model[i].prefix != NULL && model[i].parent == known && !model[i].is_away;
+    return n;
+}
+
+/* From memory, or, if it is away, from the disk. */
 static bool may_go(const struct known *known)
 {
-    return known->prefix != NULL && known->n_children == 0 && known->n_holds == 0 &&
-           known->pinned_us == 0;
+    return known->prefix != NULL && known->n_holds == 0 && known->pinned_us == 0 &&
+           (known->is_away ? known->n_children == 0 : n_here_behind(known) == 0);
 }
 
 static struct known *any_known(bool is_there)
@@ -138,6 +149,10 @@ static void model_add(struct kvs_prefixes *prefixes, uint64_t now_us)
                             .n_uses = 1,
                             .tenant = parent != NULL ? parent->tenant
                                                      : (uint32_t)kv_random_below(&rnd, 3)};
+    for (struct known *at = parent; at != NULL && at->is_away; at = at->parent)
+        at->is_away = false;
+    if (parent != NULL)
+        kvs_prefix_set_here(prefixes, parent->prefix);
     known->prefix = add(prefixes, parent != NULL ? parent->prefix : NULL, known->tenant,
                         known->number, now_us);
     if (parent != NULL)
@@ -158,13 +173,15 @@ static void model_remove(struct kvs_prefixes *prefixes, struct known *known)
         parent->used_us = known->used_us;
 }
 
-/* Returns what the least recently used of a tenant is; several may be. */
-static uint64_t least_used_us(uint32_t tenant)
+/* Returns what the least recently used of a tenant is, of those that are saved or of the others;
+ * several may be. */
+static uint64_t least_used_us(uint32_t tenant, bool is_saved)
 {
     uint64_t least = UINT64_MAX;
 
     for (uint32_t i = 0; i < MODEL_MAX; i++)
-        if (may_go(&model[i]) && model[i].tenant == tenant && model[i].used_us < least)
+        if (may_go(&model[i]) && !model[i].is_away && model[i].tenant == tenant &&
+            model[i].is_saved == is_saved && model[i].used_us < least)
             least = model[i].used_us;
     return least;
 }
@@ -185,14 +202,54 @@ static void model_evict(struct kvs_prefixes *prefixes)
     struct kvs_prefix *victim = tenant != NULL ? kvs_prefixes_victim(prefixes, tenant) : NULL;
 
     if (victim == NULL) {
-        assert_true(least_used_us(number) == UINT64_MAX);
+        assert_true(least_used_us(number, true) == UINT64_MAX);
+        assert_true(least_used_us(number, false) == UINT64_MAX);
         return;
     }
     struct known *known = known_of(victim);
-    assert_true(may_go(known) && known->tenant == number);
-    assert_int_equal(known->used_us, least_used_us(number));
+    assert_true(may_go(known) && !known->is_away && known->tenant == number);
+    /* What is saved goes first: it is not lost. */
+    assert_int_equal(known->is_saved, least_used_us(number, true) != UINT64_MAX);
+    assert_int_equal(known->used_us, least_used_us(number, known->is_saved));
+    if (known->is_saved) {
+        kvs_prefix_set_away(prefixes, known->prefix);
+        known->is_away = true;
+        return;
+    }
     assert_int_equal(known->n_uses, victim->n_uses);
     model_remove(prefixes, known);
+}
+
+/* From the disk: the least recently used of all that are away, of tenants above their share first. */
+static void model_evict_away(struct kvs_prefixes *prefixes)
+{
+    struct kvs_prefix *victim = kvs_prefixes_disk_victim(prefixes);
+
+    if (victim != NULL) {
+        struct known *known = known_of(victim);
+
+        assert_true(known->is_away && may_go(known));
+        model_remove(prefixes, known);
+        return;
+    }
+    for (uint32_t i = 0; i < MODEL_MAX; i++)
+        assert_false(may_go(&model[i]) && model[i].is_away);
+}
+
+/* It is saved, if those before it are. */
+static void model_save(struct kvs_prefixes *prefixes, struct known *known)
+{
+    if (known->is_saved || (known->parent != NULL && !known->parent->is_saved))
+        return;
+    kvs_prefix_set_saved(prefixes, known->prefix, KVS_PREFIX_SAVED);
+    known->is_saved = true;
+}
+
+static void model_come_back(struct kvs_prefixes *prefixes, struct known *known)
+{
+    kvs_prefix_set_here(prefixes, known->prefix);
+    for (; known != NULL && known->is_away; known = known->parent)
+        known->is_away = false;
 }
 
 static void model_pin(struct kvs_prefixes *prefixes, struct known *known, uint64_t now_us)
@@ -244,15 +301,17 @@ static void use(struct kvs_prefixes *prefixes, struct known *known, uint64_t now
 
 static void model_check(const struct kvs_prefixes *prefixes)
 {
-    uint64_t n = 0, n_may_go = 0;
+    uint64_t n = 0, n_may_go = 0, n_away = 0;
 
     kvs_prefixes_check(prefixes);
     for (uint32_t i = 0; i < MODEL_MAX; i++) {
         n += model[i].prefix != NULL;
-        n_may_go += may_go(&model[i]);
+        n_away += model[i].prefix != NULL && model[i].is_away;
+        n_may_go += may_go(&model[i]) && !model[i].is_away;
     }
     assert_int_equal(kvs_prefixes_count(prefixes), n);
-    assert_int_equal(kvs_prefixes_bytes(prefixes), n * BLOCK_BYTES);
+    assert_int_equal(kvs_prefixes_away(prefixes), n_away);
+    assert_int_equal(kvs_prefixes_bytes(prefixes), (n - n_away) * BLOCK_BYTES);
     assert_int_equal(spare(), n_may_go * BLOCK_BYTES);
 }
 
@@ -265,7 +324,7 @@ static void agrees_with_model(void **state)
     memset(model, 0, sizeof(model));
     for (int i = 0; i < STEPS; i++) {
         struct known *known = any_known(true);
-        const uint64_t what = kv_random_below(&rnd, 20);
+        const uint64_t what = kv_random_below(&rnd, 24);
 
         now_us += kv_random_below(&rnd, 3);
         if (what < 6 || known == NULL)
@@ -280,7 +339,13 @@ static void agrees_with_model(void **state)
             model_expire(prefixes, now_us);
         else if (what < 16)
             model_find(prefixes, known);
-        else if (what < 18 && known->n_holds < 3) {
+        else if (what < 18)
+            model_save(prefixes, known);
+        else if (what < 19)
+            model_come_back(prefixes, known);
+        else if (what < 20)
+            model_evict_away(prefixes);
+        else if (what < 22 && known->n_holds < 3) {
             kvs_prefix_hold(prefixes, known->prefix);
             known->n_holds++;
         } else if (known->n_holds > 0) {
