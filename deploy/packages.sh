@@ -6,9 +6,9 @@ set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
     protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev
-    libzmq3-dev libmsgpack-dev
+    libzmq3-dev libmsgpack-dev librocksdb-dev
     python3 ca-certificates"
-tests="librocksdb-dev libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
+tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
 
 case ${1:-} in
 build) wanted=$build ;;

@@ -6,7 +6,7 @@
 # starts a node on free ports with a temporary folder, asks ten questions about
 # the GPL-3 with full attention and with attention to a tenth of the rows,
 # selected by the node, then the same question twice, which is computed once,
-# and stops the node.
+# kills the node, starts it again and asks once more: it has saved what it knew.
 #   --tokens N   tokens of the text (default: 2000); the model's context has
 #                space for 7000
 set -eu
@@ -114,23 +114,27 @@ say "model: SmolLM2-135M-Instruct, 94 MiB, fetched once"
 model=$(sh "$top/deploy/fetch_model.sh")
 echo "  $model"
 
+start_node() {
+    "$build/kvserver/kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --memory 1G \
+        --dir "$work/node" >"$work/ready" 2>>"$work/log" &
+    server=$!
+    tries=0
+    until grep -qs '^ready ' "$work/ready"; do
+        kill -0 "$server" 2>/dev/null || {
+            cat "$work/log" >&2
+            fail "kvserver ended"
+        }
+        tries=$((tries + 1))
+        [ "$tries" -lt 150 ] || fail "kvserver did not become ready in 15 s"
+        sleep 0.1
+    done
+    sed "s|$work|/tmp|; s/^/  /" "$work/ready"
+    KVCTL_SERVER=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/ready")
+    export KVCTL_SERVER
+}
+
 say "start a node on free ports"
-"$build/kvserver/kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --memory 1G \
-    --dir "$work/node" >"$work/ready" 2>"$work/log" &
-server=$!
-tries=0
-until grep -qs '^ready ' "$work/ready"; do
-    kill -0 "$server" 2>/dev/null || {
-        cat "$work/log" >&2
-        fail "kvserver ended"
-    }
-    tries=$((tries + 1))
-    [ "$tries" -lt 150 ] || fail "kvserver did not become ready in 15 s"
-    sleep 0.1
-done
-sed "s|$work|/tmp|; s/^/  /" "$work/ready"
-KVCTL_SERVER=$(sed -n 's/^ready control=\([^ ]*\).*/\1/p' "$work/ready")
-export KVCTL_SERVER
+start_node
 
 text=/usr/share/common-licenses/GPL-3
 [ -r "$text" ] || text=$top/README.md
@@ -146,17 +150,41 @@ worker=
 
 say "the same beginning of $(basename "$text") twice, by two processes: the second finds what the first has stored"
 head -c 9000 "$text" >"$work/prompt"
-set -- "$kvworker" generate --model "$model" --store "$KVCTL_SERVER" \
-    --prompt-file "$work/prompt" --raw --max-tokens 16 --json
-show "$@"
-for run in first second; do
+ask_again() {
+    set -- "$kvworker" generate --model "$model" --store "$KVCTL_SERVER" \
+        --prompt-file "$work/prompt" --raw --max-tokens 16 --json
+    [ -n "$run" ] || {
+        show "$@"
+        run=first
+    }
     "$@" >"$work/answer" &
     worker=$!
     wait "$worker" || fail "kvworker generate ended with status $?"
     worker=
     printf '  %s run: %d tokens, %d of them reused; first token after %.2f s\n' "$run" \
         "$(number prompt_tokens)" "$(number reused_tokens)" "$(number ttft_s)"
+}
+run=
+ask_again
+run=second
+ask_again
+
+say "kill -9 the node when all is saved, and start another on the same folder"
+show "$kvctl" tiers
+tries=0
+until "$kvctl" tiers >"$work/tiers" && awk '$1 == "disk" { saved = $2; waits = $5 }
+    END { exit !(saved > 0 && waits == 0) }' "$work/tiers"; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || fail "the node did not save its prefixes in 30 s"
+    sleep 0.1
 done
+sed 's/^/  /' "$work/tiers"
+kill -9 "$server"
+wait "$server" 2>/dev/null || true
+server=
+start_node
+run=third
+ask_again
 
 say "counters of the node"
 show "$kvctl" stats

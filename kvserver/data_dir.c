@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 struct kvs_data_dir {
@@ -111,6 +112,13 @@ err:
     close(data_dir->fd);
     free(data_dir);
     return status;
+}
+
+uint64_t kvs_data_dir_free_bytes(const struct kvs_data_dir *data_dir)
+{
+    struct statvfs facts;
+
+    return fstatvfs(data_dir->fd, &facts) == 0 ? (uint64_t)facts.f_bavail * facts.f_frsize : 0;
 }
 
 void kvs_data_dir_close(struct kvs_data_dir *data_dir)

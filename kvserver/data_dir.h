@@ -8,6 +8,7 @@
 #include "proto/kv_status.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 struct kvs_data_dir;
 
@@ -18,6 +19,9 @@ kv_status_t kvs_data_dir_open(const char *path,
                               struct kvs_data_dir **ret_data_dir,
                               char *detail,
                               size_t detail_bytes);
+
+/* Returns how many bytes are free in its file system; 0: not known. */
+uint64_t kvs_data_dir_free_bytes(const struct kvs_data_dir *data_dir);
 
 /* Releases the lock.  NULL is allowed. */
 void kvs_data_dir_close(struct kvs_data_dir *data_dir);

@@ -63,6 +63,13 @@ static const struct kv_option rows[] = {
      .offset = FIELD(dir),
      .type = KV_CONFIG_STRING,
      .value = "PATH"},
+    {.name = "disk",
+     .default_text = "auto",
+     .help = "space in the data directory for prefixes, which outlast the process there; auto: "
+             "half of what is free; none: nothing is saved",
+     .offset = FIELD(disk),
+     .type = KV_CONFIG_STRING,
+     .value = "SIZE|auto|none"},
     {.name = "threads",
      .default_text = "0",
      .help = "number of data threads; 0: one per core",
@@ -252,7 +259,9 @@ static void print_help(void)
            "Once it serves, it prints one line:\n"
            "  ready control=HOST:PORT metrics=HOST:PORT ...\n"
            "SIGTERM or SIGINT drains the node and exits; a second signal exits\n"
-           "immediately.  Its data is in memory only, and is lost when it exits.\n");
+           "immediately.  Prefixes are saved in the data directory about a second after they\n"
+           "are published, and are there again when the node is started next; sessions and\n"
+           "objects are in memory only.\n");
 }
 
 static bool load_options(const struct actions *actions,
@@ -293,15 +302,17 @@ static enum kv_log_level log_level_of(const char *name)
 
 static void announce(const struct kvs_server_info *info)
 {
-    char memory[16];
+    char memory[16], disk[16] = "none";
 
     kv_config_format_size(info->memory, memory, sizeof(memory));
+    if (info->disk > 0)
+        kv_config_format_size(info->disk, disk, sizeof(disk));
     kv_log(KV_LOG_INFO, "topkv %s: node %s", TOPKV_VERSION, info->name);
     kv_log(KV_LOG_INFO, "control: %s; metrics: http://%s/metrics", info->control,
            info->metrics);
     kv_log(KV_LOG_INFO, "data: %s on %s", info->transports, info->devices);
-    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; data directory: %s", memory, info->n_threads,
-           info->dir);
+    kv_log(KV_LOG_INFO, "memory: %s; threads: %u; disk: %s; data directory: %s", memory,
+           info->n_threads, disk, info->dir);
     if (info->exposed)
         kv_log(KV_LOG_WARN, "listen: %s: TLS is not implemented: use trusted networks only",
                info->control);
@@ -311,8 +322,9 @@ static void announce(const struct kvs_server_info *info)
     if (info->events_exposed)
         kv_log(KV_LOG_WARN, "events: %s: no access control: use trusted networks only",
                info->events);
-    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s",
-           info->control, info->metrics, info->transports, info->n_threads, memory, info->dir);
+    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s disk=%s",
+           info->control, info->metrics, info->transports, info->n_threads, memory, info->dir,
+           disk);
     if (info->events[0] != 0)
         printf(" events=%s", info->events);
     if (info->events_replay[0] != 0)

@@ -143,6 +143,15 @@ static struct kvs_node_config node_config(const struct kvs_server_options *optio
     };
 }
 
+/* Reads --disk.  Returns false if it is nothing that it may be; *ret_bytes is UINT64_MAX for
+ * auto. */
+static bool disk_option(const char *option, uint64_t *ret_bytes)
+{
+    *ret_bytes = strcmp(option, "auto") == 0 ? UINT64_MAX : 0;
+    return strcmp(option, "auto") == 0 || strcmp(option, "none") == 0 ||
+           kv_config_parse_size(option, ret_bytes);
+}
+
 static struct kvs_event_feed_config feed_config(const struct kvs_server_options *options)
 {
     return (struct kvs_event_feed_config){
@@ -194,6 +203,10 @@ static kv_status_t settle_options(const struct kvs_server_options *options,
         status = check_feed(options, detail, detail_bytes);
     if (status != KV_OK)
         return status;
+    if (!disk_option(options->disk, &info->disk)) {
+        snprintf(detail, detail_bytes, "disk: %s: not a size, auto or none", options->disk);
+        return KV_INVALID;
+    }
 
     info->exposed = !kvs_address_is_loopback(options->listen);
     info->n_threads = (uint32_t)options->threads;
@@ -313,6 +326,7 @@ static kv_status_t open_node(struct kvs_server *server,
     config.name = info->name;
     config.transport = server->transport;
     config.disk = server->disk;
+    config.disk_bytes = info->disk;
     config.events = server->feed != NULL ? kvs_event_feed_sink(server->feed) : NULL;
     status = kvs_node_create(&config, &server->node, detail, detail_bytes);
     if (status == KV_NO_MEMORY)
@@ -329,6 +343,30 @@ static kv_status_t open_node(struct kvs_server *server,
     }
     server->node_runs = true;
     return KV_OK;
+}
+
+/* Opens what outlasts the process, in the data directory, unless nothing is to. */
+static kv_status_t open_disk(struct kvs_server *server, char *detail, size_t detail_bytes)
+{
+    struct kvs_server_info *info = &server->info;
+    char folder[sizeof(info->dir) + 8];
+    const struct kv_disk_rocksdb_options options = {.folder = folder};
+    const bool is_auto = info->disk == UINT64_MAX;
+    kv_status_t status = KV_UNSUPPORTED;
+
+    if (is_auto)
+        info->disk = kvs_data_dir_free_bytes(server->data_dir) / 2;
+    snprintf(folder, sizeof(folder), "%s/disk", info->dir);
+    if (info->disk > 0)
+        status = kv_disk_rocksdb_open(&options, &server->disk, detail, detail_bytes);
+    if (status == KV_OK || (info->disk > 0 && !(is_auto && status == KV_UNSUPPORTED)))
+        return status;
+    info->disk = 0;
+    server->disk = kv_disk_memory_open(&kv_clock_real, 0);
+    if (server->disk != NULL)
+        return KV_OK;
+    snprintf(detail, detail_bytes, "disk: out of memory");
+    return KV_NO_MEMORY;
 }
 
 kv_status_t kvs_server_create(const struct kvs_server_options *options,
@@ -353,12 +391,9 @@ kv_status_t kvs_server_create(const struct kvs_server_options *options,
     status = open_ports(server, options, detail, detail_bytes);
     if (status != KV_OK)
         goto err;
-    server->disk = kv_disk_memory_open(&kv_clock_real, 0);
-    if (server->disk == NULL) {
-        snprintf(detail, detail_bytes, "disk: out of memory");
-        status = KV_NO_MEMORY;
+    status = open_disk(server, detail, detail_bytes);
+    if (status != KV_OK)
         goto err;
-    }
     status = open_transport(server, options, detail, detail_bytes);
     if (status != KV_OK)
         goto err;

@@ -32,6 +32,7 @@ struct kvs_server_options {
     char transport[KV_CONFIG_STRING_BYTES];
     char dir[KV_CONFIG_STRING_BYTES];  /* "": $XDG_DATA_HOME/topkv or ~/.local/share/topkv */
     char name[KV_CONFIG_STRING_BYTES]; /* "": host name and port */
+    char disk[KV_CONFIG_STRING_BYTES]; /* a size, "auto", or "none" */
     char log_level[KV_CONFIG_STRING_BYTES];
     char eviction[KV_CONFIG_STRING_BYTES];
     char events[KV_CONFIG_STRING_BYTES]; /* "": no feed of events */
@@ -62,6 +63,7 @@ struct kvs_server_info {
     char events[KV_CONFIG_STRING_BYTES]; /* with the bound port; "": there is no feed */
     char events_replay[KV_CONFIG_STRING_BYTES];
     uint64_t memory;
+    uint64_t disk; /* bytes for what is saved; 0: nothing is */
     uint32_t n_threads;
     bool exposed;        /* listens beyond loopback */
     bool events_exposed; /* the feed does */

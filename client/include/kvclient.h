@@ -898,7 +898,7 @@ struct kv_table {
 };
 
 /* Requests a table about one node: "status", "sessions", "clients", "models", "ops", "stats",
- * "scrub", "threads", "prefixes", "tenants" or "reuse".  Its texts have no control
+ * "scrub", "threads", "prefixes", "tenants", "reuse" or "tiers".  Its texts have no control
  * characters. */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,

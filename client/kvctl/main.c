@@ -118,6 +118,7 @@ static const struct command {
     {"close", "SESSION-ID", "close a session, even if it is in use", 1, 1, kvctl_close_run},
     {"prefixes", "", "blocks that each node keeps by name, at most 1,000", 0, 0,
      kvctl_tables_run},
+    {"tiers", "", "what each node has in memory and on disk", 0, 0, kvctl_tables_run},
     {"tenants", "", "what each node keeps for each tenant", 0, 0, kvctl_tables_run},
     {"reuse", "", "prompt tokens that were reused, and why others were not", 0, 0,
      kvctl_tables_run},

@@ -3,6 +3,7 @@
 #include "kvserver/base/memory.h"
 #include "kvserver/cluster/members.h"
 #include "kvserver/store/control/metrics.h"
+#include "kvserver/store/control/saver.h"
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/ops.h"
 
@@ -105,6 +106,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .clock = config->clock,
         .transport = config->transport,
         .replies = control->replies,
+        .disk = config->disk_bytes > 0 ? config->disk : NULL,
     };
 
     /* Clients see versions, which must not reveal other output of the generator. */
@@ -166,9 +168,11 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
             goto err_destroy;
         }
     }
-    /* Last, as it cannot fail: a model that cannot be read is registered again by its
-     * clients. */
+    /* It cannot fail: a model that cannot be read is registered again by its clients. */
     kvs_models_load(&node->control);
+    status = kvs_saver_load(&node->control, detail, detail_bytes);
+    if (status != KV_OK)
+        goto err_destroy;
     detail[0] = '\0';
     *ret_node = node;
     return KV_OK;

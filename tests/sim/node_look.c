@@ -230,6 +230,73 @@ bool node_damage(struct kvs_node *node, struct kv_random *random)
     }
 }
 
+struct node_saved {
+    struct kv_id128 name, rows_id;
+    struct kvs_prefix_place place;
+    uint32_t depth;
+};
+
+struct node_saved *node_list_saved(const struct kvs_node *node, uint64_t *ret_n)
+{
+    const uint64_t most = kvs_prefixes_count(node->control.prefixes);
+    struct node_saved *list = malloc((most + 1) * sizeof(*list));
+    const struct kvs_prefix *prefix;
+    size_t cursor = 0;
+
+    *ret_n = 0;
+    if (list == NULL)
+        abort();
+    while ((prefix = kvs_prefixes_next(node->control.prefixes, &cursor)) != NULL)
+        if (prefix->saved == KVS_PREFIX_SAVED)
+            list[(*ret_n)++] = (struct node_saved){.name = prefix->name,
+                                                   .rows_id = prefix->home->rows_id,
+                                                   .place = prefix->home->place,
+                                                   .depth = prefix->depth};
+    return list;
+}
+
+const char *
+node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const struct kvs_prefix *prefix =
+            kvs_prefixes_get(node->control.prefixes, &saved[i].place, &saved[i].name);
+
+        if (prefix == NULL)
+            return "a block that was saved is not there";
+        if (prefix->depth != saved[i].depth ||
+            memcmp(&prefix->home->rows_id, &saved[i].rows_id, sizeof(saved[i].rows_id)) != 0)
+            return "a block that was saved is another";
+    }
+    return NULL;
+}
+
+bool node_bring_back(struct kvs_node *node)
+{
+    bool are_here = true;
+
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        struct kvs_shard *shard = &node->shard[i];
+
+        for (uint32_t j = 0; j < shard->n_sessions; j++)
+            for (uint32_t k = 0; k < shard->sessions[j].blocks.n; k++)
+                for (struct kvs_block *block = shard->sessions[j].blocks.list[k]; block != NULL;
+                     block = block->under)
+                    are_here = kvs_block_need(&shard->store, block) && are_here;
+    }
+    return are_here;
+}
+
+uint64_t node_n_loaded(const struct kvs_node *node)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < node->n_threads; i++)
+        if (node->shard[i].tier != NULL)
+            n += kvs_counted(&kvs_disk_tier_counts(node->shard[i].tier)->loaded_blocks);
+    return n;
+}
+
 uint32_t node_verify(struct kvs_node *node,
                      const struct node_place *place,
                      unsigned which,

@@ -35,6 +35,19 @@ bool node_swap(struct kvs_node *node, const struct node_place *place);
  * false if nothing happened: the node keeps nothing in memory. */
 bool node_damage(struct kvs_node *node, struct kv_random *random);
 
+/* What a node has saved of what it keeps by name. */
+struct node_saved;
+/* Returns the list of it, to be freed with free(); NULL: nothing is saved. */
+struct node_saved *node_list_saved(const struct kvs_node *node, uint64_t *ret_n);
+/* Whether the node, or the one in its place, has all of it: NULL, or what is wrong. */
+const char *
+node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, uint64_t n);
+
+/* Has all blocks of sessions come back from disk.  Returns false if some are not there yet. */
+bool node_bring_back(struct kvs_node *node);
+/* How many have come back. */
+uint64_t node_n_loaded(const struct kvs_node *node);
+
 /* Which committed rows of the block, in sessions[which], fail the check that the node makes of
  * rows.  Returns how many rows there are; 0: there is no such block. */
 uint32_t node_verify(struct kvs_node *node,

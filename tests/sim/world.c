@@ -200,7 +200,9 @@ struct node {
     struct kvs_node *node; /* NULL: dead */
     struct tier_sim *tier; /* NULL: all is in memory */
     struct kv_transport *transport;
-    struct kv_disk *disk; /* outlasts the node */
+    struct kv_disk *disk;     /* outlasts the node */
+    struct node_saved *saved; /* (n_saved) what the last one here had saved when it died */
+    uint64_t n_saved;
     char address[2 * KV_WIRE_ADDRESS_MAX + 16];
     uint64_t stalled_us;
     uint64_t revive_us;
@@ -244,6 +246,7 @@ struct world {
     uint64_t n_tasks;
     uint32_t n_contents;
     uint64_t node_bytes; /* of a data thread */
+    uint64_t disk_bytes; /* that nodes may save; 0: they do not */
     bool is_calm;        /* no new faults */
     uint32_t failing;    /* allocations, in a million */
     uint64_t starved_us; /* all allocations fail until then */
@@ -345,6 +348,36 @@ static void clock_begin(struct world *world, struct own_clock *own)
 
 /* ---- nodes ------------------------------------------------------------------------------- */
 
+/* What goes wrong with a node's disk, for as long as the node lives. */
+static void disk_faults(struct world *world, const struct node *node)
+{
+    struct disk_sim_faults faults = {
+        .write_us = has(world, WORLD_SLOW_DISKS) ? below(world, 300000) : 0};
+
+    if (has(world, WORLD_BAD_DISKS) && !world->is_calm) {
+        faults.fails = one_in(world, 3) ? 100 : 0;
+        faults.rots = one_in(world, 3) ? 200 : 0;
+        faults.stalls = one_in(world, 3) ? 100 : 0;
+        faults.stall_us = 3000000;
+        faults.bytes_max = one_in(world, 4) ? 4 << 20 : 0;
+    }
+    disk_sim_set_faults(node->disk, &faults);
+}
+
+/* What the node before had saved is there, whatever it died of. */
+static void check_saved(struct world *world, unsigned place)
+{
+    struct node *node = &world->nodes[place];
+    const char *why = node_saved_fault(node->node, node->saved, node->n_saved);
+
+    if (why != NULL)
+        complain(world, NULL, "node %u: %s", place, why);
+    world->result->n_saved += node->n_saved;
+    free(node->saved);
+    node->saved = NULL;
+    node->n_saved = 0;
+}
+
 static void node_begin(struct world *world, unsigned place)
 {
     struct node *node = &world->nodes[place];
@@ -377,15 +410,15 @@ static void node_begin(struct world *world, unsigned place)
         fprintf(stderr, "kv_sim: out of memory: disk\n");
         abort();
     }
-    disk_sim_set_faults(
-        node->disk, &(struct disk_sim_faults){
-                        .write_us = has(world, WORLD_SLOW_DISKS) ? below(world, 300000) : 0});
+    disk_faults(world, node);
     config.disk = node->disk;
+    config.disk_bytes = world->disk_bytes;
     if (kvs_node_create(&config, &node->node, detail, sizeof(detail)) != KV_OK) {
         fprintf(stderr, "kv_sim: %s\n", detail);
         abort();
     }
-    if (has(world, WORLD_EVICTIONS))
+    check_saved(world, place);
+    if (has(world, WORLD_EVICTIONS) && world->disk_bytes == 0)
         node->tier = tier_sim_create(node->node, kv_random_next(&world->random),
                                      has(world, WORLD_LOST_BLOCKS));
     snprintf(node->address, sizeof(node->address), "%s", kvs_node_address(node->node));
@@ -414,26 +447,38 @@ static bool has_lost_blocks(const struct world *world)
 
     for (unsigned i = 0; i < world->n_nodes && !has_lost; i++) {
         struct tier_sim_counts counts = {0};
+        struct disk_sim_counts of_disk;
 
         if (world->nodes[i].tier != NULL)
             tier_sim_get_counts(world->nodes[i].tier, &counts);
-        has_lost = counts.n_lost > 0;
+        disk_sim_get_counts(world->nodes[i].disk, &of_disk);
+        has_lost = counts.n_lost + of_disk.n_rotten + of_disk.n_failed > 0;
     }
     return has_lost;
 }
 
-/* For a look inside the nodes. */
-static void bring_back_blocks(struct world *world)
+/* For a look inside the nodes.  Returns false if some blocks do not come back now. */
+static bool bring_back_blocks(struct world *world)
 {
-    for (unsigned i = 0; i < world->n_nodes; i++)
-        if (world->nodes[i].tier != NULL)
-            tier_sim_bring_back(world->nodes[i].tier);
+    bool are_here = true;
+
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        struct node *node = &world->nodes[i];
+
+        if (node->tier != NULL)
+            tier_sim_bring_back(node->tier);
+        else if (node->node != NULL && world->disk_bytes > 0)
+            are_here = node_bring_back(node->node) && are_here;
+    }
+    return are_here;
 }
 
 static void node_end(struct world *world, unsigned place)
 {
     struct node *node = &world->nodes[place];
 
+    world->result->n_loaded += node_n_loaded(node->node);
+    node->saved = node_list_saved(node->node, &node->n_saved);
     kvs_node_destroy(node->node);
     node->node = NULL;
     count_evictions(world, node);
@@ -1013,7 +1058,7 @@ static bool is_quiet(const struct world *world)
 {
     return (world->options.faults &
             ~(unsigned)(WORLD_DOUBLES | WORLD_LARGE_DOUBLES | WORLD_SLOW_DISKS |
-                        WORLD_EVICTIONS | WORLD_SWAPS)) == 0 &&
+                        WORLD_EVICTIONS | WORLD_SWAPS | WORLD_SAVING)) == 0 &&
            world->n_nodes <= KV_ROW_NODES && world->tenant_quota == 0;
 }
 
@@ -1633,8 +1678,8 @@ static enum task_kind pick_kind(struct world *world)
 
 static kv_status_t begin(struct world *world, struct client *client, struct task *task)
 {
-    static const char *const tables[] = {"status", "sessions", "clients", "ops",  "stats",
-                                         "models", "prefixes", "tenants", "reuse"};
+    static const char *const tables[] = {"status", "sessions", "clients", "ops",   "stats",
+                                         "models", "prefixes", "tenants", "reuse", "tiers"};
 
     switch (task->kind) {
     case TASK_OPEN:
@@ -1898,7 +1943,8 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
 {
     const struct truth *truth = task->truth;
     const unsigned faults = world->options.faults;
-    const unsigned outside = faults & ~(unsigned)(WORLD_EVICTIONS | WORLD_LOST_BLOCKS);
+    const unsigned outside =
+        faults & ~(unsigned)(WORLD_EVICTIONS | WORLD_LOST_BLOCKS | WORLD_SAVING);
 
     switch (status) {
     case KV_CANCELLED:
@@ -1915,7 +1961,9 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_DRAINING:
         return may_be_draining(world, task);
     case KV_NO_MEMORY:
-        return has(world, WORLD_LITTLE_MEMORY | WORLD_FAILING_ALLOCATIONS);
+        return has(world, WORLD_LITTLE_MEMORY | WORLD_FAILING_ALLOCATIONS | WORLD_BAD_DISKS);
+    case KV_IO: /* a model cannot be saved */
+        return has(world, WORLD_BAD_DISKS);
     case KV_NOT_FOUND:
         return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
     case KV_CONFLICT: /* truncates of two clients, each of which reached a part of the nodes */
@@ -1990,11 +2038,12 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
     } else if (status == KV_OK) {
         struct kvs_node *nodes[WORLD_NODES_MAX];
 
-        bring_back_blocks(world);
+        const bool are_here = bring_back_blocks(world);
+
         for (unsigned i = 0; i < world->n_nodes; i++)
             nodes[i] = world->nodes[i].node;
         const bool has_same_codes =
-            truth->n_losses == task->n_losses && !has_lost_blocks(world);
+            are_here && truth->n_losses == task->n_losses && !has_lost_blocks(world);
         task->question->may_lack_crcs = has_lost_blocks(world);
         task->question->may_be_damaged = world->result->n_damaged > 0;
         why = question_fault(task->question, truth, has_same_codes ? nodes : NULL,
@@ -2663,6 +2712,8 @@ static const struct {
     {"evictions", NULL},
     {"lost_blocks", NULL},
     {"damage", strike_damage},
+    {"saving", NULL},
+    {"bad_disks", NULL},
 };
 
 static void mischief(struct world *world)
@@ -2737,11 +2788,25 @@ static unsigned n_tasks(const struct world *world)
     return n;
 }
 
+/* Returns false if some blocks do not come back. */
+static bool wait_for_blocks(struct world *world)
+{
+    const uint64_t until_us = world->clock.virtual_us + SETTLE_US;
+
+    while (!bring_back_blocks(world)) {
+        if (world->clock.virtual_us > until_us)
+            return false;
+        turn(world, IDLE_STEP_US);
+    }
+    return true;
+}
+
 static void check_codes(struct world *world)
 {
     if (world->result->n_damaged > 0) /* keys are not what their codes were made of */
         return;
-    bring_back_blocks(world);
+    if (!wait_for_blocks(world))
+        return;
     for (unsigned i = 0; i < world->n_nodes; i++) {
         const char *why =
             world->nodes[i].node != NULL ? node_codes_fault(world->nodes[i].node) : NULL;
@@ -2785,6 +2850,8 @@ static void settle(struct world *world)
     uint64_t until_us = world->clock.virtual_us + SETTLE_US;
 
     world->is_calm = true;
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        disk_faults(world, &world->nodes[i]);
     *sim_net_faults(world->net) = (struct sim_net_faults){0};
     sim_net_heal(world->net);
     for (unsigned i = 0; i < world->n_nodes; i++) {
@@ -2841,7 +2908,8 @@ static void check_swaps(struct world *world)
     const char *why;
 
     outlast_lost_transfers(world);
-    bring_back_blocks(world);
+    if (!wait_for_blocks(world))
+        return;
     for (unsigned i = 0; i < world->n_nodes; i++)
         nodes[i] = world->nodes[place_of(client->client, i)].node;
     why = swaps_fault(&swaps);
@@ -2986,6 +3054,30 @@ static void clean_up(struct world *world)
     }
 }
 
+static void
+count_row(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    (void)key;
+    (void)key_bytes;
+    (void)value;
+    (void)value_bytes;
+    ++*(uint64_t *)arg;
+}
+
+/* All that was saved has been evicted: nothing is left on the disk, unless memory was lacking to say
+ * that something is to be erased. */
+static void check_disk(struct world *world, unsigned place)
+{
+    uint64_t n = 0;
+
+    if (has(world, WORLD_FAILING_ALLOCATIONS))
+        return;
+    (void)kv_disk_scan(world->nodes[place].disk, KV_DISK_ROWS, "", 0, count_row, &n);
+    if (n > 0)
+        complain(world, NULL, "node %u at the end: %llu rows' values are left on its disk",
+                 place, (unsigned long long)n);
+}
+
 static void check_nodes(struct world *world)
 {
     uint64_t until_us = world->clock.virtual_us + (LEASE_MS + CLIENT_LEASE_MS + 5000) * 1000ull;
@@ -3001,6 +3093,7 @@ static void check_nodes(struct world *world)
     for (unsigned i = 0; i < world->n_nodes; i++) {
         node_look(world->nodes[i].node, &look);
         remember(world, look.corrupt_rows << 32 ^ look.bad_messages);
+        check_disk(world, i);
         if (look.sessions + look.clients + look.calls + look.works + look.bodies +
                 look.stagings + look.segments + look.objects + look.object_bytes +
                 look.bytes_strayed + look.codebooks + look.jobs + look.queriers +
@@ -3061,6 +3154,9 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     world->has_same_names = one_in(world, 6);
     world->eviction = one_in(world, 2) ? "lru" : "gdsf";
     world->tenant_quota = one_in(world, 4) ? 1 + below(world, QUOTA_BYTES) : 0;
+    /* A node has one tier: the other one is the simulator's. */
+    if (has(world, WORLD_SAVING) && (!has(world, WORLD_EVICTIONS) || one_in(world, 2)))
+        world->disk_bytes = one_in(world, 4) ? 1 + below(world, QUOTA_BYTES) : UINT64_MAX;
     world->clients[N_CLIENTS - 1].tenant = (uint32_t)below(world, N_TENANTS);
     for (unsigned i = 0; i < N_CLIENTS; i++)
         world->clients[i].has_salt = one_in(world, 6);
@@ -3096,8 +3192,10 @@ void world_run(const struct world_options *options, struct world_result *ret_res
     for (unsigned i = 0; i < world->n_nodes; i++)
         if (world->nodes[i].node != NULL)
             node_end(world, i);
-    for (unsigned i = 0; i < world->n_nodes; i++)
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        free(world->nodes[i].saved);
         kv_disk_close(world->nodes[i].disk);
+    }
     while (world->truths != NULL) {
         struct truth *next = world->truths->next;
 

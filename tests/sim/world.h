@@ -35,7 +35,9 @@ enum world_fault {
     WORLD_EVICTIONS = 1 << 20,   /* blocks leave memory, and come back */
     WORLD_LOST_BLOCKS = 1 << 21, /* some of these damaged, or not at all */
     WORLD_DAMAGE = 1 << 22, /* bits flip, and rows change places, in what is kept by name */
-    WORLD_N_FAULTS = 23,
+    WORLD_SAVING = 1 << 23, /* nodes save on disk, and have what they saved after a restart */
+    WORLD_BAD_DISKS = 1 << 24, /* that fails, rots, stalls, and is full */
+    WORLD_N_FAULTS = 25,
     WORLD_ALL_FAULTS = (1 << WORLD_N_FAULTS) - 1,
 };
 
@@ -71,6 +73,9 @@ struct world_result {
     uint64_t n_damaged;                    /* segments of what is kept by name */
     uint64_t n_published; /* blocks that publishes found kept, when they ended */
     uint64_t n_attached;  /* tokens that opens began with */
+    uint64_t
+        n_saved; /* blocks that nodes which died had saved, and had when they began again */
+    uint64_t n_loaded; /* blocks that came back from disk */
     bool failed;
     char failure[512];
 };

@@ -46,6 +46,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .transport = cluster->transport,
         .message_control = true,
         .disk = cluster->disks[i],
+        .disk_bytes = setup->disk_bytes,
         .events = setup->events != NULL ? &setup->events[i] : NULL,
     };
 

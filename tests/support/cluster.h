@@ -27,6 +27,7 @@ struct cluster_setup {
     uint32_t object_ttl_s;
     const char *eviction; /* NULL: the node's default */
     uint64_t tenant_quota;
+    uint64_t disk_bytes;                 /* room for what is saved; 0: nothing is */
     const struct kvs_event_sink *events; /* (n_nodes) NULL: none */
     uint32_t wire_version_max;
 };

@@ -107,7 +107,9 @@ static int show_log(const char *path, const struct stat *status, int kind, struc
     size_t bytes;
 
     (void)walk;
-    if (kind != FTW_F || strstr(path, ".log") == NULL || status->st_size == 0)
+    /* Not what a node keeps in its folder. */
+    if (kind != FTW_F || strncmp(strrchr(path, '/'), "/node-", 6) != 0 ||
+        strstr(path, ".log") == NULL || status->st_size == 0)
         return 0;
     file = fopen(path, "r");
     if (file == NULL)

@@ -224,6 +224,20 @@ system_number(struct kv_client *client, uint32_t node, const char *name, const c
     return number;
 }
 
+bool system_is_saved(struct kv_client *client, uint32_t node)
+{
+    struct kv_op *op;
+    const struct kv_table *table = get_table(client, node, "tiers", &op);
+    bool is_saved = false;
+
+    for (uint32_t row = 0; row < table->n_rows; row++)
+        if (strcmp(cell_of(table, row, "tier")->text, "disk") == 0)
+            is_saved = cell_of(table, row, "blocks")->number > 0 &&
+                       cell_of(table, row, "waiting")->number == 0;
+    kv_op_free(op);
+    return is_saved;
+}
+
 uint32_t system_n_rows(struct kv_client *client, uint32_t node, const char *name)
 {
     struct kv_op *op;

@@ -83,6 +83,9 @@ kv_status_t system_object(struct kv_client *client,
 double
 system_number(struct kv_client *client, uint32_t node, const char *table, const char *name);
 
+/* Whether something is on the node's disk, and nothing waits to be. */
+bool system_is_saved(struct kv_client *client, uint32_t node);
+
 /* How many rows a table has. */
 uint32_t system_n_rows(struct kv_client *client, uint32_t node, const char *table);
 

@@ -19,10 +19,10 @@ static char model[PROCESS_PATH_BYTES], prompt[PROCESS_PATH_BYTES];
 static struct process_node nodes[N_NODES];
 static char one[96], both[192];
 static struct process_result result;
+static const char *const options[] = {"--transport", "tcp", "--memory", "64M", NULL};
 
 static int set_up(void **state)
 {
-    static const char *const options[] = {"--transport", "tcp", "--memory", "64M", NULL};
     static char text[PROMPT_BYTES];
 
     (void)state;
@@ -264,6 +264,51 @@ static void a_prompt_seen_before(void **state)
     }
 }
 
+/* All that the node keeps by name is on its disk. */
+static void wait_saved(const char *node)
+{
+    struct kv_client *client = system_open(node, NULL);
+    const uint64_t until_us = process_now_us() + PROCESS_PATIENCE_MS * UINT64_C(1000);
+
+    while (!system_is_saved(client, 0)) {
+        assert_true(process_now_us() < until_us);
+        kv_client_wait(client, 10000);
+    }
+    kv_client_close(client);
+}
+
+/* kill -9 takes nothing of what was saved: the prompt is not computed again, by either method, and
+ * the answer is the same. */
+static void nodes_are_killed_and_come_back(void **state)
+{
+    static char ids[2][sizeof(result.output)];
+    const char *at;
+
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        generate_again(i == 0, both, false);
+        at = strstr(result.output, "\"token_ids\"");
+        assert_non_null(at);
+        snprintf(ids[i], sizeof(ids[i]), "%.*s", (int)strcspn(at, "]"), at);
+    }
+    for (unsigned round = 0; round < 2; round++) {
+        for (unsigned i = 0; i < N_NODES; i++)
+            wait_saved(nodes[i].control);
+        for (unsigned i = 0; i < N_NODES; i++)
+            process_kill(&nodes[i].process);
+        for (unsigned i = 0; i < N_NODES; i++)
+            system_node_start(&nodes[i], options);
+        for (unsigned i = 0; i < 2; i++) {
+            generate_again(i == 0, both, false);
+            const uint32_t tokens = (uint32_t)told("prompt_tokens");
+
+            assert_true(told("reused_tokens") ==
+                        (tokens - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
+            assert_non_null(strstr(result.output, ids[i]));
+        }
+    }
+}
+
 static void expect_bad_salt(const char *salt_file, const char *says)
 {
     const char *const argv[] = {kvworker, "generate",    "--model", model, "--store",
@@ -335,6 +380,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(the_same_logits_everywhere),
         cmocka_unit_test(the_same_tokens_everywhere),
         cmocka_unit_test(a_prompt_seen_before),
+        cmocka_unit_test(nodes_are_killed_and_come_back),
         cmocka_unit_test(a_salt_that_is_not_there),
         cmocka_unit_test(a_node_dies),
     };

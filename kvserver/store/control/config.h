@@ -45,6 +45,7 @@ struct kvs_node_config {
     struct kv_transport *transport;      /* borrowed for the node's life */
     bool message_control;                /* open a control port on the transport as well */
     struct kv_disk *disk;                /* borrowed for the node's life */
+    uint64_t disk_bytes;                 /* room there for rows of prefixes; 0: none is saved */
     const struct kvs_event_sink *events; /* NULL: none; borrowed for the node's life */
 };
 

@@ -3,6 +3,8 @@
  */
 #include "kvserver/store/control/control.h"
 
+#include "kvserver/store/control/saver.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,7 +76,7 @@ void kvs_control_drain(struct kvs_control *control)
 
 bool kvs_control_drained(struct kvs_control *control)
 {
-    if (!atomic_load(&control->draining) || control->n_calls > 0)
+    if (!atomic_load(&control->draining) || control->n_calls > 0 || !kvs_saver_is_idle(control))
         return false;
     for (uint32_t i = 0; i < control->n_threads; i++)
         if (kvs_counted(&control->shard[i].stats.in_flight) > 0)
@@ -111,6 +113,7 @@ bool kvs_control_step(struct kvs_control *control)
     }
     kvs_keep_step(control);
     kvs_prefixes_make_room(control);
+    kvs_saver_step(control, now_us);
     return control->n_calls > 0;
 }
 
@@ -146,7 +149,7 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     control->prefixes = kvs_prefixes_create(kv_mix64(secret + 1), policy, pages);
     return control->prefixes != NULL && kvs_sessions_init(control, secret) &&
                    kvs_clients_init(control, kv_mix64(kv_mix64(secret))) &&
-                   control->replies != NULL
+                   control->replies != NULL && kvs_saver_create(control)
                ? KV_OK
                : KV_NO_MEMORY;
 }
@@ -174,6 +177,7 @@ void kvs_control_fini(struct kvs_control *control)
             free(control->sessions[i].writers);
         }
     }
+    kvs_saver_destroy(control);
     kvs_prefixes_stop(control);
     free(control->sessions);
     free(control->due);

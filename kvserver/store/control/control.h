@@ -163,6 +163,9 @@ struct kvs_keep {
     struct kvs_control_call *next;
 };
 
+struct kvs_batch;
+struct kvs_saver;
+
 struct kvs_control_call {
     struct kvs_control *control;
     enum kv_op_id op;
@@ -199,6 +202,7 @@ struct kvs_control_call {
     uint32_t thread;                     /* objects: the data thread that is asked */
     uint8_t *address;                    /* hello: address of the client's port; owned */
     uint8_t *record;                     /* model: what the disk is given of it; owned */
+    struct kvs_batch *batch;             /* of the saver's; NULL: it is not */
     struct kvs_control_call *list_next, **list_link;
     struct kvs_command commands[]; /* (n_threads) part of the call, so that a broadcast cannot
                                     * fail */
@@ -208,6 +212,7 @@ struct kvs_control_call {
 enum kvs_evict_why {
     KVS_EVICT_MEMORY, /* the node's */
     KVS_EVICT_QUOTA,  /* of its tenant */
+    KVS_EVICT_DISK,   /* room for what is saved */
     KVS_EVICT_BAD,    /* rows of it, or of those before it */
     KVS_EVICT_ASKED,  /* a client said so */
 };
@@ -239,6 +244,7 @@ struct kvs_control {
     bool has_warned_scarce, has_warned_full; /* of memory, since there was plenty */
     uint64_t quota_warned_us;                /* when a tenant's was full; 0: never */
     struct kvs_prefixes *prefixes;
+    struct kvs_saver *saver; /* NULL: nothing is saved */
     struct kvs_reuse reuse;
     struct kvs_prefix
         *released;     /* a list: data threads are to give refs of their blocks back */
@@ -281,10 +287,10 @@ static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *confi
 }
 
 /* Returns how many commands to one data thread can be in progress at once: one per session, two
- * per client, one per call, and one that gives refs of prefixes back. */
+ * per client, one per call, one that gives refs of prefixes back, and two of the saver's. */
 static inline uint32_t kvs_node_commands_max(const struct kvs_node_config *config)
 {
-    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 2;
+    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 4;
 }
 
 static inline bool kvs_control_has_op(const struct kvs_control *control, unsigned op)
@@ -477,6 +483,13 @@ void kvs_call_drop_prefixes(struct kvs_control_call *call);
 /* Tells readers of events that a prefix is in the index, or is about to leave it. */
 void kvs_events_stored(const struct kvs_control *control, const struct kvs_prefix *prefix);
 void kvs_events_removed(const struct kvs_control *control, const struct kvs_prefix *prefix);
+/* The prefix, which is in the index, is in another medium from now on. */
+void kvs_events_moved(const struct kvs_control *control,
+                      const struct kvs_prefix *prefix,
+                      enum kvs_medium from,
+                      enum kvs_medium to);
+/* All that is away of the prefix and those before it is in memory from now on. */
+void kvs_events_back(const struct kvs_control *control, const struct kvs_prefix *prefix);
 
 /* ---- eviction.c ---- */
 

@@ -4,29 +4,72 @@
 
 #include "kvserver/store/control/control.h"
 
+static enum kvs_medium medium_of(const struct kvs_prefix *prefix)
+{
+    return prefix->is_away ? KVS_MEDIUM_DISK : KVS_MEDIUM_CPU;
+}
+
+static void tell_stored(const struct kvs_event_sink *sink,
+                        const struct kvs_prefix *prefix,
+                        enum kvs_medium medium)
+{
+    sink->stored(sink->arg, &(struct kvs_blocks_stored){
+                                .names = &prefix->name,
+                                .parent = prefix->parent != NULL ? &prefix->parent->name : NULL,
+                                .tokens = prefix->tokens,
+                                .n = 1,
+                                .tenant = prefix->home->place.tenant,
+                                .medium = medium});
+}
+
+static void tell_removed(const struct kvs_event_sink *sink,
+                         const struct kvs_prefix *prefix,
+                         enum kvs_medium medium)
+{
+    sink->removed(sink->arg, &(struct kvs_blocks_removed){.names = &prefix->name,
+                                                          .n = 1,
+                                                          .tenant = prefix->home->place.tenant,
+                                                          .medium = medium});
+}
+
 void kvs_events_stored(const struct kvs_control *control, const struct kvs_prefix *prefix)
 {
-    const struct kvs_event_sink *sink = control->config.events;
-
-    if (sink != NULL)
-        sink->stored(sink->arg,
-                     &(struct kvs_blocks_stored){
-                         .names = &prefix->name,
-                         .parent = prefix->parent != NULL ? &prefix->parent->name : NULL,
-                         .tokens = prefix->tokens,
-                         .n = 1,
-                         .tenant = prefix->home->place.tenant,
-                         .medium = KVS_MEDIUM_CPU});
+    if (control->config.events != NULL)
+        tell_stored(control->config.events, prefix, medium_of(prefix));
 }
 
 void kvs_events_removed(const struct kvs_control *control, const struct kvs_prefix *prefix)
 {
-    const struct kvs_event_sink *sink = control->config.events;
+    if (control->config.events != NULL)
+        tell_removed(control->config.events, prefix, medium_of(prefix));
+}
 
-    if (sink != NULL)
-        sink->removed(sink->arg,
-                      &(struct kvs_blocks_removed){.names = &prefix->name,
-                                                   .n = 1,
-                                                   .tenant = prefix->home->place.tenant,
-                                                   .medium = KVS_MEDIUM_CPU});
+void kvs_events_moved(const struct kvs_control *control,
+                      const struct kvs_prefix *prefix,
+                      enum kvs_medium from,
+                      enum kvs_medium to)
+{
+    if (control->config.events == NULL)
+        return;
+    tell_stored(control->config.events, prefix, to);
+    tell_removed(control->config.events, prefix, from);
+}
+
+void kvs_events_back(const struct kvs_control *control, const struct kvs_prefix *prefix)
+{
+    const struct kvs_prefix *top = prefix, *next;
+
+    if (control->config.events == NULL || !prefix->is_away)
+        return;
+    while (top->parent != NULL && top->parent->is_away)
+        top = top->parent;
+    /* Parents first: always from the last one that was told on down, which is a walk up from the
+     * prefix for each. */
+    for (;; top = next) {
+        kvs_events_moved(control, top, KVS_MEDIUM_DISK, KVS_MEDIUM_CPU);
+        if (top == prefix)
+            return;
+        for (next = prefix; next->parent != top; next = next->parent)
+            ;
+    }
 }

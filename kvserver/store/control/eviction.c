@@ -10,6 +10,7 @@
 #include "kvserver/base/slice.h"
 #include "kvserver/store/control/metrics.h"
 #include "kvserver/store/control/ops_private.h"
+#include "kvserver/store/control/saver.h"
 
 #include <assert.h>
 
@@ -75,11 +76,13 @@ void kvs_control_evict(struct kvs_control *control,
     _Atomic uint64_t *const counters[] = {
         [KVS_EVICT_MEMORY] = &control->stats.prefixes_evicted,
         [KVS_EVICT_QUOTA] = &control->stats.prefixes_over_quota,
+        [KVS_EVICT_DISK] = &control->stats.prefixes_off_disk,
         [KVS_EVICT_BAD] = &control->stats.prefixes_bad,
         [KVS_EVICT_ASKED] = &control->stats.prefixes_deleted,
     };
-    const uint64_t bytes = prefix->home->block_bytes;
+    const uint64_t bytes = prefix->is_away ? 0 : prefix->home->block_bytes;
 
+    kvs_saver_remove(control, prefix);
     /* In this order: what is on its way is spare all the time. */
     kvs_pages_add_spare(control->pages, bytes);
     control->released_bytes += bytes;
@@ -91,11 +94,30 @@ void kvs_control_evict(struct kvs_control *control,
 
 static void tell_stats(struct kvs_control *control)
 {
+    struct kvs_saver_facts facts;
+
+    kvs_saver_get_facts(control, kv_clock_now(control->config.clock), &facts);
+    kvs_stat_set(&control->stats.prefixes_away, kvs_prefixes_away(control->prefixes));
+    kvs_stat_set(&control->stats.saved_blocks, facts.saved_blocks);
+    kvs_stat_set(&control->stats.saved_bytes, facts.saved_bytes);
+    kvs_stat_set(&control->stats.unsaved_blocks, facts.waiting_blocks);
+    kvs_stat_set(&control->stats.unsaved_bytes, facts.waiting_bytes);
+    kvs_stat_set(&control->stats.unsaved_us, facts.waiting_us);
     kvs_stat_set(&control->stats.prefixes, kvs_prefixes_count(control->prefixes));
     kvs_stat_set(&control->stats.prefix_bytes, kvs_prefixes_bytes(control->prefixes));
     kvs_stat_set(&control->stats.prefixes_pinned, kvs_prefixes_pinned(control->prefixes));
     kvs_stat_set(&control->stats.prefix_tokens_bytes,
                  kvs_prefixes_tokens_bytes(control->prefixes));
+}
+
+/* What is saved leaves memory only. */
+static void
+let_go(struct kvs_control *control, struct kvs_prefix *victim, enum kvs_evict_why why)
+{
+    if (victim->saved == KVS_PREFIX_SAVED)
+        kvs_saver_let_go(control, victim);
+    else
+        kvs_control_evict(control, victim, why);
 }
 
 /* Evicts until that many bytes are on their way, or it takes too long: the more tenants there are,
@@ -104,12 +126,14 @@ static void evict_some(struct kvs_control *control, uint64_t lacking)
 {
     struct kv_slice slice = kv_slice_begin(control->config.clock, EVICT_SLICE);
 
-    for (int i = 0; i < EVICT_AT_ONCE && control->released_bytes < lacking; i++) {
+    for (int i = 0; i < EVICT_AT_ONCE &&
+                    control->released_bytes + kvs_saver_leaving_bytes(control) < lacking;
+         i++) {
         struct kvs_prefix *victim = kvs_prefixes_victim(control->prefixes, NULL);
 
         if (victim == NULL)
             break;
-        kvs_control_evict(control, victim, KVS_EVICT_MEMORY);
+        let_go(control, victim, KVS_EVICT_MEMORY);
         if (kv_slice_over(&slice))
             break;
     }
@@ -125,7 +149,7 @@ void kvs_prefixes_make_room(struct kvs_control *control)
     lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
 
     /* What is on its way may be enough. */
-    if (!control->is_releasing && control->released == NULL)
+    if (!control->is_releasing && control->released == NULL && kvs_saver_is_done(control))
         evict_some(control, lacking);
     kvs_prefixes_release_step(control);
     tell_stats(control);
@@ -145,7 +169,7 @@ bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t b
 
         if (victim == NULL)
             return false;
-        kvs_control_evict(control, victim, KVS_EVICT_QUOTA);
+        let_go(control, victim, KVS_EVICT_QUOTA);
         of = kvs_prefixes_tenant(control->prefixes, tenant); /* it may have had no other */
     }
     return true;

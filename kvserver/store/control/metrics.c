@@ -121,6 +121,13 @@ static const struct {
      offsetof(struct kvs_stats, prefixes_pinned)},
     {"prefix_tokens_bytes", "bytes of tokens that they have for readers of events",
      offsetof(struct kvs_stats, prefix_tokens_bytes)},
+    {"prefixes_away", "those of them that are on disk, not in memory",
+     offsetof(struct kvs_stats, prefixes_away)},
+    {"saved_blocks", "blocks on disk", offsetof(struct kvs_stats, saved_blocks)},
+    {"saved_bytes", "bytes of rows on disk", offsetof(struct kvs_stats, saved_bytes)},
+    {"unsaved_blocks", "blocks that wait to be saved",
+     offsetof(struct kvs_stats, unsaved_blocks)},
+    {"unsaved_bytes", "bytes of rows in them", offsetof(struct kvs_stats, unsaved_bytes)},
     {"refused_rows", "bad rows in memory, not served until put again",
      offsetof(struct kvs_stats, rows_bad)},
     {"refused_objects", "bad object pieces in memory, not served until put again",
@@ -129,6 +136,14 @@ static const struct {
      offsetof(struct kvs_stats, scrub_pass_bytes)},
     {"requests_in_flight", "data requests in flight", offsetof(struct kvs_stats, in_flight)},
 };
+
+void kvs_load_times(const struct kvs_control *control, struct kv_histogram *ret_us)
+{
+    memset(ret_us, 0, sizeof(*ret_us));
+    for (uint32_t i = 0; i < control->n_threads; i++)
+        if (control->shard[i].tier != NULL)
+            kv_histogram_merge(ret_us, &kvs_disk_tier_counts(control->shard[i].tier)->load_us);
+}
 
 static uint64_t slowest_pass_us(const struct kvs_control *control)
 {
@@ -196,9 +211,29 @@ static void write_reuse(const struct kvs_control *control, FILE *out)
     }
 }
 
+static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
+
+static void write_tiers(const struct kvs_control *control, FILE *out)
+{
+    struct kv_histogram us;
+
+    kvs_load_times(control, &us);
+    metric(out, "block_load_seconds", "summary",
+           "time from the first need of a block on disk until it is in memory");
+    for (size_t i = 0; kvs_counted(&us.count) > 0 && i < 4; i++)
+        fprintf(out, "topkv_block_load_seconds{quantile=\"%g\"} %.6f\n", quantiles[i],
+                (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
+    fprintf(out, "topkv_block_load_seconds_sum %.6f\n", (double)kvs_counted(&us.sum) / 1e6);
+    fprintf(out, "topkv_block_load_seconds_count %llu\n",
+            (unsigned long long)kvs_counted(&us.count));
+    metric(out, "unsaved_seconds", "gauge",
+           "how long the block has waited that waits longest to be saved");
+    fprintf(out, "topkv_unsaved_seconds %.3f\n",
+            (double)kvs_counted(&control->stats.unsaved_us) / 1e6);
+}
+
 static void write_ops(const struct kvs_control *control, FILE *out)
 {
-    static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
     struct kv_histogram us;
     uint64_t count, errors;
 
@@ -233,5 +268,6 @@ void kvs_control_metrics(struct kvs_control *control, FILE *out)
     write_gauges(control, out);
     write_memory(control, out);
     write_reuse(control, out);
+    write_tiers(control, out);
     write_ops(control, out);
 }

@@ -7,6 +7,7 @@
 #include "kvserver/base/log.h"
 #include "kvserver/store/control/ops_private.h"
 #include "kvserver/store/control/protobuf.h"
+#include "kvserver/store/control/saver.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -50,6 +51,13 @@ hold(struct kvs_control *control, struct kvs_session *session, struct kvs_prefix
     if (session->prefix != NULL)
         kvs_prefix_release(control->prefixes, session->prefix);
     session->prefix = prefix;
+}
+
+/* What is away of the prefix and those before it is wanted in memory. */
+static void come_back(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    kvs_events_back(control, prefix);
+    kvs_prefix_set_here(control->prefixes, prefix);
 }
 
 static kv_status_t
@@ -170,6 +178,7 @@ kv_status_t kvs_session_match(struct kvs_control *control,
         session->writers = kvs_prefix_writers(prefix, writer);
         session->matched = (prefix->depth + 1) * KV_BLOCK_TOKENS;
         hold(control, session, prefix);
+        come_back(control, prefix);
         kvs_prefix_use(control->prefixes, prefix, kv_clock_now(control->config.clock));
     } else {
         session->writers = kv_writers_create(NULL, 0, writer);
@@ -275,12 +284,16 @@ static struct kvs_prefix *index_one(struct kvs_control_call *call,
         warn_of_quota(control, home->place.tenant, home->block_bytes);
         return NULL;
     }
+    /* Blocks in memory are behind others in memory.  Those come back when somebody needs them. */
+    if (parent != NULL)
+        come_back(control, parent);
     if (!name_writers(prefix, call->session->writers) ||
         !kvs_prefixes_add(control->prefixes, parent, home, prefix,
                           kv_clock_now(control->config.clock)))
         return NULL;
     kvs_count(&control->stats.prefixes_published, 1);
     kvs_events_stored(control, prefix);
+    kvs_saver_add(control, prefix);
     return prefix;
 }
 
@@ -472,14 +485,38 @@ void kvs_call_drop_prefixes(struct kvs_control_call *call)
 
 /* ---- match ------------------------------------------------------------------------------- */
 
+/* What is away of a prompt is its end.  Returns how many tiers have some of it. */
+static size_t
+tiers_of(const struct kvs_prefix *prefix, Kvpb__MatchTier *tiers, Kvpb__MatchTier **ret_list)
+{
+    const enum kvs_medium media[] = {KVS_MEDIUM_CPU, KVS_MEDIUM_DISK};
+    const struct kvs_prefix *here = prefix;
+    uint32_t ends[2] = {0}, begin = 0;
+    size_t n = 0;
+
+    while (here != NULL && here->is_away)
+        here = here->parent;
+    ends[0] = here != NULL ? (here->depth + 1) * KV_BLOCK_TOKENS : 0;
+    ends[1] = prefix != NULL ? (prefix->depth + 1) * KV_BLOCK_TOKENS : 0;
+    for (int i = 0; i < 2; i++) {
+        if (ends[i] == begin)
+            continue;
+        tiers[n] = (Kvpb__MatchTier)KVPB__MATCH_TIER__INIT;
+        tiers[n].medium = (char *)kvs_medium_name(media[i]);
+        tiers[n].end = begin = ends[i];
+        ret_list[n] = &tiers[n];
+        n++;
+    }
+    return n;
+}
+
 static void match(struct kvs_control_call *call, const Kvpb__MatchRequest *request)
 {
     struct kvs_control *control = call->control;
     const uint32_t n = count_names(&request->block_names);
     Kvpb__MatchReply reply = KVPB__MATCH_REPLY__INIT;
-    Kvpb__MatchTier tier = KVPB__MATCH_TIER__INIT, *tiers[] = {&tier};
+    Kvpb__MatchTier tiers[2], *list[2];
     Kvpb__Outcome outcome = kvs_pb_ok_outcome();
-    char medium[] = "CPU";
 
     if (n == UINT32_MAX || !kvs_is_placement(request->placement)) {
         kvs_control_refuse(call, KV_INVALID, "match: invalid placement, or names of %zu bytes",
@@ -495,10 +532,8 @@ static void match(struct kvs_control_call *call, const Kvpb__MatchRequest *reque
 
     reply.outcome = &outcome;
     reply.tokens = prefix != NULL ? (prefix->depth + 1) * KV_BLOCK_TOKENS : 0;
-    tier.medium = medium;
-    tier.end = reply.tokens;
-    reply.tiers = tiers;
-    reply.n_tiers = prefix != NULL;
+    reply.tiers = list;
+    reply.n_tiers = tiers_of(prefix, tiers, list);
     reply.n_units = prefix != NULL ? prefix->home->n_units : 0;
     kvs_control_reply(call, &reply.base);
 }

@@ -2,6 +2,7 @@
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/control/metrics.h"
+#include "kvserver/store/control/saver.h"
 #include "proto/kvstore.pb-c.h"
 
 #include <stdlib.h>
@@ -404,7 +405,8 @@ static void table_tenants(struct kvs_control *control, struct builder *table)
         number(table, to, (double)tenant->n_prefixes);
         number(table, to, (double)tenant->bytes);
         number(table, to, (double)control->config.tenant_quota);
-        number(table, to, tenant->n_heap);
+        number(table, to,
+               tenant->heaps[KVS_PREFIX_IN_MEMORY].n + tenant->heaps[KVS_PREFIX_IN_BOTH].n);
     }
 }
 
@@ -425,6 +427,41 @@ static void table_reuse(struct kvs_control *control, struct builder *table)
     }
 }
 
+/* Of memory and of the disk: what both have comes first. */
+static void table_tiers(struct kvs_control *control, struct builder *table)
+{
+    const uint64_t away = kvs_prefixes_away(control->prefixes);
+    struct kvs_saver_facts facts;
+    struct kv_histogram us;
+    Kvpb__Row *to;
+
+    kvs_saver_get_facts(control, kv_clock_now(control->config.clock), &facts);
+    kvs_load_times(control, &us);
+    columns(table,
+            "tier blocks bytes room_bytes waiting waiting_ms loads p50_ms p99_ms bad errors");
+    to = row(table);
+    text(table, to, "memory");
+    number(table, to, (double)(kvs_prefixes_count(control->prefixes) - away));
+    number(table, to, (double)kvs_prefixes_bytes(control->prefixes));
+    number(table, to, (double)control->pages->bytes);
+    for (int i = 0; i < 7; i++)
+        number(table, to, 0);
+    to = row(table);
+    text(table, to, "disk");
+    number(table, to, (double)facts.saved_blocks);
+    number(table, to, (double)facts.saved_bytes);
+    number(table, to, (double)facts.room_bytes);
+    number(table, to, (double)facts.waiting_blocks);
+    number(table, to, (double)(facts.waiting_us / 1000));
+    number(table, to, (double)kvs_counted(&us.count));
+    number(table, to, (double)kv_histogram_quantile(&us, 0.5) / 1e3);
+    number(table, to, (double)kv_histogram_quantile(&us, 0.99) / 1e3);
+    number(table, to,
+           (double)kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_segments)));
+    number(table, to,
+           (double)kvs_stats_total(control, offsetof(struct kvs_stats, disk_errors)));
+}
+
 static const struct {
     const char *name;
     void (*fill)(struct kvs_control *control, struct builder *table);
@@ -432,7 +469,7 @@ static const struct {
     {"status", table_status},   {"sessions", table_sessions}, {"clients", table_clients},
     {"models", table_models},   {"ops", table_ops},           {"stats", table_stats},
     {"scrub", table_scrub},     {"threads", table_threads},   {"prefixes", table_prefixes},
-    {"tenants", table_tenants}, {"reuse", table_reuse},
+    {"tenants", table_tenants}, {"reuse", table_reuse},       {"tiers", table_tiers},
 };
 
 void kvs_tables_reply(struct kvs_control_call *call, const char *name)

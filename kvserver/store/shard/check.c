@@ -404,6 +404,14 @@ static void count_job(void *arg, const struct kvs_index_job_look *look)
         census->book_refs[look->codebook]++;
 }
 
+static void count_pin(void *arg, const struct kvs_block *block)
+{
+    struct census *census = arg;
+
+    if (!census->is_full)
+        find(census, block)->pins++;
+}
+
 static void count_kept(void *arg, const struct kvs_block *block)
 {
     struct census *census = arg;
@@ -425,6 +433,8 @@ static void count_all(struct census *census, const struct kvs_kept_blocks *kept)
             for (unsigned j = 0; j < request->n_pins && !census->is_full; j++)
                 find(census, request->pins[j])->pins++;
     kvs_indexer_visit(shard->indexer, count_job, census);
+    if (shard->tier != NULL)
+        kvs_disk_tier_visit_pins(shard->tier, count_pin, census);
     if (kept != NULL)
         kept->each(kept->arg, shard->index, count_kept, census);
 }

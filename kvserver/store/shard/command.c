@@ -2,6 +2,7 @@
 #include "kvserver/base/slice.h"
 #include "kvserver/base/token.h"
 #include "kvserver/store/prefix/prefix.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/shard/object_page.h"
 #include "kvserver/store/shard/shard_private.h"
 
@@ -101,6 +102,14 @@ static bool note_blocks(struct kvs_shard *shard, struct kvs_command *command)
     return command->prefix == NULL;
 }
 
+/* Rows that the session will need come back before it asks for them. */
+static void
+need_blocks(struct kvs_shard *shard, const struct kvs_blocks *blocks, uint32_t begin)
+{
+    for (uint32_t i = begin; i < blocks->n && shard->store.n_away > 0; i++)
+        (void)kvs_block_need(&shard->store, blocks->list[i]);
+}
+
 /* Shares some of the blocks that are noted, up to the first one with bad rows.  Returns true
  * after the last. */
 static bool share_blocks(struct kvs_shard *shard, struct kvs_command *command)
@@ -115,7 +124,11 @@ static bool share_blocks(struct kvs_shard *shard, struct kvs_command *command)
             break;
         }
     }
-    return kvs_blocks_fork_on(list, &session->blocks, command->tokens, PIECE_BLOCKS);
+    const uint32_t begin = session->blocks.n;
+    const bool is_last =
+        kvs_blocks_fork_on(list, &session->blocks, command->tokens, PIECE_BLOCKS);
+    need_blocks(shard, &session->blocks, begin);
+    return is_last;
 }
 
 static bool session_open(struct kvs_shard *shard, struct kvs_command *command)
@@ -309,6 +322,8 @@ static bool prefix_release(struct kvs_shard *shard, struct kvs_command *command)
             kvs_prefix_block(command->prefix, shard->index, shard->n_threads);
 
         if (block != NULL && *block != NULL) {
+            if (shard->tier != NULL)
+                kvs_disk_tier_release(shard->tier, *block);
             kvs_block_unref(&shard->store, *block);
             *block = NULL;
         }
@@ -348,6 +363,24 @@ static bool objects_page(struct kvs_shard *shard, struct kvs_command *command)
                                  shard->now_us);
 }
 
+static bool tier(struct kvs_shard *shard, struct kvs_command *command)
+{
+    command->is_kept = true;
+    shard->tier_commands[command->tier_job] = command;
+    kvs_disk_tier_begin(shard->tier, command->tier_job, command->tier_items,
+                        command->n_tier_items);
+    return true;
+}
+
+void kvs_shard_tier_done(void *arg, enum kvs_tier_job job)
+{
+    struct kvs_shard *shard = arg;
+    const bool is_told = kvs_shard_notify(shard, shard->tier_commands[job]);
+
+    assert(is_told);
+    (void)is_told;
+}
+
 static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command) = {
     [KVS_COMMAND_CLIENT_OPEN] = client_open,
     [KVS_COMMAND_CLIENT_CLOSE] = client_close,
@@ -359,6 +392,7 @@ static bool (*const run[])(struct kvs_shard *shard, struct kvs_command *command)
     [KVS_COMMAND_SESSION_LENGTH] = session_length,
     [KVS_COMMAND_OBJECTS] = objects_page,
     [KVS_COMMAND_SESSION_SIZES] = session_sizes,
+    [KVS_COMMAND_TIER] = tier,
     [KVS_COMMAND_PREFIX_PUBLISH] = prefix_publish,
     [KVS_COMMAND_PREFIX_RELEASE] = prefix_release,
 };
@@ -400,11 +434,12 @@ bool kvs_shard_command_step(struct kvs_shard *shard)
             return false;
         shard->command->cursor = 0;
         shard->command->is_begun = false;
+        shard->command->is_kept = false;
         shard->command->status = KV_OK;
     }
     if (run[shard->command->kind](shard, shard->command)) {
         /* The ring of replies is as large as all rings of commands together. */
-        bool is_told = kvs_shard_notify(shard, shard->command);
+        bool is_told = shard->command->is_kept || kvs_shard_notify(shard, shard->command);
         assert(is_told);
         (void)is_told;
         shard->command = NULL;

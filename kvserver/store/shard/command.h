@@ -5,6 +5,7 @@
 #include "kvserver/base/writers.h"
 #include "kvserver/net/transport.h"
 #include "kvserver/store/shard/ended.h"
+#include "kvserver/store/tier/disk_tier.h"
 #include "proto/kv_types.h"
 
 #include <stdatomic.h>
@@ -27,6 +28,7 @@ enum kvs_command_kind {
     KVS_COMMAND_PREFIX_RELEASE,
     KVS_COMMAND_OBJECTS,
     KVS_COMMAND_SESSION_SIZES,
+    KVS_COMMAND_TIER,         /* comes back when the job is done; others run meanwhile */
     KVS_COMMAND_CLIENT_STUCK, /* from data to control: a client lost its channel */
 };
 
@@ -81,6 +83,10 @@ struct kvs_command {
     _Atomic uint32_t *layer_tokens;
     struct kvs_session_size *sizes; /* (n_sizes) session_sizes */
     uint32_t n_sizes;
+    enum kvs_tier_job tier_job; /* tier: what is done with these (n_tier_items) */
+    struct kvs_tier_item *tier_items;
+    uint32_t n_tier_items;
+    bool is_kept; /* for the data thread: it is not done yet, though its slice is */
     struct kvs_object_page *object_page; /* objects: what is asked, and the answer */
 };
 

@@ -29,6 +29,7 @@ bool kvs_shard_step(struct kvs_shard *shard)
     if (!sliced || ++shard->turns >= BACKGROUND_EVERY)
         sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
+    busy = (shard->tier != NULL && kvs_disk_tier_step(shard->tier)) || busy;
     busy = kvs_residency_step(&shard->store) || busy;
     busy = kvs_shard_look_again(shard) || busy;
     kvs_replies_flush(shard);
@@ -97,6 +98,28 @@ static void background_close(struct kvs_shard *shard)
             shard->background[i].close(shard->background_state[i]);
 }
 
+/* From a thread of the disk's. */
+static void wake(void *arg)
+{
+    struct kvs_shard *shard = arg;
+
+    shard->port->ops->port_wake(shard->port);
+}
+
+static kv_status_t tier_open(struct kvs_shard *shard, struct kv_disk *disk)
+{
+    const struct kvs_disk_tier_setup setup = {.disk = disk,
+                                              .store = &shard->store,
+                                              .clock = shard->clock,
+                                              .thread = shard->index,
+                                              .n_threads = shard->n_threads,
+                                              .wake = wake,
+                                              .job_done = kvs_shard_tier_done,
+                                              .arg = shard};
+
+    return kvs_disk_tier_open(&setup, &shard->tier);
+}
+
 kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup *setup)
 {
     kv_status_t status = KV_NO_MEMORY;
@@ -155,6 +178,8 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
         shard->sessions[i].index = i;
     status = setup->transport->ops->port_open(setup->transport, &kvs_shard_events, shard,
                                               &shard->port);
+    if (status == KV_OK && setup->disk != NULL)
+        status = tier_open(shard, setup->disk);
     if (status == KV_OK)
         return KV_OK;
 
@@ -167,11 +192,13 @@ void kvs_shard_fini(struct kvs_shard *shard)
 {
     /* Clients first, then the port: that ends requests and transfers, which use all the rest.
      * The arena goes last, and with it the memory of all sessions and objects. */
+    kvs_disk_tier_stop(shard->tier); /* it wakes the port */
     if (shard->clients != NULL)
         for (uint32_t i = 0; i < shard->n_clients; i++)
             kvs_shard_client_close(shard, &shard->clients[i]);
     if (shard->port != NULL)
         shard->port->ops->port_close(shard->port);
+    kvs_disk_tier_close(shard->tier);
     kv_ring_destroy(shard->commands);
     background_close(shard);
     ops_close(shard);

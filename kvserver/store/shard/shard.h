@@ -124,11 +124,13 @@ struct kvs_shard {
                                        * have the next free one gets it */
     struct kvs_request_queue missing; /* requests that wait for blocks that are absent */
     struct kvs_request_queue looking; /* woken requests; some are run in each step */
-    struct kvs_shard_session *woken, **woken_end; /* sessions to wake, in that order */
-    struct kv_ring *commands;                     /* from the control thread */
-    struct kvs_command *command;                  /* in progress, in slices */
-    _Atomic bool is_asleep;                       /* who gives it a command must wake it */
-    struct kv_ring *replies;                      /* to the control thread; shared by all data
+    struct kvs_shard_session *woken, **woken_end;     /* sessions to wake, in that order */
+    struct kv_ring *commands;                         /* from the control thread */
+    struct kvs_command *command;                      /* in progress, in slices */
+    struct kvs_disk_tier *tier;                       /* NULL: nothing is on disk */
+    struct kvs_command *tier_commands[KVS_TIER_JOBS]; /* of the jobs that it has */
+    _Atomic bool is_asleep;                           /* who gives it a command must wake it */
+    struct kv_ring *replies; /* to the control thread; shared by all data
                                                    * threads */
     bool replies_due; /* `replies` has new entries, or pages are wanted; the driver wakes the
                        * control thread */
@@ -151,6 +153,7 @@ struct kvs_shard_setup {
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *replies;
+    struct kv_disk *disk; /* for rows; NULL: none are saved */
 };
 
 /* Returns how much of a thread's share of the memory the operations take; pages have the

@@ -74,11 +74,26 @@ static void tell_health(struct kvs_shard *shard)
     kvs_stat_set(&stats->objects_bad, health->objects_bad);
 }
 
+static void tell_tier(struct kvs_shard *shard)
+{
+    const struct kvs_tier_counts *counts = kvs_disk_tier_counts(shard->tier);
+    struct kvs_stats *stats = &shard->stats;
+
+    kvs_stat_set(&stats->disk_written_bytes, kvs_counted(&counts->written_bytes));
+    kvs_stat_set(&stats->disk_read_bytes, kvs_counted(&counts->loaded_bytes));
+    kvs_stat_set(&stats->blocks_left, kvs_counted(&counts->left_blocks));
+    kvs_stat_set(&stats->blocks_loaded, kvs_counted(&counts->loaded_blocks));
+    kvs_stat_set(&stats->bad_saved_segments, kvs_counted(&counts->lost_segments));
+    kvs_stat_set(&stats->disk_errors, kvs_counted(&counts->failed));
+}
+
 void kvs_shard_tell_stats(struct kvs_shard *shard)
 {
     tell_memory(shard);
     tell_index(shard);
     tell_health(shard);
+    if (shard->tier != NULL)
+        tell_tier(shard);
     for (uint32_t i = 0; i < shard->n_background; i++)
         if (shard->background[i].tell != NULL)
             shard->background[i].tell(shard, shard->background_state[i]);

@@ -50,6 +50,12 @@
     X(direct_sends, "bulk replies sent in place, without a copy")                     \
     X(staged_sends, "bulk replies gathered in a staging buffer")                      \
     X(block_waits, "waits of requests for blocks that were not in memory")            \
+    X(disk_written_bytes, "rows and codes written to disk")                           \
+    X(disk_read_bytes, "rows and codes read from disk")                               \
+    X(blocks_left, "blocks that left memory for the disk")                            \
+    X(blocks_loaded, "blocks that came back from disk")                               \
+    X(bad_saved_segments, "segments that were missing on disk, or wrong")             \
+    X(disk_errors, "reads and writes that the disk has refused")                      \
     X(segments_copied, "shared partial segments copied before a write")               \
     X(corrupt_rows, "rows and object pieces that arrived with a wrong checksum")      \
     X(bad_rows, "rows in memory with a wrong checksum")                               \
@@ -82,6 +88,7 @@
     X(prefixes_published, "blocks kept under their names")                            \
     X(prefixes_evicted, "blocks evicted because memory was short")                    \
     X(prefixes_over_quota, "blocks evicted for others of a tenant with a full quota") \
+    X(prefixes_off_disk, "blocks evicted because the room on disk was short")         \
     X(prefixes_deleted, "blocks no longer kept because a client said so")             \
     X(prefixes_refused, "publishes cut short by the quota of their tenant")           \
     X(prefixes_bad, "blocks no longer kept because rows in or before them were bad")  \
@@ -123,6 +130,8 @@ struct kvs_stats {
     _Atomic uint64_t objects_memory;    /* bytes of memory, names and records included */
     _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
     _Atomic uint64_t prefix_tokens_bytes;                     /* likewise */
+    _Atomic uint64_t prefixes_away, saved_blocks, saved_bytes, unsaved_blocks, unsaved_bytes,
+        unsaved_us; /* likewise */
     _Atomic uint64_t in_flight;
     _Atomic uint64_t rows_bad, objects_bad; /* rejected until written again: rows, and object
                                              * pieces */

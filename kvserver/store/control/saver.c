@@ -1,0 +1,930 @@
+#include "kvserver/store/control/saver.h"
+
+#include "kvserver/base/config.h"
+#include "kvserver/base/log.h"
+#include "kvserver/store/control/control.h"
+#include "kvserver/store/control/manifest.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BLOCKS_AT_ONCE = 256,
+    BYTES_AT_ONCE = 64 << 20,
+    DELAY_US = 500000,
+    RETRY_US = 1000000,
+    TRIES = 5,
+    WARN_US = 60 * 1000 * 1000,
+};
+
+/* A block in a list: its prefix, if any, has a ref. */
+struct entry {
+    struct entry *next;
+    struct kvs_tier_item item;
+};
+
+struct list {
+    struct entry *first, **end;
+};
+
+/* A list of blocks, on its way through data threads and the disk. */
+struct kvs_batch {
+    struct kvs_control *control;
+    struct kvs_control_call *call; /* NULL: nothing is under way */
+    struct kvs_tier_item items[BLOCKS_AT_ONCE];
+    uint32_t n;
+    void *records[BLOCKS_AT_ONCE]; /* that are being written */
+    uint32_t n_records;
+    kv_status_t status;
+    void (*next)(struct kvs_batch *batch); /* when the disk is done */
+};
+
+struct kvs_saver {
+    struct kvs_prefix *first, **end; /* to be saved */
+    uint64_t waiting_bytes, waiting_blocks;
+    uint64_t saving_bytes, saving_blocks; /* in a batch */
+    struct list erasures;   /* of these the disk may have something that is not to be found */
+    struct list leaving;    /* have been let go */
+    uint64_t leaving_bytes; /* of what is on its way out */
+    struct kvs_batch disk;  /* SAVE and ERASE */
+    struct kvs_batch leave;
+    uint64_t retry_us; /* nothing is begun before */
+    uint64_t warned_us;
+    uint64_t saved_bytes, saved_blocks, failed_blocks;
+};
+
+static uint64_t now_of(const struct kvs_control *control)
+{
+    return kv_clock_now(control->config.clock);
+}
+
+static void warn(struct kvs_control *control, const char *what)
+{
+    struct kvs_saver *saver = control->saver;
+    char room[16];
+
+    if (saver->warned_us != 0 && now_of(control) - saver->warned_us < WARN_US)
+        return;
+    saver->warned_us = now_of(control);
+    kv_config_format_size(control->config.disk_bytes, room, sizeof(room));
+    kv_log(KV_LOG_WARN, "disk: %s: %llu blocks wait to be saved (room for saved rows: %s)",
+           what, (unsigned long long)saver->waiting_blocks, room);
+}
+
+/* ---- lists -------------------------------------------------------------------------------- */
+
+static void list_init(struct list *list)
+{
+    list->first = NULL;
+    list->end = &list->first;
+}
+
+/* The list has the ref of the item's prefix from then on.  Returns false if out of memory. */
+static bool list_add(struct list *list, const struct kvs_tier_item *item)
+{
+    struct entry *entry = malloc(sizeof(*entry));
+
+    if (entry == NULL)
+        return false;
+    *entry = (struct entry){.item = *item};
+    *list->end = entry;
+    list->end = &entry->next;
+    return true;
+}
+
+/* Takes the first one out.  Returns false if there is none. */
+static bool list_take(struct list *list, struct kvs_tier_item *ret_item)
+{
+    struct entry *entry = list->first;
+
+    if (entry == NULL)
+        return false;
+    *ret_item = entry->item;
+    list->first = entry->next;
+    if (list->first == NULL)
+        list->end = &list->first;
+    free(entry);
+    return true;
+}
+
+static void item_unref(const struct kvs_tier_item *item)
+{
+    if (item->prefix != NULL)
+        kvs_prefix_unref(item->prefix);
+}
+
+static void list_drop(struct list *list)
+{
+    struct kvs_tier_item item;
+
+    while (list_take(list, &item))
+        item_unref(&item);
+}
+
+static void list_at_end(struct kvs_saver *saver, struct kvs_prefix *prefix)
+{
+    prefix->save_next = NULL;
+    prefix->save_link = saver->end;
+    *saver->end = prefix;
+    saver->end = &prefix->save_next;
+    saver->waiting_bytes += prefix->home->block_bytes;
+    saver->waiting_blocks++;
+}
+
+static void unlist(struct kvs_saver *saver, struct kvs_prefix *prefix)
+{
+    *prefix->save_link = prefix->save_next;
+    if (prefix->save_next != NULL)
+        prefix->save_next->save_link = prefix->save_link;
+    else
+        saver->end = prefix->save_link;
+    prefix->save_link = NULL;
+    prefix->save_next = NULL;
+    saver->waiting_bytes -= prefix->home->block_bytes;
+    saver->waiting_blocks--;
+}
+
+void kvs_saver_add(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    if (control->saver == NULL)
+        return;
+    list_at_end(control->saver, prefix);
+    kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_SAVING);
+}
+
+static struct kvs_tier_item item_of(struct kvs_prefix *prefix)
+{
+    const struct kvs_prefix_home *home = prefix->home;
+
+    return (struct kvs_tier_item){.prefix = prefix,
+                                  .home = kvs_manifest_home_id(&home->place, &home->rows_id),
+                                  .name = prefix->name,
+                                  .place = home->place,
+                                  .rows_id = home->rows_id,
+                                  .depth = prefix->depth,
+                                  .n_units = home->n_units,
+                                  .block_bytes = home->block_bytes};
+}
+
+/* Something of the block may be on disk; a ref of its prefix, if any, is the list's.  Without memory
+ * to say so it stays there until the node is started again: its record does not count then, or its
+ * rows are gone. */
+static void add_erasure(struct kvs_saver *saver, const struct kvs_tier_item *item)
+{
+    if (!list_add(&saver->erasures, item))
+        item_unref(item);
+}
+
+void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    struct kvs_saver *saver = control->saver;
+
+    if (saver == NULL)
+        return;
+    if (prefix->save_link != NULL)
+        unlist(saver, prefix);
+    if (prefix->saved == KVS_PREFIX_SAVED) {
+        struct kvs_tier_item item = item_of(prefix);
+
+        item.prefix = NULL; /* data threads know of it by the command that follows */
+        add_erasure(saver, &item);
+        saver->saved_blocks--;
+    }
+}
+
+/* ---- steps of a batch --------------------------------------------------------------------- */
+
+static void records_written(void *arg, kv_status_t status, size_t bytes)
+{
+    struct kvs_batch *batch = arg;
+
+    (void)bytes;
+    for (uint32_t i = 0; i < batch->n_records; i++)
+        free(batch->records[i]);
+    batch->n_records = 0;
+    batch->status = status;
+    batch->next(batch);
+}
+
+enum record_kind {
+    RECORD_COUNTS,  /* of what has not failed */
+    RECORD_IS_VOID, /* rows may be there, and are to be erased */
+    RECORD_IS_GONE, /* nothing is there */
+};
+
+static bool has_failed(const struct kvs_batch *batch, uint32_t i)
+{
+    return atomic_load_explicit((_Atomic uint32_t *)&batch->items[i].n_failed,
+                                memory_order_relaxed) > 0;
+}
+
+static bool make_record(const struct kvs_batch *batch,
+                        uint32_t i,
+                        enum record_kind kind,
+                        struct kv_disk_write *ret_write,
+                        void **ret_memory)
+{
+    const struct kvs_tier_item *item = &batch->items[i];
+    const bool counts = kind == RECORD_COUNTS && !has_failed(batch, i) &&
+                        item->prefix != NULL && item->prefix->home != NULL;
+
+    if (kind == RECORD_IS_GONE)
+        return kvs_manifest_removal(item, ret_write, ret_memory);
+    return kvs_manifest_prefix(item, counts ? item->prefix : NULL, ret_write, ret_memory);
+}
+
+/* Writes records of all items.  Calls `next` when that is done or has failed. */
+static void write_records(struct kvs_batch *batch,
+                          enum record_kind kind,
+                          void (*next)(struct kvs_batch *batch))
+{
+    struct kv_disk_write writes[BLOCKS_AT_ONCE];
+    kv_status_t status;
+    uint32_t n = 0;
+
+    assert(batch->n_records == 0);
+    batch->next = next;
+    while (n < batch->n && make_record(batch, n, kind, &writes[n], &batch->records[n]))
+        n++;
+    batch->n_records = n;
+    status = n < batch->n ? KV_NO_MEMORY
+                          : kv_disk_write(batch->control->disk, KV_DISK_RECORDS, writes, n,
+                                          records_written, batch);
+    if (status != KV_OK)
+        records_written(batch, status, 0);
+}
+
+static void synced(void *arg, kv_status_t status, size_t bytes)
+{
+    struct kvs_batch *batch = arg;
+
+    (void)bytes;
+    batch->status = status;
+    batch->next(batch);
+}
+
+static void sync(struct kvs_batch *batch, void (*next)(struct kvs_batch *batch))
+{
+    kv_status_t status;
+
+    batch->next = next;
+    status = kv_disk_sync(batch->control->disk, synced, batch);
+    if (status != KV_OK)
+        synced(batch, status, 0);
+}
+
+/* Has the data threads do a job.  Calls `next` when all have. */
+static void run_job(struct kvs_batch *batch,
+                    enum kvs_tier_job job,
+                    void (*next)(struct kvs_control_call *call))
+{
+    for (uint32_t i = 0; i < batch->n; i++)
+        atomic_store_explicit(&batch->items[i].n_failed, 0, memory_order_relaxed);
+    batch->call->batch = batch;
+    kvs_control_broadcast(batch->call,
+                          &(struct kvs_command){.kind = KVS_COMMAND_TIER,
+                                                .tier_job = job,
+                                                .tier_items = batch->items,
+                                                .n_tier_items = batch->n},
+                          next);
+}
+
+/* Empties the batch, whose items have been dealt with. */
+static void batch_end(struct kvs_batch *batch)
+{
+    struct kvs_control_call *call = batch->call;
+
+    for (uint32_t i = 0; i < batch->n; i++)
+        item_unref(&batch->items[i]);
+    batch->n = 0;
+    batch->call = NULL;
+    kvs_control_call_end(call);
+}
+
+static bool batch_begin(struct kvs_control *control, struct kvs_batch *batch)
+{
+    batch->control = control;
+    batch->call = kvs_control_call_internal(control, KV_OP_PUBLISH);
+    batch->n = 0;
+    return batch->call != NULL;
+}
+
+static void batch_add(struct kvs_batch *batch, const struct kvs_tier_item *item)
+{
+    batch->items[batch->n++] = *item;
+    if (item->prefix != NULL)
+        kvs_prefix_ref(item->prefix);
+}
+
+/* ---- erasing ------------------------------------------------------------------------------ */
+
+static void erased(struct kvs_batch *batch)
+{
+    struct kvs_control *control = batch->control;
+    struct kvs_saver *saver = control->saver;
+
+    for (uint32_t i = 0; i < batch->n; i++) {
+        struct kvs_prefix *prefix = batch->items[i].prefix;
+
+        if (batch->status != KV_OK || has_failed(batch, i)) {
+            if (prefix != NULL)
+                kvs_prefix_ref(prefix); /* that of the batch goes */
+            add_erasure(saver, &batch->items[i]);
+            saver->retry_us = now_of(control) + RETRY_US;
+            continue;
+        }
+        saver->saved_bytes -= batch->items[i].block_bytes;
+        if (prefix != NULL && prefix->home != NULL) {
+            if (++prefix->n_save_failed < TRIES) {
+                list_at_end(saver, prefix);
+            } else {
+                kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_UNSAVED);
+                saver->failed_blocks++;
+            }
+        }
+    }
+    if (batch->status != KV_OK)
+        warn(control, "it cannot be written");
+    batch_end(batch);
+}
+
+static void erasure_synced(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        write_records(batch, RECORD_IS_GONE, erased);
+    else
+        erased(batch);
+}
+
+static void rows_erased(struct kvs_control_call *call)
+{
+    struct kvs_batch *batch = call->batch;
+    bool is_good = true;
+
+    /* While some thread needs one, all of them are tried again. */
+    for (uint32_t i = 0; i < batch->n; i++)
+        is_good = is_good && !has_failed(batch, i);
+    if (is_good) {
+        sync(batch, erasure_synced);
+        return;
+    }
+    batch->status = KV_BUSY;
+    erased(batch);
+}
+
+static void void_synced(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        run_job(batch, KVS_TIER_ERASE, rows_erased);
+    else
+        erased(batch);
+}
+
+/* No row goes before the disk says for sure that it does not count. */
+static void voided(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        sync(batch, void_synced);
+    else
+        erased(batch);
+}
+
+/* What has left the index before has been told to all data threads. */
+static bool can_erase(const struct kvs_control *control)
+{
+    return control->saver->erasures.first != NULL && control->released == NULL;
+}
+
+static void begin_erasing(struct kvs_control *control)
+{
+    struct kvs_saver *saver = control->saver;
+    struct kvs_batch *batch = &saver->disk;
+    struct kvs_tier_item item;
+
+    if (!batch_begin(control, batch))
+        return;
+    while (batch->n < BLOCKS_AT_ONCE && list_take(&saver->erasures, &item)) {
+        batch_add(batch, &item);
+        item_unref(&item);
+    }
+    write_records(batch, RECORD_IS_VOID, voided);
+}
+
+/* ---- saving ------------------------------------------------------------------------------- */
+
+static void save_failed(struct kvs_batch *batch, uint32_t i)
+{
+    struct kvs_prefix *prefix = batch->items[i].prefix;
+    struct kvs_tier_item item = batch->items[i];
+
+    if (prefix->home == NULL)
+        item.prefix = NULL;
+    else
+        kvs_prefix_ref(prefix);
+    add_erasure(batch->control->saver, &item);
+}
+
+/* The records say that the items count. */
+static void saved(struct kvs_batch *batch)
+{
+    struct kvs_control *control = batch->control;
+    struct kvs_saver *saver = control->saver;
+    bool all_good = batch->status == KV_OK;
+
+    saver->saving_bytes = saver->saving_blocks = 0;
+    for (uint32_t i = 0; i < batch->n; i++) {
+        struct kvs_prefix *prefix = batch->items[i].prefix;
+        struct kvs_prefix *parent = prefix->home != NULL ? prefix->parent : NULL;
+
+        /* Without those before it, it is of no use. */
+        if (batch->status == KV_OK && !has_failed(batch, i) && prefix->home != NULL &&
+            (parent == NULL || parent->saved == KVS_PREFIX_SAVED)) {
+            kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_SAVED);
+            saver->saved_blocks++;
+            continue;
+        }
+        all_good = all_good && prefix->home == NULL;
+        save_failed(batch, i);
+    }
+    if (!all_good) {
+        saver->retry_us = now_of(control) + RETRY_US;
+        warn(control, "blocks could not be written");
+    }
+    batch_end(batch);
+}
+
+static void counted(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        sync(batch, saved);
+    else
+        saved(batch);
+}
+
+static void rows_synced(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        write_records(batch, RECORD_COUNTS, counted);
+    else
+        saved(batch);
+}
+
+static void rows_written(struct kvs_control_call *call)
+{
+    struct kvs_batch *batch = call->batch;
+    bool has_any = false;
+
+    for (uint32_t i = 0; i < batch->n; i++)
+        has_any = has_any || !has_failed(batch, i);
+    batch->status = has_any ? KV_OK : KV_IO;
+    if (has_any)
+        sync(batch, rows_synced);
+    else
+        saved(batch);
+}
+
+static void announcement_synced(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        run_job(batch, KVS_TIER_SAVE, rows_written);
+    else
+        saved(batch);
+}
+
+/* No row is written before the disk says for sure that there may be some. */
+static void announced(struct kvs_batch *batch)
+{
+    if (batch->status == KV_OK)
+        sync(batch, announcement_synced);
+    else
+        saved(batch);
+}
+
+/* Whether something of the block is still to be erased. */
+static bool is_to_be_erased(const struct kvs_saver *saver, const struct kvs_prefix *prefix)
+{
+    for (const struct entry *entry = saver->erasures.first; entry != NULL; entry = entry->next)
+        if (memcmp(&entry->item.name, &prefix->name, sizeof(prefix->name)) == 0)
+            return true;
+    return false;
+}
+
+/* Whether the block's parent is saved, or will be before it. */
+static bool can_be_saved(const struct kvs_saver *saver, const struct kvs_prefix *prefix)
+{
+    const struct kvs_prefix *parent = prefix->parent;
+
+    if (is_to_be_erased(saver, prefix))
+        return false;
+    return parent == NULL || parent->saved == KVS_PREFIX_SAVED ||
+           (parent->saved == KVS_PREFIX_SAVING && parent->save_link == NULL);
+}
+
+/* Makes room for so many bytes, by evicting.  Returns false if there is none yet. */
+static bool make_room(struct kvs_control *control, uint64_t bytes)
+{
+    struct kvs_saver *saver = control->saver;
+    uint64_t going = 0;
+
+    for (const struct entry *entry = saver->erasures.first; entry != NULL; entry = entry->next)
+        going += entry->item.block_bytes;
+    while (saver->saved_bytes - going + bytes > control->config.disk_bytes) {
+        struct kvs_prefix *victim = kvs_prefixes_disk_victim(control->prefixes);
+
+        if (victim == NULL)
+            return false;
+        going += victim->home->block_bytes;
+        kvs_control_evict(control, victim, KVS_EVICT_DISK);
+    }
+    return going == 0 || saver->saved_bytes + bytes <= control->config.disk_bytes;
+}
+
+static void begin_saving(struct kvs_control *control)
+{
+    struct kvs_saver *saver = control->saver;
+    struct kvs_batch *batch = &saver->disk;
+    const uint64_t n_looks = saver->waiting_blocks;
+    uint64_t bytes = 0;
+
+    if (!batch_begin(control, batch))
+        return;
+    for (uint64_t i = 0; i < n_looks && batch->n < BLOCKS_AT_ONCE && bytes < BYTES_AT_ONCE;
+         i++) {
+        struct kvs_prefix *prefix = saver->first;
+        const uint64_t block_bytes = prefix->home->block_bytes;
+        struct kvs_tier_item item;
+
+        if (!can_be_saved(saver, prefix)) {
+            const bool is_hopeless =
+                prefix->parent != NULL && prefix->parent->saved == KVS_PREFIX_UNSAVED;
+
+            unlist(saver, prefix);
+            if (is_hopeless) {
+                kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_UNSAVED);
+                saver->failed_blocks++;
+            } else {
+                list_at_end(saver, prefix);
+            }
+            continue;
+        }
+        if (!make_room(control, block_bytes)) {
+            if (saver->erasures.first == NULL) {
+                saver->retry_us = now_of(control) + RETRY_US;
+                warn(control, "there is no room");
+            }
+            break;
+        }
+        unlist(saver, prefix);
+        item = item_of(prefix);
+        batch_add(batch, &item);
+        saver->saving_blocks++;
+        saver->saving_bytes += block_bytes;
+        saver->saved_bytes += block_bytes;
+        bytes += block_bytes;
+    }
+    if (batch->n == 0)
+        batch_end(batch);
+    else
+        write_records(batch, RECORD_IS_VOID, announced);
+}
+
+/* ---- leaving ------------------------------------------------------------------------------ */
+
+bool kvs_saver_is_done(const struct kvs_control *control)
+{
+    return control->saver == NULL ||
+           (control->saver->leaving.first == NULL && control->saver->leave.call == NULL);
+}
+
+void kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    struct kvs_saver *saver = control->saver;
+    const struct kvs_tier_item item = item_of(prefix);
+
+    if (!list_add(&saver->leaving, &item))
+        return; /* it stays */
+    kvs_prefix_ref(prefix);
+    /* In this order: what is on its way is spare all the time. */
+    kvs_pages_add_spare(control->pages, item.block_bytes);
+    saver->leaving_bytes += item.block_bytes;
+    kvs_prefix_set_away(control->prefixes, prefix);
+}
+
+uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control)
+{
+    return control->saver != NULL ? control->saver->leaving_bytes : 0;
+}
+
+static void have_left(struct kvs_control_call *call)
+{
+    struct kvs_batch *batch = call->batch;
+    struct kvs_control *control = batch->control;
+
+    for (uint32_t i = 0; i < batch->n; i++) {
+        struct kvs_prefix *prefix = batch->items[i].prefix;
+
+        kvs_pages_sub_spare(control->pages, batch->items[i].block_bytes);
+        control->saver->leaving_bytes -= batch->items[i].block_bytes;
+        if (prefix->home == NULL || !prefix->is_away)
+            continue;
+        if (has_failed(batch, i))
+            kvs_prefix_set_here(control->prefixes, prefix);
+        else
+            kvs_events_moved(control, prefix, KVS_MEDIUM_CPU, KVS_MEDIUM_DISK);
+    }
+    batch_end(batch);
+}
+
+static void begin_leaving(struct kvs_control *control)
+{
+    struct kvs_saver *saver = control->saver;
+    struct kvs_batch *batch = &saver->leave;
+    struct kvs_tier_item item;
+
+    if (!batch_begin(control, batch))
+        return;
+    while (batch->n < BLOCKS_AT_ONCE && list_take(&saver->leaving, &item)) {
+        batch_add(batch, &item);
+        item_unref(&item);
+    }
+    run_job(batch, KVS_TIER_LEAVE, have_left);
+}
+
+/* ---- steps -------------------------------------------------------------------------------- */
+
+bool kvs_saver_is_idle(const struct kvs_control *control)
+{
+    const struct kvs_saver *saver = control->saver;
+
+    return saver == NULL || saver->first == NULL || now_of(control) < saver->retry_us;
+}
+
+void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
+{
+    struct kvs_saver *saver = control->saver;
+
+    if (saver == NULL)
+        return;
+    if (saver->leaving.first != NULL && saver->leave.call == NULL)
+        begin_leaving(control);
+    if (saver->disk.call != NULL || now_us < saver->retry_us)
+        return;
+    if (can_erase(control))
+        begin_erasing(control);
+    else if (saver->first != NULL && control->released == NULL &&
+             (atomic_load(&control->draining) || saver->waiting_bytes >= BYTES_AT_ONCE ||
+              now_us >= saver->first->added_us + DELAY_US ||
+              kvs_pages_are_wanted(control->pages)))
+        begin_saving(control);
+}
+
+/* ---- start and end ------------------------------------------------------------------------ */
+
+bool kvs_saver_create(struct kvs_control *control)
+{
+    struct kvs_saver *saver;
+
+    if (control->config.disk_bytes == 0)
+        return true;
+    saver = calloc(1, sizeof(*saver));
+    if (saver == NULL)
+        return false;
+    saver->end = &saver->first;
+    list_init(&saver->erasures);
+    list_init(&saver->leaving);
+    control->saver = saver;
+    return true;
+}
+
+static void batch_drop(struct kvs_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->n_records; i++)
+        free(batch->records[i]);
+    for (uint32_t i = 0; i < batch->n; i++)
+        item_unref(&batch->items[i]);
+}
+
+void kvs_saver_destroy(struct kvs_control *control)
+{
+    struct kvs_saver *saver = control->saver;
+
+    if (saver == NULL)
+        return;
+    list_drop(&saver->erasures);
+    list_drop(&saver->leaving);
+    batch_drop(&saver->disk);
+    batch_drop(&saver->leave);
+    free(saver);
+    control->saver = NULL;
+}
+
+void kvs_saver_get_facts(const struct kvs_control *control,
+                         uint64_t now_us,
+                         struct kvs_saver_facts *ret_facts)
+{
+    const struct kvs_saver *saver = control->saver;
+
+    *ret_facts = (struct kvs_saver_facts){.room_bytes = control->config.disk_bytes};
+    if (saver == NULL)
+        return;
+    ret_facts->saved_bytes = saver->saved_bytes;
+    ret_facts->saved_blocks = saver->saved_blocks;
+    ret_facts->waiting_bytes = saver->waiting_bytes + saver->saving_bytes;
+    ret_facts->waiting_blocks = saver->waiting_blocks + saver->saving_blocks;
+    /* Those that are tried again. */
+    for (const struct entry *entry = saver->erasures.first; entry != NULL;
+         entry = entry->next) {
+        ret_facts->waiting_bytes += entry->item.prefix != NULL ? entry->item.block_bytes : 0;
+        ret_facts->waiting_blocks += entry->item.prefix != NULL;
+    }
+    ret_facts->failed_blocks = saver->failed_blocks;
+    if (saver->first != NULL && now_us > saver->first->added_us)
+        ret_facts->waiting_us = now_us - saver->first->added_us;
+}
+
+/* ---- what an earlier process saved -------------------------------------------------------- */
+
+struct loading {
+    struct kvs_control *control;
+    uint64_t n_loaded, n_dropped;
+};
+
+/* Returns the model's, or NULL: it has been forgotten. */
+static const kv_schema_t *schema_of(const struct kvs_control *control,
+                                    const struct kvs_tier_item *item)
+{
+    for (uint32_t i = 0; i < control->n_models; i++)
+        if (memcmp(&control->models[i]->rows_id, &item->rows_id, sizeof(item->rows_id)) == 0)
+            return control->models[i]->info.schema.n_units == item->n_units
+                       ? &control->models[i]->info.schema
+                       : NULL;
+    return NULL;
+}
+
+/* Bytes of a row of each of the model's units. */
+static void row_bytes_of(const kv_schema_t *schema, uint32_t *ret_bytes)
+{
+    uint32_t n = 0;
+
+    for (uint32_t layer = 0; layer < schema->n_layers; layer++)
+        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++)
+            ret_bytes[n++] = schema->layers[layer].row_bytes;
+}
+
+/* Makes the block of a data thread that the prefix has, absent.  Returns false if out of memory. */
+static bool make_block(struct kvs_control *control,
+                       const struct kvs_manifest_entry *entry,
+                       const uint32_t *row_bytes,
+                       uint32_t thread,
+                       struct kvs_prefix *prefix)
+{
+    const struct kv_placement_units units = kv_placement_thread_units(
+        entry->item.place.root, entry->item.n_units, entry->item.place.n_nodes,
+        entry->item.place.position, control->n_threads, thread);
+    struct kvs_block **block = kvs_prefix_block(prefix, thread, control->n_threads);
+    uint32_t *own;
+
+    if (units.n == 0 || block == NULL)
+        return true;
+    own = malloc(units.n * sizeof(own[0]));
+    if (own == NULL)
+        return false;
+    for (uint32_t i = 0; i < units.n; i++)
+        own[i] = row_bytes[units.first + i * units.step];
+    *block = kvs_disk_tier_adopt(control->shard[thread].tier, &entry->item, own, units.n);
+    free(own);
+    return *block != NULL;
+}
+
+static void drop_blocks(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    for (uint32_t i = 0; i < control->n_threads; i++) {
+        struct kvs_block **block = kvs_prefix_block(prefix, i, control->n_threads);
+
+        if (block == NULL || *block == NULL)
+            continue;
+        kvs_disk_tier_release(control->shard[i].tier, *block);
+        kvs_block_unref(&control->shard[i].store, *block);
+        *block = NULL;
+    }
+}
+
+/* Returns the block before it in the index, or NULL. */
+static struct kvs_prefix *parent_of(const struct kvs_control *control,
+                                    const struct kvs_manifest_entry *entry)
+{
+    const struct kvs_tier_item *item = &entry->item;
+    struct kvs_prefix *parent =
+        kvs_prefixes_get(control->prefixes, &item->place, &entry->parent);
+
+    return parent != NULL && parent->depth + 1 == item->depth &&
+                   memcmp(&parent->home->rows_id, &item->rows_id, sizeof(item->rows_id)) == 0
+               ? parent
+               : NULL;
+}
+
+/* Returns a prefix with its blocks, which is not in the index; NULL: out of memory. */
+static struct kvs_prefix *make_prefix(struct kvs_control *control,
+                                      struct kvs_manifest_entry *entry,
+                                      const kv_schema_t *schema)
+{
+    const struct kvs_tier_item *item = &entry->item;
+    const struct kvs_prefix_place *place = &item->place;
+    uint32_t *row_bytes = malloc(schema->n_units * sizeof(row_bytes[0]));
+    struct kvs_prefix *prefix = kvs_prefix_create(
+        &item->name, item->depth,
+        kv_placement_unit_thread(place->root, 0, place->n_nodes, control->n_threads),
+        kv_placement_session_threads(schema->n_units, place->n_nodes, control->n_threads));
+    bool is_good = row_bytes != NULL && prefix != NULL;
+
+    if (is_good)
+        row_bytes_of(schema, row_bytes);
+    for (uint32_t i = 0; i < control->n_threads && is_good; i++)
+        is_good = make_block(control, entry, row_bytes, i, prefix);
+    free(row_bytes);
+    if (is_good) {
+        prefix->saved = KVS_PREFIX_SAVED;
+        prefix->is_away = true;
+        prefix->writer = entry->writers->runs[0].writer;
+        if (entry->writers->n_runs > 1) {
+            prefix->mixed = entry->writers;
+            entry->writers = NULL;
+        }
+        return prefix;
+    }
+    if (prefix != NULL) {
+        drop_blocks(control, prefix);
+        kvs_prefix_release(control->prefixes, prefix);
+    }
+    return NULL;
+}
+
+/* Returns the prefix in the index, held; NULL: it is of no use, or there is no memory. */
+static struct kvs_prefix *load_prefix(struct kvs_control *control,
+                                      struct kvs_manifest_entry *entry)
+{
+    const struct kvs_tier_item *item = &entry->item;
+    const struct kvs_prefix_home home = {.place = item->place,
+                                         .rows_id = item->rows_id,
+                                         .n_units = item->n_units,
+                                         .block_bytes = item->block_bytes};
+    const kv_schema_t *schema = schema_of(control, item);
+    struct kvs_prefix *parent = item->depth > 0 ? parent_of(control, entry) : NULL, *prefix;
+
+    if (schema == NULL || (item->depth > 0 && parent == NULL))
+        return NULL;
+    prefix = make_prefix(control, entry, schema);
+    if (prefix == NULL ||
+        kvs_prefixes_add(control->prefixes, parent, &home, prefix, now_of(control)))
+        return prefix;
+    drop_blocks(control, prefix);
+    kvs_prefix_release(control->prefixes, prefix);
+    return NULL;
+}
+
+static void load_entry(void *arg, struct kvs_manifest_entry *entry)
+{
+    struct loading *loading = arg;
+    struct kvs_control *control = loading->control;
+    struct kvs_saver *saver = control->saver;
+    struct kvs_prefix *prefix = entry->counts ? load_prefix(control, entry) : NULL;
+
+    saver->saved_bytes += entry->item.block_bytes;
+    if (prefix != NULL) {
+        kvs_prefix_release(control->prefixes, prefix);
+        kvs_events_stored(control, prefix);
+        saver->saved_blocks++;
+        loading->n_loaded++;
+    } else {
+        loading->n_dropped += entry->counts;
+        add_erasure(saver, &entry->item);
+    }
+    free(entry->writers);
+}
+
+kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t detail_bytes)
+{
+    struct loading loading = {.control = control};
+    uint64_t n_bad = 0;
+    kv_status_t status;
+
+    if (control->saver == NULL)
+        return KV_OK;
+    status = kvs_manifest_read(control->config.disk, load_entry, &loading, &n_bad, detail,
+                               detail_bytes);
+    if (status != KV_OK)
+        return status;
+    if (n_bad > 0)
+        kv_log(KV_LOG_WARN, "disk: %llu records are not valid, skipped",
+               (unsigned long long)n_bad);
+    if (loading.n_dropped > 0)
+        kv_log(KV_LOG_WARN,
+               "disk: %llu saved blocks are of no use: what is before them, or their model, is "
+               "not there",
+               (unsigned long long)loading.n_dropped);
+    if (loading.n_loaded > 0)
+        kv_log(KV_LOG_INFO, "disk: %llu saved blocks are there",
+               (unsigned long long)loading.n_loaded);
+    return KV_OK;
+}

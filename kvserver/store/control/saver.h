@@ -1,0 +1,64 @@
+/* saver.h - prefixes are saved on disk, leave memory, and are there again after a restart.
+ *
+ *   published  -> listed -> SAVE: records, rows, sync, records, sync -> saved
+ *   memory is short, and it is saved -> LEAVE -> away -> a session is opened with it -> here
+ *   it leaves the index, and is saved -> ERASE: records, rows, records
+ *
+ * SAVE and ERASE are of up to some hundred blocks, one after the other; a SAVE begins half a second
+ * after its first block was published, or at once if memory is short.  LEAVE goes on beside them.
+ * What cannot be written is tried again a second later, some times, and then stays in memory
+ * only.
+ *
+ * When the disk has no room, prefixes that are away are evicted from the end of prompts, as the
+ * policy says; if none may, nothing more is saved until one may.
+ *
+ * Threads: the control thread.  Memory: the heap, beside --memory.
+ */
+#ifndef KV_KVSERVER_STORE_CONTROL_SAVER_H
+#define KV_KVSERVER_STORE_CONTROL_SAVER_H
+
+#include "kvserver/store/prefix/prefix.h"
+
+struct kvs_control;
+struct kvs_saver;
+
+/* What a node has on disk. */
+struct kvs_saver_facts {
+    uint64_t room_bytes;                    /* that it may have there */
+    uint64_t saved_bytes, saved_blocks;     /* rows and their CRCs */
+    uint64_t waiting_bytes, waiting_blocks; /* to be saved */
+    uint64_t waiting_us;                    /* how long the first of them has been */
+    uint64_t failed_blocks;                 /* have not been saved, for good */
+};
+
+/* Creates it if the node has room on a disk (kvs_node_config), and else does nothing.  Returns false
+ * if out of memory. */
+bool kvs_saver_create(struct kvs_control *control);
+/* Frees it; what was under way is not finished.  Before the index. */
+void kvs_saver_destroy(struct kvs_control *control);
+
+/* Puts what an earlier process saved into the index, away.  The data threads do not run yet.  Fails
+ * as kvs_manifest_read(). */
+kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t detail_bytes);
+
+/* The prefix is in the index: it will be saved. */
+void kvs_saver_add(struct kvs_control *control, struct kvs_prefix *prefix);
+/* The prefix is about to leave the index: what the disk has of it will be erased. */
+void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix);
+/* Has a prefix that is saved, and has no children in memory, leave it. */
+void kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix);
+/* Whether all that was let go has left, or stays; and its bytes, until then. */
+bool kvs_saver_is_done(const struct kvs_control *control);
+uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control);
+
+/* Whether nothing waits to be saved that could be now. */
+bool kvs_saver_is_idle(const struct kvs_control *control);
+
+void kvs_saver_step(struct kvs_control *control, uint64_t now_us);
+
+/* All zeros without a disk. */
+void kvs_saver_get_facts(const struct kvs_control *control,
+                         uint64_t now_us,
+                         struct kvs_saver_facts *ret_facts);
+
+#endif

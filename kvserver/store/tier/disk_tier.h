@@ -1,0 +1,119 @@
+/* disk_tier.h - the blocks of a data thread that are on the disk: they are saved, leave memory, come
+ * back, and are erased.
+ *
+ *        the control thread                       this data thread             the disk
+ *        a job, of many blocks                    kvs_disk_tier_step()
+ *   SAVE    published, not saved yet          ->  each segment of each     ->  rows and their CRCs
+ *   LEAVE   saved, and memory is short        ->  kvs_block_leave()        ->  codes, if they are new
+ *   ERASE   nobody is to find them any more   ->                           ->  keys are removed
+ *
+ *        a request needs an absent block      ->  kvs_block_need()         <-  rows, CRCs, codes
+ *
+ * What is saved of a block is found by the names of its home and its own, which say whose it is,
+ * and the numbers of its units: on whichever data thread they are, of however many.  Each segment
+ * is one value with a checksum over its key as well: the rows of another unit, block, prompt or
+ * tenant are not taken for these.  A value that is missing or wrong is a segment of bad rows, as
+ * if they had gone bad in memory (residency.h).
+ *
+ * Saved rows count once the control thread has written so (control/saver.h).  Codes are written
+ * when a block leaves, and are of use only to this process: they belong to codebooks in memory.
+ *
+ * Blocks come back one after the other, in the order in which they were asked for, so that one of
+ * which a part is in memory never waits for another's.  Some reads are always under way, for the
+ * next blocks too; what they read into is beside --memory, KVS_TIER_WINDOW bytes at most.
+ *
+ * Threads: the data thread.  Memory: a record of some 200 bytes for each saved block, from the
+ * heap.
+ */
+#ifndef KV_KVSERVER_STORE_TIER_DISK_TIER_H
+#define KV_KVSERVER_STORE_TIER_DISK_TIER_H
+
+#include "kvserver/base/histogram.h"
+#include "kvserver/disk/disk.h"
+#include "kvserver/store/prefix/prefix.h"
+#include "kvserver/store/rows/segment.h"
+
+struct kv_clock;
+struct kvs_disk_tier;
+
+enum {
+    KVS_TIER_WINDOW = 8 << 20,   /* bytes that a data thread reads ahead */
+    KVS_TIER_UNSAVED = 16 << 20, /* bytes that it has given to the disk to be written */
+};
+
+/* What is done with a list of blocks; one list of each kind at a time. */
+enum kvs_tier_job {
+    KVS_TIER_SAVE,
+    KVS_TIER_LEAVE,
+    KVS_TIER_ERASE,
+    KVS_TIER_JOBS,
+};
+
+/* A block of a list.  Belongs to the control thread; data threads read it and count failures. */
+struct kvs_tier_item {
+    struct kvs_prefix *prefix; /* held; erase: NULL if it has never been, or is gone */
+    struct kv_id128 home, name;
+    struct kvs_prefix_place place;
+    struct kv_id128 rows_id;
+    uint32_t depth, n_units;
+    uint64_t block_bytes;
+    _Atomic uint32_t n_failed; /* data threads on which it has not been done */
+};
+
+struct kvs_disk_tier_setup {
+    struct kv_disk *disk;
+    struct kvs_segment_store *store;
+    const struct kv_clock *clock;
+    uint32_t thread, n_threads;
+    void (*wake)(void *arg); /* any thread: kvs_disk_tier_step() has something to do */
+    void (*job_done)(void *arg, enum kvs_tier_job job);
+    void *arg;
+};
+
+/* Counted by the data thread, read by any. */
+struct kvs_tier_counts {
+    _Atomic uint64_t written_bytes; /* of rows, and codes */
+    _Atomic uint64_t left_blocks;
+    _Atomic uint64_t loaded_bytes, loaded_blocks;
+    _Atomic uint64_t lost_segments; /* on the way back: missing, or with a wrong checksum */
+    _Atomic uint64_t failed;        /* writes and reads that the disk has refused */
+    struct kv_histogram load_us;    /* from the first need of a block until it is back */
+};
+
+/* Becomes the store's tier.  Returns KV_NO_MEMORY, or what the disk fails with. */
+kv_status_t kvs_disk_tier_open(const struct kvs_disk_tier_setup *setup,
+                               struct kvs_disk_tier **ret_tier);
+/* Waits for what is under way, of which nobody hears any more; nothing is begun after it.  NULL is
+ * allowed. */
+void kvs_disk_tier_stop(struct kvs_disk_tier *tier);
+/* The blocks will not be used any more, and it has been stopped.  NULL is allowed. */
+void kvs_disk_tier_close(struct kvs_disk_tier *tier);
+
+/* Begins a job, of which there is none of its kind.  The items stay until job_done(). */
+void kvs_disk_tier_begin(struct kvs_disk_tier *tier,
+                         enum kvs_tier_job job,
+                         struct kvs_tier_item *items,
+                         uint32_t n);
+
+/* Goes on with jobs and loads, for a slice.  Returns false if there was nothing to do. */
+bool kvs_disk_tier_step(struct kvs_disk_tier *tier);
+
+/* The index of prefixes is about to give up its ref of the block: what is saved of it will be
+ * erased.  Allowed of a block that is not saved. */
+void kvs_disk_tier_release(struct kvs_disk_tier *tier, const struct kvs_block *block);
+
+/* Returns a block that an earlier process saved, absent, with a ref of the caller's; NULL: no memory.
+ *   row_bytes  (n) of its units here, in order */
+struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
+                                      const struct kvs_tier_item *item,
+                                      const uint32_t *row_bytes,
+                                      uint32_t n);
+
+const struct kvs_tier_counts *kvs_disk_tier_counts(const struct kvs_disk_tier *tier);
+
+/* Visits the blocks that it pins, once for each pin. */
+void kvs_disk_tier_visit_pins(const struct kvs_disk_tier *tier,
+                              void (*visit)(void *arg, const struct kvs_block *block),
+                              void *arg);
+
+#endif

@@ -1,0 +1,95 @@
+/* saved_value.h - how the segments of blocks lie on the disk: keys, and what follows the rows.
+ *
+ *     key     home (16 B), block's name (16), kind (1), unit (4, the larger first)
+ *     rows    (KV_BLOCK_TOKENS, row_bytes), then a kvs_saved_tail
+ *     codes   as they are in memory: of use to the process that has their codebook
+ *
+ * The order of keys is that in which a block is written and read.  A change of any of this is a
+ * new version of the tail.
+ */
+#ifndef KV_KVSERVER_STORE_TIER_SAVED_VALUE_H
+#define KV_KVSERVER_STORE_TIER_SAVED_VALUE_H
+
+#include "kernels/checksum.h"
+#include "proto/kv_types.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+    KVS_SAVED_VERSION = 1
+};
+
+enum kvs_saved_kind {
+    KVS_SAVED_ROWS,
+    KVS_SAVED_CODES,
+    KVS_SAVED_KINDS,
+};
+
+struct kvs_saved_key {
+    uint8_t bytes[2 * sizeof(struct kv_id128) + 1 + 4];
+};
+
+struct kvs_saved_tail {
+    uint32_t version;
+    uint32_t rows_bytes;
+    uint32_t crcs[KV_BLOCK_TOKENS]; /* of the rows, each seeded with its writer and place */
+    uint32_t crc;                   /* of the key, the rows, and the above */
+};
+static_assert(sizeof(struct kvs_saved_tail) == 4 * (3 + KV_BLOCK_TOKENS), "no holes");
+
+static inline struct kvs_saved_key kvs_saved_key(const struct kv_id128 *home,
+                                                 const struct kv_id128 *name,
+                                                 enum kvs_saved_kind kind,
+                                                 uint32_t unit)
+{
+    struct kvs_saved_key key;
+    uint8_t *byte = key.bytes;
+
+    memcpy(byte, home, sizeof(*home));
+    memcpy(byte + sizeof(*home), name, sizeof(*name));
+    byte += sizeof(*home) + sizeof(*name);
+    *byte++ = (uint8_t)kind;
+    for (int shift = 24; shift >= 0; shift -= 8)
+        *byte++ = (uint8_t)(unit >> shift);
+    return key;
+}
+
+static inline uint32_t kvs_saved_crc(const struct kvs_saved_tail *tail,
+                                     const struct kvs_saved_key *key,
+                                     const void *rows,
+                                     size_t rows_bytes)
+{
+    uint32_t crc = kv_crc32c(0, key->bytes, sizeof(key->bytes));
+
+    crc = kv_crc32c(crc, rows, rows_bytes);
+    return kv_crc32c(crc, tail, offsetof(struct kvs_saved_tail, crc));
+}
+
+/*   crcs  (KV_BLOCK_TOKENS) */
+static inline void kvs_saved_tail_make(struct kvs_saved_tail *tail,
+                                       const struct kvs_saved_key *key,
+                                       const void *rows,
+                                       size_t rows_bytes,
+                                       const uint32_t *crcs)
+{
+    tail->version = KVS_SAVED_VERSION;
+    tail->rows_bytes = (uint32_t)rows_bytes;
+    memcpy(tail->crcs, crcs, sizeof(tail->crcs));
+    tail->crc = kvs_saved_crc(tail, key, rows, rows_bytes);
+}
+
+/* Returns whether these are the rows that were saved under the key. */
+static inline bool kvs_saved_tail_is_right(const struct kvs_saved_tail *tail,
+                                           const struct kvs_saved_key *key,
+                                           const void *rows,
+                                           size_t rows_bytes)
+{
+    return tail->version == KVS_SAVED_VERSION && tail->rows_bytes == rows_bytes &&
+           tail->crc == kvs_saved_crc(tail, key, rows, rows_bytes);
+}
+
+#endif

@@ -1,0 +1,570 @@
+/* test_tier.c - prefixes that nodes save on disk: several times the memory, over restarts, on another
+ * number of threads, and with a disk that is full, or has damaged them.
+ *
+ * Embedded nodes with threads, over the loopback, a disk in memory that outlasts them, and the real
+ * client library.
+ */
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+
+#include "kvserver/base/clock.h"
+#include "kvserver/base/thread.h"
+#include "kvserver/store/control/manifest.h"
+#include "kvserver/store/node_private.h"
+#include "proto/manifest.pb-c.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_THREADS = 2,
+    MEMORY_BYTES = 64 << 20,
+    N_LAYERS = 2,
+    N_HEADS = 4,
+    DIM = 64,
+    BLOCKS = 6,
+    TOKENS = BLOCKS * KV_BLOCK_TOKENS,
+    N_UNITS = N_LAYERS * N_HEADS,
+    BLOCK_BYTES = N_UNITS * (4 * DIM + 4) * KV_BLOCK_TOKENS,
+    PROMPT_BYTES = BLOCKS * BLOCK_BYTES,
+    BUFFER_BYTES = 2 << 20,
+    FEW = 5,
+    /* Three times the memory. */
+    MANY = (int)(3 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
+};
+
+static struct cluster cluster;
+static struct kv_client *client;
+static struct kv_buffer *buffer;
+static struct kv_model_info model;
+
+/* ---- the store ---------------------------------------------------------------------------- */
+
+static void connect_client(void)
+{
+    client = cluster_connect(&cluster, NULL);
+    assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
+}
+
+static void open_store(uint32_t n_nodes, uint64_t disk_bytes)
+{
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    const struct cluster_setup setup = {
+        .row = &kv_transport_loopback,
+        .n_nodes = n_nodes,
+        .n_threads = N_THREADS,
+        .memory_bytes = MEMORY_BYTES,
+        .disk_bytes = disk_bytes,
+    };
+
+    assert_true(cluster_open(&cluster, &setup));
+    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    connect_client();
+}
+
+static void close_store(void)
+{
+    kv_client_close(client);
+    cluster_close(&cluster);
+}
+
+/* A number of the table of tiers, over all nodes. */
+static double tier_number(const char *tier, uint32_t column)
+{
+    double total = 0;
+
+    for (uint32_t node = 0; node < cluster.n_nodes; node++) {
+        const struct kv_table *table;
+        struct kv_op *op;
+
+        assert_int_equal(kv_table_begin(client, node, "tiers", 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        table = kv_op_table(op);
+        for (uint32_t i = 0; i < table->n_rows; i++)
+            if (strcmp(table->cells[i * table->n_columns].text, tier) == 0)
+                total += table->cells[i * table->n_columns + column].number;
+        kv_op_free(op);
+    }
+    return total;
+}
+
+enum {
+    COLUMN_BLOCKS = 1,
+    COLUMN_BYTES = 2,
+    COLUMN_WAITING = 4,
+    COLUMN_LOADS = 6,
+    COLUMN_BAD = 9,
+};
+
+/* The nodes end, and others begin with what they had saved. */
+static void restart(uint32_t n_threads)
+{
+    kv_client_close(client);
+    for (uint32_t i = 0; i < cluster.n_nodes; i++)
+        cluster_end(&cluster, i);
+    cluster.setup.n_threads = n_threads;
+    for (uint32_t i = 0; i < cluster.n_nodes; i++)
+        cluster_start(&cluster, i);
+    connect_client();
+    /* A match does not wait for connections. */
+    (void)tier_number("disk", COLUMN_BLOCKS);
+}
+
+/* So many blocks, on all nodes, are saved. */
+static void wait_saved(double n)
+{
+    for (int i = 0; tier_number("disk", COLUMN_BLOCKS) != n; i++) {
+        if (i == 60000)
+            fail_msg("%.0f blocks are saved, not %.0f; %.0f wait",
+                     tier_number("disk", COLUMN_BLOCKS), n,
+                     tier_number("disk", COLUMN_WAITING));
+        kv_client_wait(client, 1000);
+        kv_sleep_fds(NULL, 0, 1000);
+    }
+}
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+static const struct kv_id128 *names_of(uint32_t prompt)
+{
+    static struct kv_id128 names[BLOCKS];
+    uint32_t tokens[TOKENS];
+
+    for (uint32_t at = 0; at < TOKENS; at++)
+        tokens[at] = at + prompt * TOKENS;
+    kv_prompt_names(client, &model, tokens, TOKENS, NULL, 0, names);
+    return names;
+}
+
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+static struct kv_session *open_prompt(uint32_t prompt, uint32_t *ret_tokens)
+{
+    const struct kv_session_options options = {.block_names = names_of(prompt),
+                                               .n_block_names = BLOCKS};
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    *ret_tokens = kv_op_tokens(op);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    return session;
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+static void put(uint32_t prompt, struct kv_session *session, uint32_t begin)
+{
+    const struct kv_rows rows = {
+        .n_layers = N_LAYERS, .token_begin = begin, .n_tokens = TOKENS - begin};
+    const struct kv_rows_io io = {.buffer = buffer};
+    struct kv_op *op;
+
+    test_box(kv_buffer_data(buffer), &model.schema, &rows, prompt);
+    assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "put");
+}
+
+static kv_status_t read_rows(uint32_t prompt, struct kv_session *session)
+{
+    const struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = TOKENS};
+    const struct kv_rows_io io = {.buffer = buffer};
+    kv_status_t status;
+    struct kv_op *op;
+
+    memset(kv_buffer_data(buffer), 0, BUFFER_BYTES);
+    assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
+    status = kv_wait(op);
+    kv_op_free(op);
+    if (status == KV_OK)
+        assert_true(test_is_box(kv_buffer_data(buffer), &model.schema, &rows, prompt));
+    return status;
+}
+
+static void publish(uint32_t prompt, struct kv_session *session)
+{
+    const struct kv_publish blocks = {.n_names = BLOCKS, .names = names_of(prompt)};
+    struct kv_op *op;
+
+    assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("publish: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), TOKENS);
+    kv_op_free(op);
+}
+
+static uint32_t match(uint32_t prompt, uint32_t *ret_in_memory)
+{
+    const struct kv_match *matches;
+    uint32_t tokens, n;
+    struct kv_op *op;
+
+    assert_int_equal(kv_match_begin(client, names_of(prompt), BLOCKS, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("match: %s", kv_op_detail(op));
+    tokens = kv_op_tokens(op);
+    matches = kv_op_matches(op, &n);
+    *ret_in_memory = UINT32_MAX;
+    for (uint32_t i = 0; i < n; i++)
+        if (matches[i].tokens_in_memory < *ret_in_memory)
+            *ret_in_memory = matches[i].tokens_in_memory;
+    kv_op_free(op);
+    return tokens;
+}
+
+/* A session with the prompt, of which the store is to have `expected` tokens: reads all; what is not
+ * there is put and published. */
+static void use_prompt(uint32_t prompt, uint32_t expected)
+{
+    uint32_t tokens;
+    struct kv_session *session = open_prompt(prompt, &tokens);
+
+    assert_int_equal(tokens, expected);
+    if (tokens < TOKENS)
+        put(prompt, session, tokens);
+    assert_int_equal(read_rows(prompt, session), KV_OK);
+    if (tokens < TOKENS)
+        publish(prompt, session);
+    close_session(session);
+}
+
+/* ---- what is on the disk of a node -------------------------------------------------------- */
+
+static void
+count_one(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    (void)key;
+    (void)key_bytes;
+    (void)value;
+    (void)value_bytes;
+    ++*(uint32_t *)arg;
+}
+
+static uint32_t count_keys(uint32_t node, enum kv_disk_space space, const char *prefix)
+{
+    uint32_t n = 0;
+
+    assert_int_equal(
+        kv_disk_scan(cluster.disks[node], space, prefix, strlen(prefix), count_one, &n), KV_OK);
+    return n;
+}
+
+struct damage {
+    uint32_t at, every; /* flips a bit of each so many values */
+};
+
+/* The disk in memory lends its values: damage is done in place. */
+static void
+flip_some(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct damage *damage = arg;
+
+    (void)key;
+    (void)key_bytes;
+    if (damage->at++ % damage->every == 0)
+        ((uint8_t *)value)[damage->at * 977 % value_bytes] ^= 4;
+}
+
+struct swapped {
+    uint8_t *first;
+    size_t bytes;
+    bool is_done;
+};
+
+/* Exchanges the first two values. */
+static void
+swap_two(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct swapped *swapped = arg;
+    uint8_t *other = (uint8_t *)value;
+
+    (void)key;
+    (void)key_bytes;
+    if (swapped->is_done)
+        return;
+    if (swapped->first == NULL) {
+        swapped->first = other;
+        swapped->bytes = value_bytes;
+        return;
+    }
+    assert_int_equal(value_bytes, swapped->bytes);
+    for (size_t i = 0; i < value_bytes; i++) {
+        const uint8_t byte = other[i];
+
+        other[i] = swapped->first[i];
+        swapped->first[i] = byte;
+    }
+    swapped->is_done = true;
+}
+
+/* ---- tests -------------------------------------------------------------------------------- */
+
+/* What was saved is there after a restart: found at once, and read back when a session is opened. */
+static void a_restart_loses_nothing(void **state)
+{
+    uint32_t in_memory;
+
+    (void)state;
+    open_store(2, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(2 * FEW * BLOCKS);
+    for (int round = 0; round < 2; round++) {
+        restart(N_THREADS);
+        for (uint32_t i = 0; i < FEW; i++) {
+            assert_int_equal(match(i, &in_memory), TOKENS);
+            assert_int_equal(in_memory, 0);
+            use_prompt(i, TOKENS);
+            assert_int_equal(match(i, &in_memory), TOKENS);
+            assert_int_equal(in_memory, TOKENS);
+        }
+        assert_true(tier_number("disk", COLUMN_LOADS) >= 2 * FEW * BLOCKS);
+        assert_true(tier_number("disk", COLUMN_BAD) == 0);
+    }
+    close_store();
+}
+
+/* The rows of a unit are found by its number, whichever thread it is on. */
+static void threads_may_be_others(void **state)
+{
+    (void)state;
+    open_store(2, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(2 * FEW * BLOCKS);
+    restart(1);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, TOKENS);
+    use_prompt(FEW, 0);
+    wait_saved(2 * (FEW + 1) * BLOCKS);
+    restart(2);
+    for (uint32_t i = 0; i <= FEW; i++)
+        use_prompt(i, TOKENS);
+    close_store();
+}
+
+/* Three times the memory: all of it is there all the time, in whatever order it is asked for. */
+static void more_than_memory(void **state)
+{
+    uint32_t n_whole = 0, in_memory;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < MANY; i++) {
+        use_prompt(i, 0);
+        /* So many fit the memory beside what is saved. */
+        if (i % FEW == 0)
+            wait_saved((i + 1) * BLOCKS);
+    }
+    wait_saved(MANY * BLOCKS);
+    for (uint32_t i = 0; i < MANY; i++)
+        use_prompt(i, TOKENS);
+    for (uint32_t i = MANY; i-- > 0;)
+        use_prompt(i * 7 % MANY, TOKENS);
+    for (uint32_t i = 0; i < MANY; i++) {
+        assert_int_equal(match(i, &in_memory), TOKENS);
+        n_whole += in_memory == TOKENS;
+    }
+    print_message("%u of %d prompts are in memory; %.0f blocks were read back\n", n_whole, MANY,
+                  tier_number("disk", COLUMN_LOADS));
+    assert_in_range(n_whole, 1, MEMORY_BYTES / PROMPT_BYTES);
+    close_store();
+}
+
+/* What is wrong on the disk is a miss: never a wrong row, and put again. */
+static void damage_is_a_miss(void **state)
+{
+    uint32_t n_bad = 0, n_good = 0;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    for (int kind = 0; kind < 2; kind++) {
+        struct damage damage = {.every = FEW * BLOCKS * N_UNITS / 2};
+        struct swapped swapped = {0};
+
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        assert_int_equal(
+            kind == 0 ? kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, flip_some, &damage)
+                      : kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, swap_two, &swapped),
+            KV_OK);
+        cluster_start(&cluster, 0);
+        connect_client();
+        for (uint32_t i = 0; i < FEW; i++) {
+            uint32_t tokens;
+            struct kv_session *session = open_prompt(i, &tokens);
+            const kv_status_t status = read_rows(i, session);
+
+            assert_int_equal(tokens, TOKENS);
+            assert_true(status == KV_OK || status == KV_CORRUPT);
+            n_bad += status == KV_CORRUPT;
+            n_good += status == KV_OK;
+            close_session(session);
+            if (status == KV_OK)
+                continue;
+            /* The next one has what is before the damage, and brings the rest. */
+            session = open_prompt(i, &tokens);
+            assert_true(tokens < TOKENS);
+            put(i, session, tokens);
+            assert_int_equal(read_rows(i, session), KV_OK);
+            publish(i, session);
+            close_session(session);
+        }
+        assert_true(tier_number("disk", COLUMN_BAD) > 0);
+        wait_saved(FEW * BLOCKS);
+        restart(N_THREADS);
+        for (uint32_t i = 0; i < FEW; i++)
+            use_prompt(i, TOKENS);
+    }
+    assert_true(n_bad >= 2 && n_good >= 2);
+    close_store();
+}
+
+/* What is deleted is gone from the disk, too, also if it was away. */
+static void what_is_deleted_is_gone(void **state)
+{
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t i = 0; i < FEW; i++) {
+            const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = names_of(i)};
+            struct kv_op *op;
+
+            assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
+            finish(op, "evict");
+        }
+        wait_saved(0);
+        for (int i = 0; tier_number("disk", COLUMN_BYTES) > 0; i++) {
+            assert_true(i < 60000);
+            kv_sleep_fds(NULL, 0, 1000);
+        }
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        assert_int_equal(count_keys(0, KV_DISK_ROWS, ""), 0);
+        assert_int_equal(count_keys(0, KV_DISK_RECORDS, "prefix/"), 0);
+        cluster_start(&cluster, 0);
+        connect_client();
+        if (round > 0)
+            break;
+        for (uint32_t i = 0; i < FEW; i++)
+            use_prompt(i, 0);
+        wait_saved(FEW * BLOCKS);
+        restart(N_THREADS);
+    }
+    close_store();
+}
+
+/* With room for a part, that is what is there: the rest is forgotten, and told to be. */
+static void a_full_disk_forgets(void **state)
+{
+    const uint64_t room = FEW * PROMPT_BYTES;
+    uint32_t n_there = 0, in_memory;
+
+    (void)state;
+    open_store(1, room);
+    for (uint32_t i = 0; i < MANY; i++)
+        use_prompt(i, 0);
+    assert_true(tier_number("disk", COLUMN_BYTES) <= (double)room);
+    for (uint32_t i = 0; i < MANY; i++)
+        n_there += match(i, &in_memory) == TOKENS;
+    print_message("%u of %d prompts are there\n", n_there, MANY);
+    assert_true(n_there >= 1 && n_there < MANY);
+    restart(N_THREADS);
+    assert_true(tier_number("disk", COLUMN_BYTES) <= (double)room);
+    for (uint32_t i = 0; i < MANY; i++) {
+        uint32_t tokens;
+        struct kv_session *session = open_prompt(i, &tokens);
+
+        if (tokens < TOKENS)
+            put(i, session, tokens);
+        assert_int_equal(read_rows(i, session), KV_OK);
+        close_session(session);
+    }
+    close_store();
+}
+
+static void write_format(uint32_t version)
+{
+    Kvpb__DiskFormat message = KVPB__DISK_FORMAT__INIT;
+    struct kv_disk *disk = cluster.disks[0];
+    struct kv_disk_queue *queue;
+    uint8_t packed[64];
+
+    message.version = version;
+    const struct kv_disk_write write = {.key = "format",
+                                        .key_bytes = 6,
+                                        .value = packed,
+                                        .value_bytes =
+                                            kvpb__disk_format__pack(&message, packed)};
+    assert_int_equal(disk->ops->queue_open(disk, NULL, NULL, &queue), KV_OK);
+    assert_int_equal(kv_disk_write(queue, KV_DISK_RECORDS, &write, 1, NULL, NULL), KV_OK);
+    disk->ops->queue_close(queue);
+}
+
+/* What a newer version wrote is refused by name, and not touched. */
+static void a_newer_format_is_refused(void **state)
+{
+    struct kvs_node_config config = {.memory_bytes = MEMORY_BYTES,
+                                     .n_threads = 1,
+                                     .clock = &kv_clock_real,
+                                     .disk_bytes = UINT64_MAX};
+    struct kvs_node *node = NULL;
+    char detail[256] = "";
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    use_prompt(0, 0);
+    wait_saved(BLOCKS);
+    kv_client_close(client);
+    cluster_end(&cluster, 0);
+    write_format(KVS_DISK_FORMAT + 1);
+    config.transport = cluster.transport;
+    config.disk = cluster.disks[0];
+    assert_int_equal(kvs_node_create(&config, &node, detail, sizeof(detail)), KV_UNSUPPORTED);
+    assert_non_null(strstr(detail, "format 2"));
+    write_format(KVS_DISK_FORMAT);
+    cluster_start(&cluster, 0);
+    connect_client();
+    use_prompt(0, TOKENS);
+    close_store();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_restart_loses_nothing),   cmocka_unit_test(threads_may_be_others),
+        cmocka_unit_test(more_than_memory),          cmocka_unit_test(damage_is_a_miss),
+        cmocka_unit_test(what_is_deleted_is_gone),   cmocka_unit_test(a_full_disk_forgets),
+        cmocka_unit_test(a_newer_format_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
