@@ -440,6 +440,27 @@ static void tenants_have_a_quota(void **state)
     close_store();
 }
 
+/* A quota smaller than a block keeps nothing, and costs nobody anything: prompts that are published
+ * are used all the same. */
+static void a_quota_below_one_block(void **state)
+{
+    (void)state;
+    for (uint64_t quota = BLOCK_BYTES; quota >= BLOCK_BYTES - 1; quota--) {
+        const uint32_t n_kept = quota == BLOCK_BYTES;
+
+        open_store(1, NULL, quota);
+        for (uint32_t i = 0; i < 3; i++) {
+            assert_int_equal(use_prompt(i % TENANTS, i, true), n_kept * KV_BLOCK_TOKENS);
+            assert_int_equal(match(i % TENANTS, i), n_kept * KV_BLOCK_TOKENS);
+        }
+        assert_true(cluster_total(clients[0], "stats", "prefixes_refused") == 3);
+        assert_true(cluster_total(clients[0], "stats", "prefixes_published") == 3 * n_kept);
+        assert_true(cluster_total(clients[0], "stats", "prefixes_over_quota") == n_kept);
+        assert_true(cluster_total(clients[0], "stats", "prefixes_evicted") == 0);
+        close_store();
+    }
+}
+
 /* ---- what clients say of prefixes -------------------------------------------------------- */
 
 static uint64_t say(uint32_t tenant, struct kv_prefix prefix)
@@ -736,9 +757,10 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_latest_stay),      cmocka_unit_test(what_is_used_stays),
         cmocka_unit_test(sessions_keep_theirs), cmocka_unit_test(tenants_keep_their_share),
-        cmocka_unit_test(tenants_have_a_quota), cmocka_unit_test(pinned_stays),
-        cmocka_unit_test(evicted_goes),         cmocka_unit_test(hinted_stays),
-        cmocka_unit_test(missed_and_why),       cmocka_unit_test(tokens_are_counted),
+        cmocka_unit_test(tenants_have_a_quota), cmocka_unit_test(a_quota_below_one_block),
+        cmocka_unit_test(pinned_stays),         cmocka_unit_test(evicted_goes),
+        cmocka_unit_test(hinted_stays),         cmocka_unit_test(missed_and_why),
+        cmocka_unit_test(tokens_are_counted),
     };
 
     if (argc > 1)
