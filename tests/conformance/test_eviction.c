@@ -532,6 +532,36 @@ static void pinned_stays(void **state)
     close_store();
 }
 
+/* A fork has the prefix that it shares, also when its parent has ended; what the parent alone had
+ * goes. */
+static void forks_keep_theirs(void **state)
+{
+    const uint32_t n_shared = 4;
+    struct kv_session *parent, *fork;
+    uint32_t tokens;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(2, NULL, 0);
+    parent = open_prompt(0, 0, &tokens);
+    assert_int_equal(try_put(0, 0, parent, 0), KV_OK);
+    assert_int_equal(publish(0, parent), TOKENS);
+    assert_int_equal(kv_fork_begin(parent, n_shared * KV_BLOCK_TOKENS, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("fork: %s", kv_op_detail(op));
+    fork = kv_op_session(op);
+    kv_op_free(op);
+    close_session(parent);
+    press();
+    press();
+    assert_int_equal(match(0, 0), n_shared * KV_BLOCK_TOKENS);
+    close_session(fork);
+    press();
+    press();
+    assert_int_equal(match(0, 0), 0);
+    close_store();
+}
+
 /* What is evicted goes with what is behind it, on all nodes; a session that has it keeps it. */
 static void evicted_goes(void **state)
 {
@@ -758,9 +788,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_latest_stay),      cmocka_unit_test(what_is_used_stays),
         cmocka_unit_test(sessions_keep_theirs), cmocka_unit_test(tenants_keep_their_share),
         cmocka_unit_test(tenants_have_a_quota), cmocka_unit_test(a_quota_below_one_block),
-        cmocka_unit_test(pinned_stays),         cmocka_unit_test(evicted_goes),
-        cmocka_unit_test(hinted_stays),         cmocka_unit_test(missed_and_why),
-        cmocka_unit_test(tokens_are_counted),
+        cmocka_unit_test(pinned_stays),         cmocka_unit_test(forks_keep_theirs),
+        cmocka_unit_test(evicted_goes),         cmocka_unit_test(hinted_stays),
+        cmocka_unit_test(missed_and_why),       cmocka_unit_test(tokens_are_counted),
     };
 
     if (argc > 1)
