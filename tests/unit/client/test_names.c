@@ -82,11 +82,24 @@ static void salts_part(void **state)
     static const struct {
         const char *salt;
         size_t bytes;
-    } salts[] = {{NULL, 0}, {"a", 1}, {"b", 1}, {"a\0", 2}};
-    struct kv_id128 names[4][BLOCKS], again[BLOCKS];
+    } salts[] = {
+        {NULL, 0},
+        {"a", 1},
+        {"b", 1},
+        {"a\0", 2},
+        /* Longer than a pointer, and the same in its first bytes. */
+        {"a salt of one tenant", 20},
+        {"a salt of two tenants", 21},
+        {"a salt of two tenants", 20},
+        {"a salt o", 8},
+    };
+    enum {
+        N = sizeof(salts) / sizeof(salts[0])
+    };
+    struct kv_id128 names[N][BLOCKS], again[BLOCKS];
 
     (void)state;
-    for (unsigned i = 0; i < 4; i++) {
+    for (unsigned i = 0; i < N; i++) {
         struct kv_client *client = open_client(salts[i].salt, salts[i].bytes);
 
         kv_prompt_names(client, model, tokens, TOKENS, NULL, 0, names[i]);

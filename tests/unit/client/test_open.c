@@ -1,6 +1,7 @@
 /* kv_client_open() and a list of which some nodes are down, silent, or not what they should be:
  * two nodes that serve, and doors that say whatever the test wants to hello. */
 #include "kvserver/base/clock.h"
+#include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/net/message.h"
 #include "proto/kvstore.pb-c.h"
@@ -392,6 +393,45 @@ static void another_version_comes_up(void **state)
     close_door(&door);
 }
 
+/* Names of blocks depend on all bytes of the salt that a program gives. */
+static void the_salt_is_all_of_it(void **state)
+{
+    static const struct {
+        const char *salt;
+        size_t bytes;
+    } salts[] = {
+        {NULL, 0},
+        {"a salt", 6},
+        {"a salt of one tenant", 20},
+        {"a salt of\0 1", 12},
+        {"a salt of\0 2", 12},
+        {"a salt of\0 2", 9},
+    };
+    static const struct kv_id128 none;
+    static const uint32_t tokens[KV_BLOCK_TOKENS];
+    static const struct kv_model_info model = {.fingerprint = {{1, 2, 3}}};
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(salts) / sizeof(salts[0]); i++) {
+        const struct kv_client_options options = {.nodes = living(0),
+                                                  .salt = salts[i].salt,
+                                                  .salt_bytes = salts[i].bytes,
+                                                  .deadline_ms = PATIENCE_MS};
+        const struct kv_id128 salt =
+            salts[i].bytes > 0 ? kv_hash128(salts[i].salt, salts[i].bytes) : none;
+        const struct kv_id128 wanted =
+            kv_block_name(&none, &model.fingerprint, &salt, &none, tokens, KV_BLOCK_TOKENS);
+        struct kv_client *client;
+        struct kv_id128 name;
+
+        if (kv_client_open(&options, &client, detail, sizeof(detail)) != KV_OK)
+            fail_msg("%s", detail);
+        kv_prompt_names(client, &model, tokens, KV_BLOCK_TOKENS, NULL, 0, &name);
+        assert_memory_equal(&name, &wanted, sizeof(name));
+        kv_client_close(client);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +440,7 @@ int main(void)
         cmocka_unit_test(one_refuses),
         cmocka_unit_test(none_answers),
         cmocka_unit_test(another_version_comes_up),
+        cmocka_unit_test(the_salt_is_all_of_it),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
