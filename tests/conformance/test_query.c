@@ -136,6 +136,8 @@ static void make_models(void)
     make_model(RAGGED, "query ragged", KV_FP16, 4, ragged, 32, 16);
 }
 
+/* Salts from here on make keys about a mean of their own in each chapter of CHAPTER_TOKENS. */
+#define SALT_MEANS (UINT64_C(1) << 29)
 /* Salts from here on make rows of only a few kinds. */
 #define SALT_KINDS (UINT64_C(1) << 30)
 #define N_KINDS    12
@@ -153,6 +155,14 @@ static float key_of(uint64_t salt, uint32_t layer, uint32_t head, uint32_t token
 
     if (salt >= SALT_ZEROS)
         return 0;
+    if (salt >= SALT_MEANS && salt < SALT_KINDS) {
+        const uint64_t mean =
+            kv_mix64(kv_mix64(salt) ^ (token / CHAPTER_TOKENS + 1) * 1000 ^ i);
+
+        return (float)((int)(kv_mix64(kv_mix64(salt) ^ place) % 127) - 63 +
+                       (mean & 1 ? 64 : -64)) /
+               64;
+    }
     return (float)((int)(kv_mix64(kv_mix64(salt) ^ place) % 255) - 127) / 64;
 }
 
@@ -2364,6 +2374,47 @@ static void first_cuts_of_some_copies(void **state)
     close_side(&side);
 }
 
+/* Of a head's rows, those of several chapters are scored one after the other, each less the mean
+ * of its own chapter. */
+static void first_cuts_of_other_means(void **state)
+{
+    static struct question question;
+    const uint32_t n_tokens = 3 * CHAPTER_TOKENS + 100;
+    struct kv_index_options index = index_of(n_tokens, CHAPTER_BLOCKS);
+    struct kv_query_reads reads;
+    struct side side;
+
+    (void)state;
+    open_side(&side);
+    index.copies = true;
+    for (unsigned model = HALVES; model <= BRAINS; model++) {
+        struct kv_session *session = open_session(&side, &models[model]);
+
+        put(&side, session, 0, n_tokens, SALT_MEANS);
+        make_index(session, &index);
+        for (unsigned merge = KV_MERGE_SUM; merge <= KV_MERGE_NONE; merge++) {
+            make_question(&question, merge % 2, n_tokens, SALT_MEANS);
+            question.query.merge = (enum kv_merge)merge;
+            question.query.scale = 0.05f;
+            question.query.first_cut = KV_CUT_INT4;
+            question.query.want_reads = true;
+            for (uint32_t rerank = 1; rerank <= 3; rerank += 2) {
+                question.query.rerank = rerank;
+                question.query.candidates = UINT16_MAX; /* step 1 takes all */
+                ask(&side, session, &question);
+                struct kv_op *op = answered(&side, session, &question.query);
+                kv_op_query_reads(op, &reads);
+                assert_true(reads.copies > 0);
+                kv_op_free(op);
+                question.query.candidates = 8;
+                ask(&side, session, &question);
+            }
+        }
+        close_session(session);
+    }
+    close_side(&side);
+}
+
 /* With the rest by summaries: near the attention over all. */
 static void first_cuts_and_the_rest(void **state)
 {
@@ -2542,6 +2593,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(first_cuts_of_later_rows),
         cmocka_unit_test(first_cuts_of_ties),
         cmocka_unit_test(first_cuts_of_some_copies),
+        cmocka_unit_test(first_cuts_of_other_means),
         cmocka_unit_test(first_cuts_and_the_rest),
         cmocka_unit_test(prefixes_have_codes),
         cmocka_unit_test(lost_and_doubled_messages),
