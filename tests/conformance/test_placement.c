@@ -703,7 +703,6 @@ static void use(struct kv_session *session)
     close_session(child);
 }
 
-/* A dead node outside of a session's row is not noticed; inside of it, it is named. */
 /* Finds a root whose row has the node, or has it not. */
 static uint64_t root_with(uint32_t node, bool is_there)
 {
@@ -733,6 +732,10 @@ static void give_up_copies(uint32_t dead)
         (void)kv_client_wait(client, 1000);
     assert_int_equal(client->copies.n_done, n_done);
 
+    /* Nodes that stand still answer nothing: what has begun does not end before it was seen. */
+    for (uint32_t i = 0; i < N_NODES; i++)
+        if (i != dead)
+            kvs_node_stop(cluster.nodes[i]);
     kvc_copy_want(other, &model, beside, beside + 1, &name, 1);
     kvc_copy_want(other, &model, beside, beside + 1, &name, 1);
     assert_int_equal(other->copies.n, 1);
@@ -740,8 +743,12 @@ static void give_up_copies(uint32_t dead)
         (void)kv_client_wait(other, 1000);
     kv_client_close(other);
     other = NULL;
+    for (uint32_t i = 0; i < N_NODES; i++)
+        if (i != dead)
+            assert_int_equal(kvs_node_start(cluster.nodes[i], true), KV_OK);
 }
 
+/* A dead node outside of a session's row is not noticed; inside of it, it is named. */
 static void a_dead_node(void **state)
 {
     struct kv_session *session = open_session(), *opened;
