@@ -17,7 +17,8 @@
  * are chosen by cells, in chapters of 128 blocks, or by rows, in chapters of 8 blocks (tiles).
  * Forms with one choose candidates by bytes (query/byte_scores.h), from codes of 4 x 6 bits of
  * rotated keys, and select by the scores of copies: 8 for each row (default), with half of the
- * rows (cheap), or 16 (best).  Their score has parts, beside finding the codebooks of blocks:
+ * rows (cheap), or 16 and smaller groups (best): the presets of gpu-worker/attention/options.c,
+ * which must be changed with them.  Their score has parts, beside finding the codebooks of blocks:
  *
  *   tables      makes tables, rounds them, and sums the sample's rows
  *   scan        makes a byte of each row
@@ -92,7 +93,7 @@ static const struct form forms[] = {
     {"tiles", 8, KV_SUMMARY_ROWS_LEAST, K, 8, 0},
     {"default", 128, KV_SUMMARY_ROWS_MAX, K, 1, 8},
     {"cheap", 128, KV_SUMMARY_ROWS_MAX, K / 2, 1, 8},
-    {"best", 128, KV_SUMMARY_ROWS_MAX, K, 1, 16},
+    {"best", 128, KV_SUMMARY_ROWS_LEAST, K, 1, 16},
 };
 
 enum stage {
