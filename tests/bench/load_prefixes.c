@@ -5,9 +5,13 @@
  *   prefix.put    open, put, publish, close; there: batch_put_from() of the prompt's blocks
  *   prefix.match  kv_match_begin(); there: batch_is_exist()
  *   prefix.read   open, which attaches, read, close; there: batch_get_into()
+ *
+ * Each prompt has bytes of its own, by stamps all over bytes that are the same, and what is read is
+ * held against them: outside the times.
  */
 #include "tests/bench/bench.h"
 
+#include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
 
 #include <stdio.h>
@@ -21,23 +25,65 @@ enum {
     DIM = 64,
     BLOCK_BYTES = KV_BLOCK_TOKENS * N_HEADS * 2 * DIM * 2, /* 64 KiB */
     PROMPT_BYTES = PROMPT_BLOCKS * BLOCK_BYTES,
+    STAMP_STEP = 4096, /* bytes: eight in a block of a head */
+    N_STAMPS = PROMPT_BYTES / STAMP_STEP,
 };
 
 struct prompts {
     struct kv_client *client;
     struct kv_buffer *from, *to;
     struct kv_model_info model;
-    struct kv_id128 names[PROMPT_BLOCKS]; /* of the prompt at work */
+    uint64_t number;                      /* of the prompt at work: no other has it */
+    struct kv_id128 names[PROMPT_BLOCKS]; /* its */
     size_t n;
     unsigned round; /* of puts: each gives new names; 0: none yet */
 };
 
-static void make_names(struct prompts *prompts, size_t prompt)
+static void choose_prompt(struct prompts *prompts, size_t prompt)
 {
     struct kv_random random;
 
-    kv_random_init(&random, prompts->round * (uint64_t)N_PROMPTS + prompt);
+    prompts->number = prompts->round * (uint64_t)N_PROMPTS + prompt;
+    kv_random_init(&random, prompts->number);
     kv_random_fill(&random, prompts->names, sizeof(prompts->names));
+}
+
+static uint64_t stamp_of(const struct prompts *prompts, size_t i)
+{
+    return kv_mix64(prompts->number * N_STAMPS + i);
+}
+
+/* Where a stamp is: one after the other at another place of its bytes. */
+static uint8_t *stamp_at(struct kv_buffer *buffer, size_t i)
+{
+    uint8_t *bytes = kv_buffer_data(buffer);
+
+    return bytes + i * STAMP_STEP + i * sizeof(uint64_t) % STAMP_STEP;
+}
+
+/* Makes the bytes that are put those of the prompt at work. */
+static void stamp(struct prompts *prompts)
+{
+    for (size_t i = 0; i < N_STAMPS; i++) {
+        const uint64_t stamp = stamp_of(prompts, i);
+
+        memcpy(stamp_at(prompts->from, i), &stamp, sizeof(stamp));
+    }
+}
+
+/* Returns whether what was read is of the prompt at work. */
+static bool has_stamps(struct prompts *prompts)
+{
+    for (size_t i = 0; i < N_STAMPS; i++) {
+        const uint64_t stamp = stamp_of(prompts, i);
+
+        if (memcmp(stamp_at(prompts->to, i), &stamp, sizeof(stamp)) != 0) {
+            bench_complain("prefixes: bytes of another prompt came back, at %zu",
+                           i * STAMP_STEP);
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Opens a session with the prompt at work.  NULL: failed, and said so. */
@@ -140,13 +186,16 @@ static bool with_all(struct prompts *prompts,
                      struct bench_watch *watch)
 {
     for (size_t i = 0; i < prompts->n; i++) {
+        choose_prompt(prompts, i);
+        if (what == put_prompt)
+            stamp(prompts);
         const double begin = bench_now();
-
-        make_names(prompts, i);
         if (!what(prompts))
             return false;
         if (watch != NULL)
             bench_watch_add(watch, bench_now() - begin);
+        if (what == read_prompt && !has_stamps(prompts))
+            return false;
     }
     return true;
 }
@@ -192,6 +241,7 @@ static bool measure_read(void *arg, struct bench_sample *ret_sample)
         return false;
     is_good = with_all(prompts, read_prompt, &watch);
     bench_watch_rate(&watch, PROMPT_BYTES, ret_sample);
+    /* What was put last, all of it. */
     if (is_good &&
         memcmp(kv_buffer_data(prompts->from), kv_buffer_data(prompts->to), PROMPT_BYTES) != 0) {
         bench_complain("prefixes: other bytes came back than were stored");

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ SIZES = (64 << 10, 1 << 20)
 READY_S = 30
 SEGMENT_BYTES = 1 << 30
 PREFIX_BLOCKS = 64
+STAMP_BYTES = 16
 LOCAL_BYTES = 256 << 20
 PR_SET_PDEATHSIG = 1
 
@@ -152,36 +154,53 @@ class Deployment:
     def addresses(self, begin, block):
         return [self.address + begin + i * block for i in range(PREFIX_BLOCKS)]
 
+    def stamps(self, size, prefix):
+        """Where each block of a prefix has bytes of its own, and these."""
+        for i in range(PREFIX_BLOCKS):
+            yield (i * (size // PREFIX_BLOCKS) + i * STAMP_BYTES,
+                   struct.pack("<IIII", self.round, prefix, i, ~i & 0xffffffff))
+
     def prefix_put(self, size, count):
         if self.round > 0:
             self.store.remove_all(True)
         self.round += 1
-        begin = time.perf_counter()
+        seconds = 0
         for prefix in range(count):
             names, block = self.blocks(size, prefix)
+            for at, stamp in self.stamps(size, prefix):
+                self.memory[at:at + STAMP_BYTES] = stamp
+            begin = time.perf_counter()
             codes = self.store.batch_put_from(names, self.addresses(0, block), [block] * len(names))
+            seconds += time.perf_counter() - begin
             if any(codes):
                 sys.exit(f"mooncake_bench: batch_put_from: {names[0]}: {codes}")
-        return time.perf_counter() - begin
+        return seconds
 
     def prefix_match(self, size, count):
-        begin = time.perf_counter()
+        seconds = 0
         for prefix in range(count):
             names, _ = self.blocks(size, prefix)
-            if self.store.batch_is_exist(names) != [1] * len(names):
+            begin = time.perf_counter()
+            there = self.store.batch_is_exist(names)
+            seconds += time.perf_counter() - begin
+            if there != [1] * len(names):
                 sys.exit(f"mooncake_bench: batch_is_exist: {names[0]}: not all")
-        return time.perf_counter() - begin
+        return seconds
 
     def prefix_get(self, size, count):
         self.memory[self.bytes:self.bytes + size] = bytes(size)
-        begin = time.perf_counter()
+        seconds = 0
         for prefix in range(count):
             names, block = self.blocks(size, prefix)
+            begin = time.perf_counter()
             got = self.store.batch_get_into(names, self.addresses(self.bytes, block),
                                             [block] * len(names))
+            seconds += time.perf_counter() - begin
             if got != [block] * len(names):
                 sys.exit(f"mooncake_bench: batch_get_into: {names[0]}: {got}")
-        seconds = time.perf_counter() - begin
+            for at, stamp in self.stamps(size, prefix):
+                if self.memory[self.bytes + at:self.bytes + at + STAMP_BYTES] != stamp:
+                    sys.exit(f"mooncake_bench: {names[0]}: bytes of another prefix came back")
         if self.memory[:size] != self.memory[self.bytes:self.bytes + size]:
             sys.exit("mooncake_bench: other bytes came back than were stored")
         return seconds
