@@ -33,7 +33,9 @@ struct kvw_method_setup {
 
 struct kvw_method_stats {
     uint64_t bytes_put;     /* rows sent to the store */
-    uint64_t bytes_fetched; /* rows and attention outputs received from it */
+    uint64_t bytes_read;    /* rows received from it as they are: those that the session had, or
+                             * that the device lacks when its rows change their form */
+    uint64_t bytes_fetched; /* rows and attention outputs received from it to answer queries */
     uint64_t rows_attended; /* (query, kv head) pairs of one row */
     uint64_t rows_possible; /* the same if every query had attended to all earlier rows */
     double exposed_wait_s;  /* time that the computation waited for the store */

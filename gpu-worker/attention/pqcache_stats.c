@@ -65,6 +65,7 @@ void kvw_pqcache_stats(const struct kvw_method *attention, struct kvw_method_sta
     kvw_index_schedule_stats(pq->index, &index);
     *stats = pq->node_stats;
     stats->bytes_put = counted.bytes_put;
+    stats->bytes_read = counted.bytes_read;
     stats->bytes_fetched = pq->bytes_fetched;
     if (pq->cached != NULL)
         stats->bytes_fetched += kvw_block_cache_bytes_fetched(pq->cached);

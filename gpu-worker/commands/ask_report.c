@@ -20,6 +20,7 @@ void kvw_ask_stats_add(struct kvw_method_stats *to,
 {
 #define ADD(member) to->member += after->member - before->member
     ADD(bytes_put);
+    ADD(bytes_read);
     ADD(bytes_fetched);
     ADD(rows_attended);
     ADD(rows_possible);
@@ -136,7 +137,7 @@ static void write_stats(struct kv_json *json, const struct kvw_ask_cost *cost)
     kv_json_number(json, "rows_estimated_share", estimated_share(cost));
     kv_json_number(json, "step_bytes_fetched", bytes_per_step(cost));
     kv_json_number(json, "step_node_s", quotient(steps->nodes_worked_s, cost->steps));
-    kv_json_number(json, "bytes_fetched", (double)all->bytes_fetched);
+    kv_json_number(json, "bytes_fetched", (double)(all->bytes_read + all->bytes_fetched));
     kv_json_number(json, "bytes_put", (double)all->bytes_put);
     kv_json_number(json, "exposed_wait_s", all->exposed_wait_s);
     kv_json_number(json, "index_wait_s", all->index_wait_s);

@@ -119,7 +119,8 @@ static void report_retrieval(const struct kvw_context *worker,
             (double)stats->rows_selected / steps /
                 (worker->model->params.n_layers * worker->model->params.n_kv_heads),
             where, 100 * share(stats->rows_scored_by_code, scored),
-            kv_config_format_size(stats->bytes_fetched, fetched, sizeof(fetched)),
+            kv_config_format_size(stats->bytes_read + stats->bytes_fetched, fetched,
+                                  sizeof(fetched)),
             kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
                                   sizeof(per_token)),
             1000 * waited_s / worker->model->params.n_layers,
@@ -231,7 +232,7 @@ void kvw_report_json(const struct kvw_context *worker,
     kv_json_number(&json, "tt2t_s", result->tt2t_s);
     kv_json_number(&json, "tpot_s", result->tpot_s);
     kv_json_number(&json, "bytes_put", (double)stats.bytes_put);
-    kv_json_number(&json, "bytes_fetched", (double)stats.bytes_fetched);
+    kv_json_number(&json, "bytes_fetched", (double)(stats.bytes_read + stats.bytes_fetched));
     kv_json_number(&json, "rows_attended_share",
                    share(stats.rows_attended, stats.rows_possible));
     write_retrieval(&json, &stats);

@@ -153,9 +153,11 @@ finish(struct kvw_device_rows *rows, struct reading *reading, const uint8_t *lan
         return KV_OK;
     status = kv_finish(reading->op);
     reading->op = NULL;
-    if (status == KV_OK)
-        take(rows, &reading->box, landed + reading->offset);
-    return status;
+    if (status != KV_OK)
+        return status;
+    kvw_session_count_read(rows->store, &reading->box);
+    take(rows, &reading->box, landed + reading->offset);
+    return KV_OK;
 }
 
 /* Reads [begin, end) of all layers from the store, a few reads at a time. */

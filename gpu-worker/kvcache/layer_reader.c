@@ -190,12 +190,14 @@ static kv_status_t take_next(struct kvw_layer_reader *reader)
         if (status != KV_OK)
             break;
     }
-    if (status == KV_OK)
+    if (status == KV_OK) {
+        kvw_session_count_read(reader->setup.store, &rows);
         reader->setup.take(reader->setup.arg, &rows,
                            (const uint8_t *)kv_buffer_data(reader->buffer) +
                                slot * reader->slot_bytes);
-    else
+    } else {
         kvw_session_fail(reader->setup.store, status);
+    }
     kv_op_free(*op);
     *op = NULL;
     reader->n_taken++;

@@ -27,6 +27,7 @@ struct kvw_session {
     uint32_t n_reused;
     uint32_t n_exact;         /* tokens before the first with an approximate row */
     uint32_t n_published;     /* tokens */
+    uint64_t bytes_read;      /* of rows that came from the store as they are */
     struct kv_op *publishing; /* NULL: none is under way */
     char detail[512];
 };
@@ -462,6 +463,16 @@ const char *kvw_session_detail(const struct kvw_session *store)
 uint64_t kvw_session_bytes_put(const struct kvw_session *store)
 {
     return kvw_write_behind_bytes(store->writer);
+}
+
+void kvw_session_count_read(struct kvw_session *store, const struct kv_rows *rows)
+{
+    store->bytes_read += kv_rows_bytes(kv_session_schema(store->session), rows);
+}
+
+uint64_t kvw_session_bytes_read(const struct kvw_session *store)
+{
+    return store->bytes_read;
 }
 
 double kvw_session_wait_s(const struct kvw_session *store)

@@ -98,6 +98,10 @@ kvw_session_refuse(struct kvw_session *store, kv_status_t status, const char *fo
 /* Returns the first error, or "". */
 const char *kvw_session_detail(const struct kvw_session *store);
 uint64_t kvw_session_bytes_put(const struct kvw_session *store);
+/* Counts rows of all its kv heads that were read from the store, of one layer; and what they were,
+ * all together, in bytes. */
+void kvw_session_count_read(struct kvw_session *store, const struct kv_rows *rows);
+uint64_t kvw_session_bytes_read(const struct kvw_session *store);
 double kvw_session_wait_s(const struct kvw_session *store);
 
 #endif

@@ -256,6 +256,8 @@ static void a_prompt_seen_before(void **state)
 
             generate_again(i == 0, stores[j], is_fresh);
             assert_true(told("reused_tokens") == (is_new || is_fresh ? 0 : full));
+            if (i == 0) /* full attention fetches nothing else */
+                assert_true((told("bytes_fetched") > 0) == (told("reused_tokens") > 0));
             at = strstr(result.output, "\"token_ids\"");
             assert_non_null(at);
             if (strncmp(at, ids, strlen(ids)) != 0)

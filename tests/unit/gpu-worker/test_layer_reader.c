@@ -86,6 +86,8 @@ static void go_on_with(const struct kvw_method_ops *row, uint32_t n_stored)
     struct kvw_method_stats stats;
     kvw_method_get_stats(s.attention, &stats);
     assert_true(stats.exposed_wait_s > 0);
+    assert_int_equal(stats.bytes_read, (uint64_t)n_stored * MADE_LAYERS * MADE_KV_HEADS * 2 *
+                                           MADE_D * sizeof(uint16_t));
 }
 
 static void full_goes_on(void **state)
