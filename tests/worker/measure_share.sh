@@ -14,9 +14,10 @@
 #                  rotated and otherwise as `default`
 #   oracle         exact selection, and the estimate of the rest: what is left to lose
 #
-# A text that a machine does not have is left out, and said.  A form takes about a minute a text and
-# seed; what share.json has already is not measured again.  Losses do not depend on the machine's load.
-# The numbers of the table in gpu-worker/README.md.
+# C is the store's own as one commit has it, whatever is checked out.  A text that a machine does not
+# have is left out, and said.  A form takes about a minute a text and seed; what share.json has already
+# is not measured again.  Losses do not depend on the machine's load.  The numbers of the table in
+# gpu-worker/README.md.
 set -eu
 . "$(dirname "$0")/measure.sh"
 
@@ -24,6 +25,8 @@ exec python3 - "$build/gpu-worker/kvworker" "$model" "$folder" "$source/../.." "
 import argparse, concurrent.futures, glob, gzip, hashlib, json, os, subprocess, sys, threading, time
 
 TEXT_BYTES = 60000  # of a text: more than the tokens that are read
+# Whose C is read: what the store's source is now would be another text after each change.
+C_COMMIT = "578082ddda34689ef5547ee060fbe45f19ee4f9d"
 FORMS = {
     "before": "pqcache:pq-m=2:pq-rotation=off:first-cut=none:summary-rows=1024",
     "cheap": "pqcache:quality=cheap",
@@ -54,10 +57,23 @@ def files(pattern):
     return sorted(glob.glob(pattern, recursive=True))
 
 
-# The files whose beginnings, one after the other, are a text.
+def committed(folder):
+    """The beginnings of its C files, one after the other, as C_COMMIT has them; none: no repository,
+    or one without that commit."""
+    def git(*words):
+        done = subprocess.run(["git", "-C", options.root, *words], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, check=False)
+        return done.stdout if done.returncode == 0 else b""
+
+    names = git("ls-tree", "--full-tree", "--name-only", C_COMMIT, f"{folder}/").decode().split()
+    return b"".join(git("show", f"{C_COMMIT}:{name}") for name in sorted(names)
+                    if name.endswith(".c"))[:TEXT_BYTES]
+
+
+# The files whose beginnings, one after the other, are a text; or the text.
 TEXTS = {
     "GPL-3": files("/usr/share/common-licenses/GPL-3"),
-    "C: this store's kvserver/store/query": files(f"{options.root}/kvserver/store/query/*.c"),
+    "C: this store's kvserver/store/query": committed("kvserver/store/query"),
     "Python's argparse.py": files("/usr/lib/python3.11/argparse.py"),
     "Debian changelogs": files("/usr/share/doc/[a-c]*/changelog.Debian.gz"),
     "Perl's perldiag.pod": files("/usr/share/perl/5.*.*/pod/perldiag.pod")[:1],
@@ -69,10 +85,10 @@ TEXTS = {
 }
 
 
-def write_text(number, paths):
+def write_text(number, source):
     """The text as a file of its own."""
-    text = b""
-    for path in paths:
+    text = source if isinstance(source, bytes) else b""
+    for path in [] if isinstance(source, bytes) else source:
         with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
             text += file.read(TEXT_BYTES - len(text))
     path = os.path.join(options.folder, f"share.{number}.txt")
@@ -126,9 +142,9 @@ def measure(name, path, forms, seed):
 
 
 texts = {}
-for number, (name, paths) in enumerate(TEXTS.items()):
-    if paths:
-        texts[name] = write_text(number, paths)
+for number, (name, source) in enumerate(TEXTS.items()):
+    if source:
+        texts[name] = write_text(number, source)
     else:
         print(f"{name}: not on this machine, left out", file=sys.stderr)
 read_kept()
