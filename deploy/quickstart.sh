@@ -169,23 +169,6 @@ ask_again
 run=second
 ask_again
 
-say "kill -9 the node when all is saved, and start another on the same folder"
-show "$kvctl" tiers
-tries=0
-until "$kvctl" tiers >"$work/tiers" && awk '$1 == "disk" { saved = $2; waits = $5 }
-    END { exit !(saved > 0 && waits == 0) }' "$work/tiers"; do
-    tries=$((tries + 1))
-    [ "$tries" -lt 300 ] || fail "the node did not save its prefixes in 30 s"
-    sleep 0.1
-done
-sed 's/^/  /' "$work/tiers"
-kill -9 "$server"
-wait "$server" 2>/dev/null || true
-server=
-start_node
-run=third
-ask_again
-
 say "counters of the node"
 show "$kvctl" stats
 "$kvctl" stats >"$work/stats"
@@ -195,6 +178,22 @@ for counter in rows_in_bytes rows_out_bytes rows_scored_by_code rows_scored_by_k
 done
 show "$kvctl" ping
 "$kvctl" ping
+
+say "kill -9 the node when all is saved, and start another on the same folder"
+show "$kvctl" tiers
+tries=0
+until "$kvctl" tiers --json | grep '"disk", "blocks": [1-9].*"waiting": 0,' >/dev/null; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 300 ] || fail "the node did not save its prefixes in 30 s"
+    sleep 0.1
+done
+"$kvctl" tiers | sed 's/^/  /'
+kill -9 "$server"
+wait "$server" 2>/dev/null || true
+server=
+start_node
+run=third
+ask_again
 
 say "stop the node"
 kill "$server"

@@ -99,8 +99,8 @@ enum {
     COLUMN_BLOCKS = 1,
     COLUMN_BYTES = 2,
     COLUMN_WAITING = 4,
-    COLUMN_LOADS = 6,
-    COLUMN_BAD = 9,
+    COLUMN_LOADS = 5,
+    COLUMN_BAD = 7,
 };
 
 /* The nodes end, and others begin with what they had saved. */

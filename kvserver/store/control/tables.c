@@ -437,14 +437,13 @@ static void table_tiers(struct kvs_control *control, struct builder *table)
 
     kvs_saver_get_facts(control, kv_clock_now(control->config.clock), &facts);
     kvs_load_times(control, &us);
-    columns(table,
-            "tier blocks bytes room_bytes waiting waiting_ms loads p50_ms p99_ms bad errors");
+    columns(table, "tier blocks bytes room_bytes waiting loads p99_ms bad errors");
     to = row(table);
     text(table, to, "memory");
     number(table, to, (double)(kvs_prefixes_count(control->prefixes) - away));
     number(table, to, (double)kvs_prefixes_bytes(control->prefixes));
     number(table, to, (double)control->pages->bytes);
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 5; i++)
         number(table, to, 0);
     to = row(table);
     text(table, to, "disk");
@@ -452,9 +451,7 @@ static void table_tiers(struct kvs_control *control, struct builder *table)
     number(table, to, (double)facts.saved_bytes);
     number(table, to, (double)facts.room_bytes);
     number(table, to, (double)facts.waiting_blocks);
-    number(table, to, (double)(facts.waiting_us / 1000));
     number(table, to, (double)kvs_counted(&us.count));
-    number(table, to, (double)kv_histogram_quantile(&us, 0.5) / 1e3);
     number(table, to, (double)kv_histogram_quantile(&us, 0.99) / 1e3);
     number(table, to,
            (double)kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_segments)));
