@@ -345,20 +345,33 @@ static kv_status_t open_node(struct kvs_server *server,
     return KV_OK;
 }
 
-/* Opens what outlasts the process, in the data directory, unless nothing is to. */
+/* Opens what outlasts the process: records and keys in RocksDB, rows in a file. */
+static kv_status_t open_files(struct kvs_server *server, char *detail, size_t detail_bytes)
+{
+    char folder[sizeof(server->info.dir) + 8], rows[sizeof(server->info.dir) + 8];
+    const struct kv_disk_rocksdb_options options = {.folder = folder};
+    struct kv_disk *keys;
+    kv_status_t status;
+
+    snprintf(folder, sizeof(folder), "%s/keys", server->info.dir);
+    snprintf(rows, sizeof(rows), "%s/rows", server->info.dir);
+    status = kv_disk_rocksdb_open(&options, &keys, detail, detail_bytes);
+    return status == KV_OK
+               ? kv_disk_extents_open(rows, keys, &server->disk, detail, detail_bytes)
+               : status;
+}
+
+/* Opens the disk in the data directory, unless nothing is to be saved. */
 static kv_status_t open_disk(struct kvs_server *server, char *detail, size_t detail_bytes)
 {
     struct kvs_server_info *info = &server->info;
-    char folder[sizeof(info->dir) + 8];
-    const struct kv_disk_rocksdb_options options = {.folder = folder};
     const bool is_auto = info->disk == UINT64_MAX;
     kv_status_t status = KV_UNSUPPORTED;
 
     if (is_auto)
         info->disk = kvs_data_dir_free_bytes(server->data_dir) / 2;
-    snprintf(folder, sizeof(folder), "%s/disk", info->dir);
     if (info->disk > 0)
-        status = kv_disk_rocksdb_open(&options, &server->disk, detail, detail_bytes);
+        status = open_files(server, detail, detail_bytes);
     if (status == KV_OK || (info->disk > 0 && !(is_auto && status == KV_UNSUPPORTED)))
         return status;
     info->disk = 0;

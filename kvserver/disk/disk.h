@@ -23,8 +23,9 @@
  *
  * A disk is a table of functions:
  *
- *   memory    disk_memory.c    lost with the process: what nodes have so far
+ *   memory    disk_memory.c    lost with the process
  *   rocksdb   disk_rocksdb.c   the only file that knows RocksDB; KV_WITH_ROCKSDB
+ *   extents   disk_extents.c   rows in a file of its own, records and keys in another disk
  *
  * Threads: a queue belongs to one thread, which starts everything and in which callbacks run;
  * open, scan and close while no other thread uses the disk.
@@ -235,6 +236,17 @@ struct kv_disk_rocksdb_options {
 /* Opens or makes the database.  Fails with KV_IO or KV_NO_MEMORY, KV_INVALID for an unknown layout,
  * and KV_UNSUPPORTED without KV_WITH_ROCKSDB; `detail` has the reason. */
 kv_status_t kv_disk_rocksdb_open(const struct kv_disk_rocksdb_options *options,
+                                 struct kv_disk **ret_disk,
+                                 char *detail,
+                                 size_t detail_bytes);
+
+/* ---- extents ------------------------------------------------------------------------------ */
+
+/* Opens or makes a disk whose rows are in the file at `path`, and all else in `keys`, which is its
+ * own from then on, also if this fails.  A row has at most 8 MiB (KV_TOO_LARGE); of each the process
+ * keeps some 60 bytes in memory.  Fails with KV_IO or KV_NO_MEMORY; `detail` has the reason. */
+kv_status_t kv_disk_extents_open(const char *path,
+                                 struct kv_disk *keys,
                                  struct kv_disk **ret_disk,
                                  char *detail,
                                  size_t detail_bytes);

@@ -3,7 +3,7 @@
  * Sessions are written through a quota: key after key in the order that a session has, values of
  * 8 to 64 KB, one size a session, a block of 32 units at a time.  When the quota is full, one of
  * the older half of the sessions is deleted, key by key.  Meanwhile a key at random of those that
- * live is read, one at a time, and compared.
+ * live is read, one at a time, and compared.  After each 64 MiB comes a sync, as a node does it.
  *
  *   disk.LAYOUT.put     GB/s of values; limit: O_DIRECT writes of 1 MB, four at once
  *   disk.LAYOUT.stall   seconds: the longest wait for any of the writes under way
@@ -40,10 +40,12 @@ enum {
     VALUE_MAX = 64 << 10,
     WINDOW = 4, /* blocks under way */
     SESSIONS_MAX = 1 << 16,
-    LOOK_BLOCKS = 256, /* written between two looks at the folder */
-    ROOM_TIMES = 4,    /* of the quota, for what is written and not compacted yet */
+    LOOK_BLOCKS = 256,      /* written between two looks at the folder */
+    ROOM_TIMES = 4,         /* of the quota, for what is written and not compacted yet; */
+    ROOM_TIMES_EXTENTS = 2, /* where nothing is */
     RAW_THREADS = 4,
     RAW_BYTES = 1 << 20,
+    SYNC_BYTES = 64 << 20,
 };
 
 /* ---- the limit ---------------------------------------------------------------------------- */
@@ -141,6 +143,8 @@ struct run {
     char folder[PATH_MAX];
     uint64_t total, quota; /* bytes of values */
     uint64_t written, live;
+    uint64_t n_syncs;
+    uint64_t room_times;
     struct session *sessions; /* (n_sessions) the oldest first; the last one is being written */
     uint32_t n_sessions;
     struct slot slots[WINDOW];
@@ -212,14 +216,15 @@ static bool session_begin(struct run *run)
     return true;
 }
 
-static void deleted(void *arg, kv_status_t status, size_t bytes)
+/* A write or a sync that nobody waits for. */
+static void settled(void *arg, kv_status_t status, size_t bytes)
 {
     struct run *run = arg;
 
     (void)bytes;
     if (status == KV_OK)
         return;
-    bench_complain("disk: delete: %s", kv_status_name(status));
+    bench_complain("disk: delete or sync: %s", kv_status_name(status));
     run->failed = true;
 }
 
@@ -242,12 +247,12 @@ static void session_delete(struct run *run)
             writes[unit] =
                 (struct kv_disk_write){.key = &keys[unit], .key_bytes = sizeof(keys[unit])};
         }
-        while ((status = kv_disk_write(run->queue, KV_DISK_ROWS, writes, UNITS, deleted,
+        while ((status = kv_disk_write(run->queue, KV_DISK_ROWS, writes, UNITS, settled,
                                        run)) == KV_BUSY)
             if (kv_disk_progress(run->queue) == 0)
                 kv_relax();
         if (status != KV_OK)
-            deleted(run, status, 0);
+            settled(run, status, 0);
     }
 }
 
@@ -277,6 +282,12 @@ static bool put_block(struct run *run, struct slot *slot)
     slot->is_busy = true;
     session->n_blocks++;
     run->written += (uint64_t)UNITS * session->value_bytes;
+    if (run->written / SYNC_BYTES > run->n_syncs) {
+        run->n_syncs++;
+        status = kv_disk_sync(run->queue, settled, run);
+        if (status != KV_OK && status != KV_BUSY)
+            settled(run, status, 0);
+    }
     run->live += (uint64_t)UNITS * session->value_bytes;
     return true;
 }
@@ -338,7 +349,7 @@ static uint64_t folder_bytes(const char *path)
 /* Whether the disk has room for a layout that compacts late. */
 static bool has_room(const struct run *run)
 {
-    const uint64_t wanted = ROOM_TIMES * run->quota;
+    const uint64_t wanted = run->room_times * run->quota;
     struct statvfs found;
 
     if (statvfs(run->bench->folder, &found) != 0) {
@@ -472,15 +483,36 @@ static bool measure(struct run *run, const char *layout)
     return true;
 }
 
+/* Extents: the keys are RocksDB's, the rows in a file in its folder. */
+static kv_status_t open_layout(const struct kv_disk_rocksdb_options *options,
+                               bool is_extents,
+                               struct kv_disk **ret_disk,
+                               char *detail,
+                               size_t detail_bytes)
+{
+    struct kv_disk *keys;
+    char path[512];
+    kv_status_t status = kv_disk_rocksdb_open(options, &keys, detail, detail_bytes);
+
+    if (status != KV_OK || !is_extents) {
+        *ret_disk = status == KV_OK ? keys : NULL;
+        return status;
+    }
+    snprintf(path, sizeof(path), "%s/rows", options->folder);
+    return kv_disk_extents_open(path, keys, ret_disk, detail, detail_bytes);
+}
+
 static bool run_layout(struct bench *bench, const struct bench_load *load)
 {
     const char *layout = strchr(load->name, '.') + 1;
+    const bool is_extents = strcmp(layout, "extents") == 0;
     struct run run = {.bench = bench};
     char detail[512] = "";
     bool is_good = false;
 
     run.total = bench->smoke ? 192ull << 20 : bench->quick ? 6ull << 30 : 60ull << 30;
     run.quota = run.total / 3;
+    run.room_times = is_extents ? ROOM_TIMES_EXTENTS : ROOM_TIMES;
     snprintf(run.folder, sizeof(run.folder), "%s/%s", bench->folder, layout);
     if (!has_room(&run))
         return false;
@@ -502,10 +534,10 @@ static bool run_layout(struct bench *bench, const struct bench_load *load)
     }
     const struct kv_disk_rocksdb_options options = {
         .folder = run.folder,
-        .layout = layout,
+        .layout = is_extents ? NULL : layout,
         .bytes_max = run.quota + run.quota / 10,
     };
-    if (kv_disk_rocksdb_open(&options, &run.disk, detail, sizeof(detail)) != KV_OK ||
+    if (open_layout(&options, is_extents, &run.disk, detail, sizeof(detail)) != KV_OK ||
         run.disk->ops->queue_open(run.disk, NULL, NULL, &run.queue) != KV_OK) {
         bench_complain("%s", detail[0] != '\0' ? detail : "disk: out of memory");
         goto out;
@@ -527,5 +559,6 @@ const struct bench_load bench_disk_loads[] = {
     {"disk.universal", "the same, universal compaction", run_layout, 0},
     {"disk.fifo", "the same, the oldest files are dropped", run_layout, 0},
     {"disk.blob", "the same, values in blob files", run_layout, 0},
+    {"disk.extents", "the same, in a file of its own, only keys in RocksDB", run_layout, 0},
     {NULL, NULL, NULL, 0},
 };

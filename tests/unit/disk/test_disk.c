@@ -61,6 +61,29 @@ static struct kv_disk *make_rocksdb(const char *layout)
     return disk;
 }
 
+static struct kv_disk *make_over(struct kv_disk *keys)
+{
+    struct kv_disk *disk = NULL;
+    char path[256], detail[512] = "";
+
+    snprintf(path, sizeof(path), "%s/rows", folder);
+    if (kv_disk_extents_open(path, keys, &disk, detail, sizeof(detail)) != KV_OK)
+        fail_msg("%s", detail);
+    return disk;
+}
+
+/* Keys in RocksDB, rows in a file. */
+static struct kv_disk *make_extents(const char *layout)
+{
+    return make_over(make_rocksdb(layout));
+}
+
+/* Keys that are lost with the process: also where there is no RocksDB, under the thread sanitizer. */
+static struct kv_disk *make_lost_extents(const char *layout)
+{
+    return make_over(make_memory(layout));
+}
+
 /* The disk that a test is of. */
 static struct kv_disk *(*make)(const char *layout);
 static const char *layout;
@@ -312,7 +335,8 @@ static void order_is_kept(void **state)
     }
     expect(queue, KV_DISK_ROWS, "key", &values[KV_DISK_QUEUE_MAX - 1], sizeof(values[0]));
     /* A disk with threads of its own wakes whoever sleeps. */
-    assert_int_equal(__atomic_load_n(&n_woken, __ATOMIC_SEQ_CST) > 0, lasts);
+    assert_int_equal(__atomic_load_n(&n_woken, __ATOMIC_SEQ_CST) > 0,
+                     lasts || make == make_lost_extents);
     disk->ops->queue_close(queue);
     kv_disk_close(disk);
 }
@@ -490,7 +514,8 @@ static void survives_a_kill(void **state)
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         dup2(out[1], STDOUT_FILENO);
-        execl("/proc/self/exe", "test_unit_disk", layout, folder, (char *)NULL);
+        execl("/proc/self/exe", "test_unit_disk", make == make_extents ? "extents" : layout,
+              folder, (char *)NULL);
         _exit(1);
     }
     close(out[1]);
@@ -524,7 +549,7 @@ static void what_is_wrong_is_refused(void **state)
     FILE *file;
 
     (void)state;
-    if (!lasts)
+    if (make != make_rocksdb)
         return;
     const struct kv_disk_rocksdb_options unknown = {.folder = folder, .layout = "ring"};
     assert_int_equal(kv_disk_rocksdb_open(&unknown, &disk, detail, sizeof(detail)), KV_INVALID);
@@ -545,6 +570,61 @@ static void what_is_wrong_is_refused(void **state)
     kv_disk_close(first);
 }
 
+/* Keys that lead behind the end of the file lead nowhere, and two to one place only once. */
+static void keys_may_lead_nowhere(void **state)
+{
+    const char place[8] = {1, 0, 0, 0, 0, 16, 0, 0}; /* page 1, 4,096 bytes */
+    static const char *const names[] = {"a", "b", "c", "d"};
+    static char values[4][8 << 10];
+    char path[256];
+    struct kv_disk_queue *queue;
+    struct kv_disk *disk;
+
+    (void)state;
+    if (make != make_extents)
+        return;
+    disk = make(layout);
+    queue = open_queue(disk);
+    for (unsigned i = 0; i < 4; i++) {
+        memset(values[i], 'a' + (int)i, sizeof(values[i]));
+        put(queue, KV_DISK_ROWS, names[i], values[i], sizeof(values[i]));
+    }
+    sync_all(queue);
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+
+    /* The third place ends behind the end; one key has another's place, one has none. */
+    snprintf(path, sizeof(path), "%s/rows", folder);
+    assert_int_equal(truncate(path, 2 * sizeof(values[0]) + 4096), 0);
+    disk = make_rocksdb(layout);
+    queue = open_queue(disk);
+    put(queue, KV_DISK_ROWS, "half", place, sizeof(place));
+    put(queue, KV_DISK_ROWS, "short", place, 5);
+    put(queue, KV_DISK_ROWS, "zero", "\0\0\0\0\0\0\0", 8);
+    put(queue, KV_DISK_ROWS, "far", "\xff\xff\xff\xff\xff\xff\xff\x7f", 8);
+    sync_all(queue);
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+
+    disk = make(layout);
+    queue = open_queue(disk);
+    expect(queue, KV_DISK_ROWS, "a", values[0], sizeof(values[0]));
+    expect(queue, KV_DISK_ROWS, "b", values[1], sizeof(values[1]));
+    expect_none(queue, KV_DISK_ROWS, "c");
+    expect_none(queue, KV_DISK_ROWS, "d");
+    expect_none(queue, KV_DISK_ROWS, "half");
+    expect_none(queue, KV_DISK_ROWS, "short");
+    expect_none(queue, KV_DISK_ROWS, "zero");
+    expect_none(queue, KV_DISK_ROWS, "far");
+    /* What is free is used again, and nothing else. */
+    for (unsigned i = 0; i < 4; i++)
+        put(queue, KV_DISK_ROWS, names[i], values[i], sizeof(values[i]));
+    for (unsigned i = 0; i < 4; i++)
+        expect(queue, KV_DISK_ROWS, names[i], values[i], sizeof(values[i]));
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -557,12 +637,13 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(is_what_an_array_is, set_up, tear_down),
         cmocka_unit_test_setup_teardown(survives_a_kill, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_wrong_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(keys_may_lead_nowhere, set_up, tear_down),
     };
     int failed;
 
     if (argc == 3) {
-        make = make_rocksdb;
-        layout = argv[1];
+        make = strcmp(argv[1], "extents") == 0 ? make_extents : make_rocksdb;
+        layout = make == make_extents ? "level" : argv[1];
         snprintf(folder, sizeof(folder), "%s", argv[2]);
         return be_killed();
     }
@@ -572,8 +653,16 @@ int main(int argc, char **argv)
     make = make_simulated;
     layout = "simulated";
     failed += cmocka_run_group_tests_name(layout, tests, NULL, NULL);
-    make = make_rocksdb;
+    make = make_lost_extents;
+    layout = "extents";
+    failed += cmocka_run_group_tests_name("extents over memory", tests, NULL, NULL);
+    if (kv_disk_rocksdb_layout(0) == NULL)
+        return failed;
     lasts = true;
+    make = make_extents;
+    layout = "level";
+    failed += cmocka_run_group_tests_name("extents", tests, NULL, NULL);
+    make = make_rocksdb;
     for (unsigned i = 0; kv_disk_rocksdb_layout(i) != NULL; i++) {
         layout = kv_disk_rocksdb_layout(i)->name;
         failed += cmocka_run_group_tests_name(layout, tests, NULL, NULL);
