@@ -322,9 +322,8 @@ static void announce(const struct kvs_server_info *info)
     if (info->events_exposed)
         kv_log(KV_LOG_WARN, "events: %s: no access control: use trusted networks only",
                info->events);
-    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s disk=%s",
-           info->control, info->metrics, info->transports, info->n_threads, memory, info->dir,
-           disk);
+    printf("ready control=%s metrics=%s transport=%s threads=%u memory=%s dir=%s",
+           info->control, info->metrics, info->transports, info->n_threads, memory, info->dir);
     if (info->events[0] != 0)
         printf(" events=%s", info->events);
     if (info->events_replay[0] != 0)

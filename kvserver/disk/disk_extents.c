@@ -20,6 +20,7 @@
  * The file bypasses the system's cache where it can: whoever reads rows keeps them. */
 #define _GNU_SOURCE
 #include "kvserver/disk/disk.h"
+#include "kvserver/disk/places.h"
 
 #include "kvserver/base/hash.h"
 #include "kvserver/base/log.h"
@@ -37,9 +38,8 @@
 #include <unistd.h>
 
 enum {
-    PAGE = 4096,
-    EXTENT_PAGES = 2048,
-    EXTENT_BYTES = EXTENT_PAGES * PAGE,
+    PAGE = KV_PLACE_PAGE,
+    EXTENT_BYTES = KV_PLACE_BYTES_MAX,
     READERS = 8,
     WRITER = READERS,
     SYNCER,
@@ -47,33 +47,14 @@ enum {
     RING_TASKS = 8 * KV_DISK_QUEUE_MAX,
     SLEEP_US = 1000000,
     CLOSE_US = 1000,
-    NONE = -1,
 };
 
-/* Where a value is. */
-struct place {
-    uint32_t page; /* of the file, from 1 on; 0: nowhere */
-    uint32_t bytes;
-};
-static_assert(sizeof(struct place) == sizeof(uint64_t) && sizeof(void *) == 8,
+static_assert(sizeof(struct kv_place) == sizeof(uint64_t) && sizeof(void *) == 8,
               "a map has places for its values");
 
 /* As the other disk keeps it. */
 struct key_record {
     uint32_t page, bytes;
-};
-
-struct extent {
-    uint16_t pages; /* of a place; 0: the extent is free */
-    uint16_t n_used;
-    int32_t next, prev; /* with room and of that size; next: of the free ones */
-    bool is_listed;
-    uint64_t used[EXTENT_PAGES / 64];
-};
-
-struct places {
-    struct place *list;
-    size_t n, room;
 };
 
 struct extents_disk;
@@ -108,9 +89,9 @@ struct task {
     size_t bytes; /* of a value that was read */
     void *value;
     size_t room;
-    struct place place;         /* read */
-    struct places freed;        /* sync: to be used again after it */
-    struct place *places;       /* write: (n) of the values */
+    struct kv_place place;      /* read */
+    struct kv_place_list freed; /* sync: to be used again after it */
+    struct kv_place *places;    /* write: (n) of the values */
     struct key_record *records; /* (n) of the keys */
     unsigned n;
     struct kv_disk_write writes[]; /* (n), then places, records and keys */
@@ -133,185 +114,23 @@ struct extents_disk {
     _Atomic unsigned turn; /* of readers */
 
     struct kv_lock *lock; /* of all that follows */
-    struct kv_map *map;   /* struct place by the hash of a key */
-    struct extent *extents;
-    int32_t n_extents, extents_room, free_extent;
-    int32_t with_room[EXTENT_PAGES + 1]; /* the first extent by pages of a place */
-    struct places freed;                 /* since the last sync began */
-    uint64_t live_bytes, used_pages;
+    struct kv_map *map;   /* struct kv_place by the hash of a key */
+    struct kv_places *places;
+    struct kv_place_list freed; /* since the last sync began */
+    uint64_t live_bytes;
 };
-
-/* ---- places ------------------------------------------------------------------------------- */
-
-static uint32_t pages_of(uint32_t bytes)
-{
-    return bytes == 0 ? 1 : (bytes + PAGE - 1) / PAGE;
-}
-
-static bool places_add(struct places *places, struct place place)
-{
-    if (places->n == places->room) {
-        const size_t room = places->room > 0 ? 2 * places->room : 64;
-        struct place *list = realloc(places->list, room * sizeof(*list));
-
-        if (list == NULL)
-            return false;
-        places->list = list;
-        places->room = room;
-    }
-    places->list[places->n++] = place;
-    return true;
-}
-
-static void list_extent(struct extents_disk *disk, int32_t at)
-{
-    struct extent *extent = &disk->extents[at];
-
-    extent->prev = NONE;
-    extent->next = disk->with_room[extent->pages];
-    if (extent->next != NONE)
-        disk->extents[extent->next].prev = at;
-    disk->with_room[extent->pages] = at;
-    extent->is_listed = true;
-}
-
-static void unlist_extent(struct extents_disk *disk, int32_t at)
-{
-    struct extent *extent = &disk->extents[at];
-
-    if (extent->prev != NONE)
-        disk->extents[extent->prev].next = extent->next;
-    else
-        disk->with_room[extent->pages] = extent->next;
-    if (extent->next != NONE)
-        disk->extents[extent->next].prev = extent->prev;
-    extent->is_listed = false;
-}
-
-/* Makes extents up to number n - 1, all free.  Returns false if out of memory. */
-static bool grow(struct extents_disk *disk, int32_t n)
-{
-    if (n > disk->extents_room) {
-        const int32_t room = n > 2 * disk->extents_room ? n : 2 * disk->extents_room;
-        struct extent *extents = realloc(disk->extents, (size_t)room * sizeof(*extents));
-
-        if (extents == NULL)
-            return false;
-        disk->extents = extents;
-        disk->extents_room = room;
-    }
-    /* The first ones are to be used first. */
-    for (int32_t at = n - 1; at >= disk->n_extents; at--) {
-        disk->extents[at] = (struct extent){.next = disk->free_extent};
-        disk->free_extent = at;
-    }
-    disk->n_extents = n > disk->n_extents ? n : disk->n_extents;
-    return true;
-}
-
-/* An extent of places of that size with room; NONE: out of memory, or the file is as large as it may
- * be. */
-static int32_t extent_with_room(struct extents_disk *disk, uint32_t pages)
-{
-    int32_t at = disk->with_room[pages];
-
-    if (at != NONE)
-        return at;
-    if (disk->free_extent == NONE && (disk->n_extents == (int32_t)(UINT32_MAX / EXTENT_PAGES) ||
-                                      !grow(disk, disk->n_extents + 1)))
-        return NONE;
-    at = disk->free_extent;
-    disk->free_extent = disk->extents[at].next;
-    disk->extents[at] = (struct extent){.pages = (uint16_t)pages};
-    list_extent(disk, at);
-    return at;
-}
-
-static void take(struct extents_disk *disk, int32_t at, uint32_t slot)
-{
-    struct extent *extent = &disk->extents[at];
-
-    extent->used[slot / 64] |= UINT64_C(1) << slot % 64;
-    disk->used_pages += extent->pages;
-    if (++extent->n_used == EXTENT_PAGES / extent->pages)
-        unlist_extent(disk, at);
-}
-
-/* Gives a value a place.  Returns false if there is none. */
-static bool place_take(struct extents_disk *disk, uint32_t bytes, struct place *ret_place)
-{
-    const uint32_t pages = pages_of(bytes);
-    const int32_t at = extent_with_room(disk, pages);
-    uint32_t slot = 0;
-
-    if (at == NONE)
-        return false;
-    for (uint32_t i = 0;; i++)
-        if (~disk->extents[at].used[i] != 0) {
-            slot = i * 64 + (uint32_t)__builtin_ctzll(~disk->extents[at].used[i]);
-            break;
-        }
-    take(disk, at, slot);
-    *ret_place =
-        (struct place){.page = (uint32_t)at * EXTENT_PAGES + slot * pages + 1, .bytes = bytes};
-    return true;
-}
-
-static void place_free(struct extents_disk *disk, struct place place)
-{
-    const int32_t at = (int32_t)((place.page - 1) / EXTENT_PAGES);
-    struct extent *extent = &disk->extents[at];
-    const uint32_t slot = (place.page - 1) % EXTENT_PAGES / extent->pages;
-
-    extent->used[slot / 64] &= ~(UINT64_C(1) << slot % 64);
-    disk->used_pages -= extent->pages;
-    if (!extent->is_listed)
-        list_extent(disk, at);
-    if (--extent->n_used > 0)
-        return;
-    unlist_extent(disk, at);
-    *extent = (struct extent){.next = disk->free_extent};
-    disk->free_extent = at;
-}
-
-/* Takes a place that a key of the other disk leads to.  Returns false if that cannot be. */
-static bool place_find(struct extents_disk *disk, struct place place)
-{
-    const uint32_t pages = pages_of(place.bytes);
-    const int32_t at = (int32_t)((place.page - 1) / EXTENT_PAGES);
-    struct extent *extent;
-    uint32_t slot;
-
-    if (place.page == 0 || pages > EXTENT_PAGES ||
-        place.page - 1 > UINT32_MAX - 2 * EXTENT_PAGES || !grow(disk, at + 1))
-        return false;
-    extent = &disk->extents[at];
-    if ((place.page - 1) % EXTENT_PAGES % pages != 0 ||
-        (extent->pages != 0 && extent->pages != pages))
-        return false;
-    slot = (place.page - 1) % EXTENT_PAGES / pages;
-    if (slot >= EXTENT_PAGES / pages || (extent->used[slot / 64] >> slot % 64 & 1) != 0)
-        return false;
-    if (extent->pages == 0) {
-        /* Out of the list of free ones, which open() makes anew. */
-        *extent = (struct extent){.pages = (uint16_t)pages};
-        list_extent(disk, at);
-    }
-    take(disk, at, slot);
-    return true;
-}
 
 /* ---- keys --------------------------------------------------------------------------------- */
 
-static struct place place_of(void *value)
+static struct kv_place place_of(void *value)
 {
-    struct place place;
+    struct kv_place place;
 
     memcpy(&place, &value, sizeof(place));
     return place;
 }
 
-static void *value_of(struct place place)
+static void *value_of(struct kv_place place)
 {
     void *value;
 
@@ -322,7 +141,7 @@ static void *value_of(struct place place)
 /* The key leads there from now on; nowhere: it is gone.  Without memory the place that it led to
  * before is not used again until the disk is opened next. */
 static bool
-set_place(struct extents_disk *disk, const void *key, size_t key_bytes, struct place place)
+set_place(struct extents_disk *disk, const void *key, size_t key_bytes, struct kv_place place)
 {
     const struct kv_id128 hash = kv_hash128(key, key_bytes);
     void *old = kv_map_get(disk->map, &hash);
@@ -334,7 +153,7 @@ set_place(struct extents_disk *disk, const void *key, size_t key_bytes, struct p
     disk->live_bytes += place.bytes;
     if (old != NULL) {
         disk->live_bytes -= place_of(old).bytes;
-        (void)places_add(&disk->freed, place_of(old));
+        (void)kv_place_list_add(&disk->freed, place_of(old));
     }
     return true;
 }
@@ -391,14 +210,15 @@ static bool take_places(struct extents_disk *disk, struct task *task)
     for (; i < task->n && is_good; i++) {
         const struct kv_disk_write *write = &task->writes[i];
 
-        task->places[i] = (struct place){0};
+        task->places[i] = (struct kv_place){0};
         if (write->value != NULL)
-            is_good = place_take(disk, (uint32_t)(write->value_bytes + write->tail_bytes),
-                                 &task->places[i]);
+            is_good =
+                kv_place_take(disk->places, (uint32_t)(write->value_bytes + write->tail_bytes),
+                              &task->places[i]);
     }
     for (; !is_good && i-- > 0;)
         if (task->places[i].page != 0)
-            place_free(disk, task->places[i]);
+            kv_place_free(disk->places, task->places[i]);
     kv_lock_release(disk->lock);
     return is_good;
 }
@@ -408,7 +228,7 @@ static void give_places_back(struct extents_disk *disk, struct task *task)
     kv_lock_take(disk->lock);
     for (unsigned i = 0; i < task->n; i++)
         if (task->places[i].page != 0)
-            place_free(disk, task->places[i]);
+            kv_place_free(disk->places, task->places[i]);
     kv_lock_release(disk->lock);
 }
 
@@ -423,7 +243,7 @@ write_values(struct extents_disk *disk, struct worker *worker, const struct task
     for (unsigned i = 0; i < task->n && status == KV_OK; i++) {
         const struct kv_disk_write *write = &task->writes[i];
         const size_t bytes = write->value_bytes + write->tail_bytes;
-        const size_t whole = (size_t)pages_of((uint32_t)bytes) * PAGE;
+        const size_t whole = (size_t)kv_place_pages((uint32_t)bytes) * PAGE;
 
         if (write->value == NULL)
             continue;
@@ -493,7 +313,7 @@ static void run_sync(struct extents_disk *disk, struct task *task)
 
 static int by_page(const void *a, const void *b)
 {
-    const struct place *one = a, *other = b;
+    const struct kv_place *one = a, *other = b;
 
     return (one->page > other->page) - (one->page < other->page);
 }
@@ -502,7 +322,7 @@ static int by_page(const void *a, const void *b)
  * at once, since each hole is an entry in its journal. */
 static void run_punch(struct extents_disk *disk, struct task *task)
 {
-    const struct places *freed = &task->freed;
+    const struct kv_place_list *freed = &task->freed;
     uint32_t begin = 0, end_page = 0;
 
     qsort(freed->list, freed->n, sizeof(freed->list[0]), by_page);
@@ -510,18 +330,18 @@ static void run_punch(struct extents_disk *disk, struct task *task)
         const uint32_t page = i < freed->n ? freed->list[i].page : 0;
 
         if (page == end_page && i < freed->n) {
-            end_page += pages_of(freed->list[i].bytes);
+            end_page += kv_place_pages(freed->list[i].bytes);
             continue;
         }
         if (end_page > begin)
             (void)fallocate(disk->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                             (off_t)(begin - 1) * PAGE, (off_t)(end_page - begin) * PAGE);
         begin = page;
-        end_page = page + (i < freed->n ? pages_of(freed->list[i].bytes) : 0);
+        end_page = page + (i < freed->n ? kv_place_pages(freed->list[i].bytes) : 0);
     }
     kv_lock_take(disk->lock);
     for (size_t i = 0; i < task->freed.n; i++)
-        place_free(disk, task->freed.list[i]);
+        kv_place_free(disk->places, task->freed.list[i]);
     kv_lock_release(disk->lock);
     end(task, KV_OK);
 }
@@ -605,7 +425,7 @@ static void keep_freed(struct task *task)
 
     kv_lock_take(disk->lock);
     for (size_t i = 0; i < task->freed.n; i++)
-        (void)places_add(&disk->freed, task->freed.list[i]);
+        (void)kv_place_list_add(&disk->freed, task->freed.list[i]);
     kv_lock_release(disk->lock);
 }
 
@@ -762,14 +582,14 @@ static struct task *task_create(struct kv_disk_queue *queue,
                                 void *arg)
 {
     const size_t each =
-        sizeof(struct kv_disk_write) + sizeof(struct place) + sizeof(struct key_record);
+        sizeof(struct kv_disk_write) + sizeof(struct kv_place) + sizeof(struct key_record);
     struct task *task = malloc(sizeof(*task) + n * each + keys_bytes);
 
     if (task == NULL)
         return NULL;
     *task = (struct task){
         .queue = (struct extents_queue *)queue, .kind = kind, .done = done, .arg = arg, .n = n};
-    task->places = (struct place *)&task->writes[n];
+    task->places = (struct kv_place *)&task->writes[n];
     task->records = (struct key_record *)(task->places + n);
     return task;
 }
@@ -870,7 +690,7 @@ static kv_status_t sync_all(struct kv_disk_queue *base, kv_disk_done_fn done, vo
         return KV_NO_MEMORY;
     kv_lock_take(disk->lock);
     task->freed = disk->freed;
-    disk->freed = (struct places){0};
+    disk->freed = (struct kv_place_list){0};
     kv_lock_release(disk->lock);
     if (kv_ring_push(disk->workers[SYNCER].tasks, task)) {
         queue->n_under_way++;
@@ -891,14 +711,14 @@ struct scan {
     kv_status_t status;
 };
 
-static bool place_from(const void *record, size_t bytes, struct place *ret_place)
+static bool place_from(const void *record, size_t bytes, struct kv_place *ret_place)
 {
     struct key_record from;
 
     if (bytes != sizeof(from))
         return false;
     memcpy(&from, record, sizeof(from));
-    *ret_place = (struct place){.page = from.page, .bytes = from.bytes};
+    *ret_place = (struct kv_place){.page = from.page, .bytes = from.bytes};
     return true;
 }
 
@@ -906,7 +726,7 @@ static void
 scan_one(void *arg, const void *key, size_t key_bytes, const void *record, size_t record_bytes)
 {
     struct scan *scan = arg;
-    struct place place;
+    struct kv_place place;
     size_t n_bytes = 0;
 
     if (scan->status != KV_OK || !place_from(record, record_bytes, &place))
@@ -954,7 +774,7 @@ static void usage(const struct kv_disk *base, struct kv_disk_usage *ret_usage)
 
     kv_disk_get_usage(disk->keys, ret_usage);
     kv_lock_take(disk->lock);
-    ret_usage->bytes += disk->used_pages * PAGE;
+    ret_usage->bytes += kv_places_pages_used(disk->places) * PAGE;
     ret_usage->live_bytes += disk->live_bytes;
     kv_lock_release(disk->lock);
 }
@@ -979,7 +799,7 @@ static void close_disk(struct kv_disk *base)
     kv_disk_close(disk->keys);
     kv_map_destroy(disk->map);
     kv_lock_destroy(disk->lock);
-    free(disk->extents);
+    kv_places_destroy(disk->places);
     free(disk->freed.list);
     free(disk);
 }
@@ -1010,11 +830,11 @@ load_key(void *arg, const void *key, size_t key_bytes, const void *record, size_
     struct loading *loading = arg;
     struct extents_disk *disk = loading->disk;
     const struct kv_id128 hash = kv_hash128(key, key_bytes);
-    struct place place;
+    struct kv_place place;
 
     if (!place_from(record, record_bytes, &place) || place.page == 0 ||
-        place.page - 1 + (uint64_t)pages_of(place.bytes) > loading->file_pages ||
-        !place_find(disk, place)) {
+        place.page - 1 + (uint64_t)kv_place_pages(place.bytes) > loading->file_pages ||
+        !kv_place_find(disk->places, place)) {
         loading->n_bad++;
         return;
     }
@@ -1029,12 +849,7 @@ static kv_status_t load_keys(struct extents_disk *disk, char *detail, size_t det
     struct loading loading = {.disk = disk, .file_pages = (uint64_t)(end > 0 ? end : 0) / PAGE};
     kv_status_t status = kv_disk_scan(disk->keys, KV_DISK_ROWS, "", 0, load_key, &loading);
 
-    disk->free_extent = NONE;
-    for (int32_t at = disk->n_extents - 1; at >= 0; at--)
-        if (disk->extents[at].pages == 0) {
-            disk->extents[at].next = disk->free_extent;
-            disk->free_extent = at;
-        }
+    kv_places_found(disk->places);
     if (loading.is_out_of_memory)
         status = KV_NO_MEMORY;
     if (status != KV_OK)
@@ -1099,13 +914,11 @@ kv_status_t kv_disk_extents_open(const char *path,
     disk->base.ops = &extents_ops;
     disk->keys = keys;
     disk->fd = -1;
-    disk->free_extent = NONE;
-    for (unsigned pages = 0; pages <= EXTENT_PAGES; pages++)
-        disk->with_room[pages] = NONE;
     disk->lock = kv_lock_create();
     disk->map = kv_map_create(1); /* keys are hashes that nobody chooses */
+    disk->places = kv_places_create();
     snprintf(detail, detail_bytes, "disk: out of memory");
-    if (disk->lock != NULL && disk->map != NULL)
+    if (disk->lock != NULL && disk->map != NULL && disk->places != NULL)
         status = open_file(disk, path, detail, detail_bytes);
     if (status == KV_OK)
         status = load_keys(disk, detail, detail_bytes);
