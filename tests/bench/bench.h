@@ -197,14 +197,22 @@ bool bench_read_line(int fd, char *line, size_t line_bytes, unsigned timeout_ms)
 struct bench_node {
     pid_t pid;
     char address[64]; /* of its control port */
+    char folder[600];
 };
 
-/* A kvserver of its own folder and free ports.  `pinned`: on server_cpu. */
+/* A kvserver of its own folder and free ports, which saves nothing.  `pinned`: on server_cpu. */
 bool bench_node_start(struct bench *bench,
                       unsigned threads,
                       uint64_t memory_bytes,
                       bool pinned,
                       struct bench_node *ret_node);
+/* The same of one that saves; in the folder of a node that was killed, unless that is empty. */
+bool bench_node_start_saving(struct bench *bench,
+                             unsigned threads,
+                             uint64_t memory_bytes,
+                             uint64_t disk_bytes,
+                             struct bench_node *node);
+void bench_node_kill(struct bench_node *node); /* SIGKILL */
 bool bench_node_stop(struct bench_node *node);
 
 /* A client of the node; complains itself.  NULL: failed. */
@@ -234,6 +242,10 @@ bool bench_finish_op(struct kv_client *client,
 void bench_fill(void *memory, size_t bytes, uint64_t seed);
 
 /* ---- limits ------------------------------------------------------------------------------ */
+
+/* GB/s of the disk that the folder is on, past the system's memory: pieces of 1 MB, four at once.
+ * Reads what it has written, if `reads`. */
+bool bench_raw_disk(struct bench *bench, uint64_t bytes, bool reads, double *ret_rate);
 
 /* Messages between two processes: a request of out_bytes answered by back_bytes.  Neither end
  * keeps, checks or looks up anything; payload comes from cold memory and goes to cold memory.

@@ -43,67 +43,8 @@ enum {
     LOOK_BLOCKS = 256,      /* written between two looks at the folder */
     ROOM_TIMES = 4,         /* of the quota, for what is written and not compacted yet; */
     ROOM_TIMES_EXTENTS = 2, /* where nothing is */
-    RAW_THREADS = 4,
-    RAW_BYTES = 1 << 20,
     SYNC_BYTES = 64 << 20,
 };
-
-/* ---- the limit ---------------------------------------------------------------------------- */
-
-struct raw_writer {
-    int fd;
-    uint64_t begin, end;
-    uint8_t *bytes; /* (RAW_BYTES) */
-    bool failed;
-};
-
-static void raw_write(void *arg)
-{
-    struct raw_writer *writer = arg;
-
-    for (uint64_t at = writer->begin; at < writer->end && !writer->failed; at += RAW_BYTES)
-        writer->failed = pwrite(writer->fd, writer->bytes, RAW_BYTES, (off_t)at) != RAW_BYTES;
-}
-
-/* GB/s of the disk, past the system's memory. */
-static bool measure_raw(struct bench *bench, uint64_t bytes, double *ret_rate)
-{
-    struct raw_writer writers[RAW_THREADS] = {0};
-    struct kv_thread *threads[RAW_THREADS] = {0};
-    char path[PATH_MAX];
-    bool is_good = true;
-
-    snprintf(path, sizeof(path), "%s/raw", bench->folder);
-    int fd = open(path, O_CREAT | O_RDWR | O_DIRECT, 0600);
-    if (fd < 0)
-        fd = open(path, O_CREAT | O_RDWR | O_SYNC, 0600); /* in memory, as tmpfs is */
-    if (fd < 0) {
-        bench_complain("disk: cannot create: %s: %s", path, strerror(errno));
-        return false;
-    }
-    bytes = bytes / RAW_THREADS / RAW_BYTES * RAW_BYTES;
-    double begin = bench_now();
-    for (unsigned i = 0; i < RAW_THREADS; i++) {
-        writers[i] = (struct raw_writer){.fd = fd, .begin = i * bytes, .end = (i + 1) * bytes};
-        is_good = is_good && posix_memalign((void **)&writers[i].bytes, 4096, RAW_BYTES) == 0;
-        if (!is_good)
-            break;
-        bench_fill(writers[i].bytes, RAW_BYTES, i);
-        is_good = kv_thread_start("raw", raw_write, &writers[i], &threads[i]) == KV_OK;
-    }
-    for (unsigned i = 0; i < RAW_THREADS; i++) {
-        kv_thread_join(threads[i]);
-        is_good = is_good && !writers[i].failed;
-        free(writers[i].bytes);
-    }
-    is_good = is_good && fdatasync(fd) == 0;
-    *ret_rate = (double)bytes * RAW_THREADS / (bench_now() - begin) / 1e9;
-    if (!is_good)
-        bench_complain("disk: cannot write: %s: %s", path, strerror(errno));
-    close(fd);
-    unlink(path);
-    return is_good;
-}
 
 /* ---- sessions ----------------------------------------------------------------------------- */
 
@@ -464,7 +405,7 @@ static bool measure(struct run *run, const char *layout)
     struct bench_sample sample = {0};
     double raw;
 
-    if (!measure_raw(run->bench, run->total / 15, &raw))
+    if (!bench_raw_disk(run->bench, run->total / 15, false, &raw))
         return false;
     const uint64_t before = bytes_written();
     const double begin = bench_now();

@@ -6,6 +6,15 @@
  *   prefix.match  kv_match_begin(); there: batch_is_exist()
  *   prefix.read   open, which attaches, read, close; there: batch_get_into()
  *
+ * tier: four times the memory, through the disk and a kill:
+ *
+ *   tier.put      until all that is kept is saved; limit: what the disk writes
+ *   tier.kept     share of the prompts' blocks that are on disk then: what comes faster than it is
+ *                 written is evicted
+ *   tier.start    after kill -9, until the node is ready, per GB that is saved
+ *   tier.match    of all prompts, none of which is in memory
+ *   tier.read     open, read, close, of all that is kept; limit: what the disk reads
+ *
  * Each prompt has bytes of its own, by stamps all over bytes that are the same, and what is read is
  * held against them: outside the times.
  */
@@ -36,6 +45,7 @@ struct prompts {
     uint64_t number;                      /* of the prompt at work: no other has it */
     struct kv_id128 names[PROMPT_BLOCKS]; /* its */
     size_t n;
+    const char *transport;
     unsigned round; /* of puts: each gives new names; 0: none yet */
 };
 
@@ -317,7 +327,188 @@ static bool run_prefixes(struct bench *bench, const struct bench_load *load)
     return bench_node_stop(&node) && is_good;
 }
 
+/* ---- through the disk --------------------------------------------------------------------- */
+
+enum {
+    TIER_TIMES = 4, /* the memory */
+    TIER_WAIT_S = 120,
+};
+
+/* A cell of the line "disk" of the node's table of tiers; negative: failed, and said so. */
+static double tier_number(struct prompts *prompts, const char *column)
+{
+    const struct kv_table *table;
+    double number = -1;
+    struct kv_op *op;
+    const kv_status_t status = kv_table_begin(prompts->client, 0, "tiers", 0, &op);
+
+    if (status == KV_OK && kv_wait(op) == KV_OK) {
+        table = kv_op_table(op);
+        for (uint32_t i = 0; i < table->n_columns; i++)
+            if (strcmp(table->columns[i], column) == 0)
+                number = table->cells[(table->n_rows - 1) * table->n_columns + i].number;
+    }
+    return bench_finish_op(prompts->client, "table", status, op) ? number : -1;
+}
+
+static bool wait_saved(struct prompts *prompts)
+{
+    const double until = bench_now() + TIER_WAIT_S;
+    double waiting;
+
+    while ((waiting = tier_number(prompts, "waiting")) > 0) {
+        if (bench_now() > until) {
+            bench_complain("tier: %.0f blocks wait to be saved after %d s", waiting,
+                           TIER_WAIT_S);
+            return false;
+        }
+        kv_client_wait(prompts->client, 10000);
+    }
+    return waiting == 0;
+}
+
+static void tell(struct bench *bench,
+                 const struct prompts *prompts,
+                 const char *name,
+                 const char *unit,
+                 double value,
+                 double limit)
+{
+    bench_report(bench, &(struct bench_figure){.name = name,
+                                               .unit = unit,
+                                               .params = {.transport = prompts->transport,
+                                                          .window = 1,
+                                                          .bytes = PROMPT_BYTES,
+                                                          .n = (unsigned)prompts->n},
+                                               .value = value,
+                                               .limit = limit,
+                                               .limit_name = limit > 0 ? "raw disk" : NULL,
+                                               .ratio = limit > 0 ? value / limit : 0});
+}
+
+static bool connect_prompts(struct prompts *prompts, const struct bench_node *node)
+{
+    prompts->client = bench_client_open(node, prompts->transport);
+    if (prompts->client == NULL ||
+        kv_buffer_alloc(prompts->client, PROMPT_BYTES, &prompts->from) != KV_OK ||
+        kv_buffer_alloc(prompts->client, PROMPT_BYTES, &prompts->to) != KV_OK)
+        return false;
+    bench_fill(kv_buffer_data(prompts->from), PROMPT_BYTES, 6);
+    return true;
+}
+
+/* Reads all prompts that are kept as a whole. */
+static bool read_kept(struct prompts *prompts, double *ret_rate, size_t *ret_n)
+{
+    double seconds = 0;
+
+    *ret_n = 0;
+    for (size_t i = 0; i < prompts->n; i++) {
+        struct kv_op *op;
+        bool is_whole;
+
+        choose_prompt(prompts, i);
+        const kv_status_t status =
+            kv_match_begin(prompts->client, prompts->names, PROMPT_BLOCKS, 0, &op);
+        is_whole = status == KV_OK && kv_wait(op) == KV_OK &&
+                   kv_op_tokens(op) == PROMPT_BLOCKS * KV_BLOCK_TOKENS;
+        if (!bench_finish_op(prompts->client, "match", status, op))
+            return false;
+        if (!is_whole)
+            continue;
+        const double begin = bench_now();
+        if (!read_prompt(prompts))
+            return false;
+        seconds += bench_now() - begin;
+        ++*ret_n;
+        if (!has_stamps(prompts))
+            return false;
+    }
+    *ret_rate = (double)*ret_n * PROMPT_BYTES / seconds / 1e9;
+    return true;
+}
+
+static bool run_saving(struct bench *bench, struct prompts *prompts, struct bench_node *node)
+{
+    const uint64_t bytes = prompts->n * (uint64_t)PROMPT_BYTES, memory = bytes / TIER_TIMES;
+    double writes, reads, begin, put_s, start_s, rate;
+    struct bench_watch watch;
+    struct bench_sample sample;
+    size_t n;
+
+    if (!bench_raw_disk(bench, bytes < 1u << 30 ? bytes : 1u << 30, false, &writes) ||
+        !bench_raw_disk(bench, bytes < 1u << 30 ? bytes : 1u << 30, true, &reads) ||
+        !bench_node_start_saving(bench, 1, memory, 2 * bytes, node) ||
+        !connect_prompts(prompts, node))
+        return false;
+    begin = bench_now();
+    if (!with_all(prompts, put_prompt, NULL) || !wait_saved(prompts))
+        return false;
+    put_s = bench_now() - begin;
+    const double saved = tier_number(prompts, "blocks"),
+                 saved_bytes = tier_number(prompts, "bytes");
+    tell(bench, prompts, "tier.put", "GB/s", saved_bytes / put_s / 1e9, writes);
+    tell(bench, prompts, "tier.kept", "%", 100 * saved / ((double)prompts->n * PROMPT_BLOCKS),
+         0);
+    kv_client_close(prompts->client);
+    prompts->client = NULL;
+    bench_node_kill(node);
+
+    begin = bench_now();
+    if (!bench_node_start_saving(bench, 1, memory, 2 * bytes, node))
+        return false;
+    start_s = bench_now() - begin;
+    tell(bench, prompts, "tier.start", "s/GB", start_s / (saved_bytes / 1e9), 0);
+    if (!connect_prompts(prompts, node) || !match_prompt(prompts) ||
+        !bench_watch_start(&watch, prompts->n))
+        return false;
+    for (size_t i = 0; i < prompts->n; i++) {
+        struct kv_op *op;
+
+        choose_prompt(prompts, i);
+        begin = bench_now();
+        const kv_status_t status =
+            kv_match_begin(prompts->client, prompts->names, PROMPT_BLOCKS, 0, &op);
+        if (status == KV_OK)
+            (void)kv_wait(op);
+        bench_watch_add(&watch, bench_now() - begin);
+        if (!bench_finish_op(prompts->client, "match", status, op))
+            return false;
+    }
+    bench_watch_times(&watch, &sample);
+    tell(bench, prompts, "tier.match", "us", sample.value, 0);
+    if (!read_kept(prompts, &rate, &n))
+        return false;
+    tell(bench, prompts, "tier.read", "GB/s", rate, reads);
+    return tier_number(prompts, "bad") == 0;
+}
+
+static bool run_tier(struct bench *bench, const struct bench_load *load)
+{
+    struct prompts *prompts = calloc(1, sizeof(*prompts));
+    struct bench_node node = {0};
+    bool is_good;
+
+    (void)load;
+    if (prompts == NULL)
+        return false;
+    prompts->n = bench->smoke ? 32 : N_PROMPTS;
+    snprintf(prompts->model.name, sizeof(prompts->model.name), "bench-prefixes");
+    memcpy(prompts->model.fingerprint.bytes, "prefixes", 8);
+    kv_schema_uniform(&prompts->model.schema, 1, N_HEADS, DIM, DIM, KV_FP16);
+    prompts->round = 1;
+    prompts->transport = bench_transport(bench, 0);
+    is_good = run_saving(bench, prompts, &node);
+    kv_client_close(prompts->client);
+    if (node.pid > 0)
+        is_good = bench_node_stop(&node) && is_good;
+    bench_remove(node.folder);
+    free(prompts);
+    return is_good;
+}
+
 const struct bench_load bench_prefix_loads[] = {
     {"prefix.put", "prompts of 64 blocks put, asked for and read back", run_prefixes, 0},
+    {"tier", "the same, 4 x the memory, through disk and kill -9", run_tier, 0},
     {NULL, NULL, NULL, 0},
 };

@@ -251,31 +251,35 @@ bool bench_read_line(int fd, char *line, size_t line_bytes, unsigned timeout_ms)
 
 /* ---- nodes ------------------------------------------------------------------------------- */
 
-bool bench_node_start(struct bench *bench,
-                      unsigned threads,
-                      uint64_t memory_bytes,
-                      bool pinned,
-                      struct bench_node *ret_node)
+static bool node_start(struct bench *bench,
+                       unsigned threads,
+                       uint64_t memory_bytes,
+                       uint64_t disk_bytes,
+                       bool pinned,
+                       struct bench_node *ret_node)
 {
-    char folder[600], threads_text[16], memory_text[32], line[1024];
+    char threads_text[16], memory_text[32], disk_text[32] = "none", line[1024];
     char *const argv[] = {
         (char *)bench->kvserver,
         (char *)"--listen=127.0.0.1:0",
         (char *)"--metrics=127.0.0.1:0",
         (char *)"--log-level=warn",
         (char *)"--dir",
-        folder,
+        ret_node->folder,
+        (char *)"--disk",
+        disk_text,
         (char *)"--threads",
         threads_text,
         (char *)"--memory",
         memory_text,
         NULL,
     };
-    struct bench_node node;
+    struct bench_node node = *ret_node;
     const char *at;
     int out;
 
-    snprintf(folder, sizeof(folder), "%s/node-%u", bench->folder, bench->n_nodes++);
+    if (disk_bytes > 0)
+        snprintf(disk_text, sizeof(disk_text), "%llu", (unsigned long long)disk_bytes);
     snprintf(threads_text, sizeof(threads_text), "%u", threads);
     snprintf(memory_text, sizeof(memory_text), "%llu", (unsigned long long)memory_bytes);
     if (!bench_spawn(argv, pinned ? bench->server_cpu : -1, NULL, &out, NULL, &node.pid))
@@ -291,6 +295,35 @@ bool bench_node_start(struct bench *bench,
     close(out);
     *ret_node = node;
     return true;
+}
+
+bool bench_node_start(struct bench *bench,
+                      unsigned threads,
+                      uint64_t memory_bytes,
+                      bool pinned,
+                      struct bench_node *ret_node)
+{
+    snprintf(ret_node->folder, sizeof(ret_node->folder), "%s/node-%u", bench->folder,
+             bench->n_nodes++);
+    return node_start(bench, threads, memory_bytes, 0, pinned, ret_node);
+}
+
+bool bench_node_start_saving(struct bench *bench,
+                             unsigned threads,
+                             uint64_t memory_bytes,
+                             uint64_t disk_bytes,
+                             struct bench_node *node)
+{
+    if (node->folder[0] == 0)
+        snprintf(node->folder, sizeof(node->folder), "%s/node-%u", bench->folder,
+                 bench->n_nodes++);
+    return node_start(bench, threads, memory_bytes, disk_bytes, true, node);
+}
+
+void bench_node_kill(struct bench_node *node)
+{
+    kill(node->pid, SIGKILL);
+    waitpid(node->pid, NULL, 0);
 }
 
 bool bench_node_stop(struct bench_node *node)

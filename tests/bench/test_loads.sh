@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale, bookkeeping, match or query.worst prints
+# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale, bookkeeping, match, tier or query.worst prints
 # one record for each figure, and each record has what the figure needs.  No figure is judged.
 set -eu
 bench=$1
@@ -55,6 +55,13 @@ match)
     expect 1 '"name": "match\.bytes"' "\"value\": $number"
     expect 1 '"name": "match\.route"' "\"value\": $number"
     expect 1 '"name": "match\.share"' '"limit": 20'
+    ;;
+tier)
+    expect 1 '"name": "tier\.put"' "\"value\": $number, \"unit\": \"GB/s\"" '"limit_name": "raw disk"'
+    expect 1 '"name": "tier\.read"' "\"value\": $number, \"unit\": \"GB/s\"" '"limit_name": "raw disk"'
+    expect 1 '"name": "tier\.kept"' "\"value\": $number, \"unit\": \"%\""
+    expect 1 '"name": "tier\.start"' "\"value\": $number, \"unit\": \"s/GB\""
+    expect 1 '"name": "tier\.match"' "\"value\": $number, \"unit\": \"us\""
     ;;
 query.worst)
     transports=1

@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum {
-    BLOCKS_AT_ONCE = 256,
-    BYTES_AT_ONCE = 64 << 20,
+    BLOCKS_AT_ONCE = KV_DISK_WRITES_MAX, /* a record each, in one write */
+    BYTES_AT_ONCE = 256 << 20,
     DELAY_US = 500000,
     RETRY_US = 1000000,
     TRIES = 5,
