@@ -45,6 +45,79 @@ static struct kv_client *client;
 static struct kv_buffer *buffer;
 static struct kv_model_info model;
 
+/* ---- a reader of events ------------------------------------------------------------------- */
+
+/* What a reader of a node's events knows: each block is in one medium. */
+static struct reader {
+    struct known {
+        struct kv_id128 name;
+        enum kvs_medium medium;
+    } blocks[2 * MANY * BLOCKS];
+    uint32_t n;
+} readers[CLUSTER_NODES_MAX];
+
+static struct known *
+find(struct reader *reader, const struct kv_id128 *name, const enum kvs_medium *medium)
+{
+    for (uint32_t i = 0; i < reader->n; i++)
+        if (memcmp(&reader->blocks[i].name, name, sizeof(*name)) == 0 &&
+            (medium == NULL || reader->blocks[i].medium == *medium))
+            return &reader->blocks[i];
+    return NULL;
+}
+
+static void on_stored(void *arg, const struct kvs_blocks_stored *event)
+{
+    struct reader *reader = arg;
+
+    assert_int_equal(event->n, 1);
+    assert_null(find(reader, event->names, &event->medium));
+    /* Parents are told before their children. */
+    assert_true(event->parent == NULL || find(reader, event->parent, NULL) != NULL);
+    reader->blocks[reader->n++] = (struct known){*event->names, event->medium};
+}
+
+static void on_removed(void *arg, const struct kvs_blocks_removed *event)
+{
+    struct reader *reader = arg;
+    struct known *known = find(reader, event->names, &event->medium);
+
+    assert_int_equal(event->n, 1);
+    assert_non_null(known);
+    *known = reader->blocks[--reader->n];
+}
+
+static void on_cleared(void *arg)
+{
+    (void)arg;
+    fail_msg("all cleared");
+}
+
+/* A reader of all events knows what the node has, and where.  Nobody uses the node any more. */
+static void check_reader(uint32_t i)
+{
+    struct kvs_node *node = cluster.nodes[i];
+    const struct kvs_prefix *prefix;
+    size_t cursor = 0;
+    uint32_t n = 0;
+
+    kvs_node_stop(node);
+    for (int step = 0; step < 2000; step++) {
+        kvs_node_control_step(node);
+        for (uint32_t thread = 0; thread < cluster.setup.n_threads; thread++)
+            kvs_node_data_step(node, thread);
+    }
+    while ((prefix = kvs_prefixes_next(node->control.prefixes, &cursor)) != NULL) {
+        const struct known *known = find(&readers[i], &prefix->name, NULL);
+
+        assert_non_null(known);
+        assert_int_equal(known->medium, prefix->is_away ? KVS_MEDIUM_DISK : KVS_MEDIUM_CPU);
+        n++;
+    }
+    assert_int_equal(n, readers[i].n);
+    readers[i].n = 0;
+}
+
 /* ---- the store ---------------------------------------------------------------------------- */
 
 static void connect_client(void)
@@ -56,14 +129,18 @@ static void connect_client(void)
 static void open_store(uint32_t n_nodes, uint64_t disk_bytes)
 {
     static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    static struct kvs_event_sink sinks[CLUSTER_NODES_MAX];
     const struct cluster_setup setup = {
         .row = &kv_transport_loopback,
         .n_nodes = n_nodes,
         .n_threads = N_THREADS,
         .memory_bytes = MEMORY_BYTES,
         .disk_bytes = disk_bytes,
+        .events = sinks,
     };
 
+    for (uint32_t i = 0; i < n_nodes; i++)
+        sinks[i] = (struct kvs_event_sink){on_stored, on_removed, on_cleared, &readers[i]};
     assert_true(cluster_open(&cluster, &setup));
     test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
     connect_client();
@@ -72,7 +149,16 @@ static void open_store(uint32_t n_nodes, uint64_t disk_bytes)
 static void close_store(void)
 {
     kv_client_close(client);
+    for (uint32_t i = 0; i < cluster.n_nodes; i++)
+        check_reader(i);
     cluster_close(&cluster);
+}
+
+/* Ends a node that the client does not need any more. */
+static void end_node(uint32_t i)
+{
+    check_reader(i);
+    cluster_end(&cluster, i);
 }
 
 /* A number of the table of tiers, over all nodes. */
@@ -108,7 +194,7 @@ static void restart(uint32_t n_threads)
 {
     kv_client_close(client);
     for (uint32_t i = 0; i < cluster.n_nodes; i++)
-        cluster_end(&cluster, i);
+        end_node(i);
     cluster.setup.n_threads = n_threads;
     for (uint32_t i = 0; i < cluster.n_nodes; i++)
         cluster_start(&cluster, i);
@@ -408,7 +494,7 @@ static void damage_is_a_miss(void **state)
         struct swapped swapped = {0};
 
         kv_client_close(client);
-        cluster_end(&cluster, 0);
+        end_node(0);
         assert_int_equal(
             kind == 0 ? kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, flip_some, &damage)
                       : kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, swap_two, &swapped),
@@ -467,7 +553,7 @@ static void what_is_deleted_is_gone(void **state)
             kv_sleep_fds(NULL, 0, 1000);
         }
         kv_client_close(client);
-        cluster_end(&cluster, 0);
+        end_node(0);
         assert_int_equal(count_keys(0, KV_DISK_ROWS, ""), 0);
         assert_int_equal(count_keys(0, KV_DISK_RECORDS, "prefix/"), 0);
         cluster_start(&cluster, 0);
@@ -544,7 +630,7 @@ static void a_newer_format_is_refused(void **state)
     use_prompt(0, 0);
     wait_saved(BLOCKS);
     kv_client_close(client);
-    cluster_end(&cluster, 0);
+    end_node(0);
     write_format(KVS_DISK_FORMAT + 1);
     config.transport = cluster.transport;
     config.disk = cluster.disks[0];

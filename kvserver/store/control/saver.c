@@ -14,6 +14,8 @@ enum {
     BYTES_AT_ONCE = 256 << 20,
     DELAY_US = 500000,
     RETRY_US = 1000000,
+    EVICT_AT_ONCE = 256, /* from the disk */
+    LOOKS_AT_ONCE = 4 * BLOCKS_AT_ONCE,
     TRIES = 5,
     WARN_US = 60 * 1000 * 1000,
 };
@@ -521,32 +523,46 @@ static bool can_be_saved(const struct kvs_saver *saver, const struct kvs_prefix 
            (parent->saved == KVS_PREFIX_SAVING && parent->save_link == NULL);
 }
 
-/* Makes room for so many bytes, by evicting.  Returns false if there is none yet. */
-static bool make_room(struct kvs_control *control, uint64_t bytes)
+/* Evicts what is away until so many bytes would fit, or some have been evicted. */
+static void make_room(struct kvs_control *control, uint64_t bytes)
 {
     struct kvs_saver *saver = control->saver;
     uint64_t going = 0;
 
     for (const struct entry *entry = saver->erasures.first; entry != NULL; entry = entry->next)
         going += entry->item.block_bytes;
-    while (saver->saved_bytes - going + bytes > control->config.disk_bytes) {
-        struct kvs_prefix *victim = kvs_prefixes_disk_victim(control->prefixes);
+    for (int i = 0; i < EVICT_AT_ONCE; i++) {
+        struct kvs_prefix *victim;
 
+        if (saver->saved_bytes - going + bytes <= control->config.disk_bytes)
+            return;
+        victim = kvs_prefixes_disk_victim(control->prefixes);
         if (victim == NULL)
-            return false;
+            return;
         going += victim->home->block_bytes;
         kvs_control_evict(control, victim, KVS_EVICT_DISK);
     }
-    return going == 0 || saver->saved_bytes + bytes <= control->config.disk_bytes;
+}
+
+/* Bytes that a batch of what waits takes, of a small disk a part. */
+static uint64_t batch_bytes(const struct kvs_control *control)
+{
+    const uint64_t most = control->config.disk_bytes / 4 < BYTES_AT_ONCE
+                              ? control->config.disk_bytes / 4
+                              : BYTES_AT_ONCE;
+
+    return control->saver->waiting_bytes < most ? control->saver->waiting_bytes : most;
 }
 
 static void begin_saving(struct kvs_control *control)
 {
     struct kvs_saver *saver = control->saver;
     struct kvs_batch *batch = &saver->disk;
-    const uint64_t n_looks = saver->waiting_blocks;
+    const uint64_t n_looks =
+        saver->waiting_blocks < LOOKS_AT_ONCE ? saver->waiting_blocks : LOOKS_AT_ONCE;
     uint64_t bytes = 0;
 
+    make_room(control, batch_bytes(control));
     if (!batch_begin(control, batch))
         return;
     for (uint64_t i = 0; i < n_looks && batch->n < BLOCKS_AT_ONCE && bytes < BYTES_AT_ONCE;
@@ -568,7 +584,7 @@ static void begin_saving(struct kvs_control *control)
             }
             continue;
         }
-        if (!make_room(control, block_bytes)) {
+        if (saver->saved_bytes + block_bytes > control->config.disk_bytes) {
             if (saver->erasures.first == NULL) {
                 saver->retry_us = now_of(control) + RETRY_US;
                 warn(control, "there is no room");
