@@ -168,8 +168,12 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
             goto err_destroy;
         }
     }
-    /* It cannot fail: a model that cannot be read is registered again by its clients. */
-    kvs_models_load(&node->control);
+    status = kvs_models_load(&node->control);
+    if (status != KV_OK) {
+        snprintf(detail, detail_bytes, "disk: the records of models cannot be read: %s",
+                 kv_status_name(status));
+        goto err_destroy;
+    }
     status = kvs_saver_load(&node->control, detail, detail_bytes);
     if (status != KV_OK)
         goto err_destroy;

@@ -36,6 +36,7 @@ enum {
     PROMPT_BYTES = BLOCKS * BLOCK_BYTES,
     BUFFER_BYTES = 2 << 20,
     FEW = 5,
+    DAMAGED_ROUNDS = 40,
     /* Three times the memory. */
     MANY = (int)(3 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
 };
@@ -568,6 +569,98 @@ static void what_is_deleted_is_gone(void **state)
     close_store();
 }
 
+/* A node that drains erases before it ends. */
+static void a_drain_erases(void **state)
+{
+    struct kvs_node *node;
+    uint64_t until_us;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    for (uint32_t i = 0; i < FEW; i++) {
+        const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = names_of(i)};
+        struct kv_op *op;
+
+        assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
+        finish(op, "evict");
+    }
+    kv_client_close(client);
+    node = cluster.nodes[0];
+    kvs_node_stop(node);
+    kvs_node_drain(node);
+    until_us = kv_clock_now(&kv_clock_real) + 60 * UINT64_C(1000000);
+    while (!kvs_node_drained(node)) {
+        assert_true(kv_clock_now(&kv_clock_real) < until_us);
+        kvs_node_control_step(node);
+        for (uint32_t thread = 0; thread < N_THREADS; thread++)
+            kvs_node_data_step(node, thread);
+    }
+    assert_int_equal(count_keys(0, KV_DISK_ROWS, ""), 0);
+    assert_int_equal(count_keys(0, KV_DISK_RECORDS, "prefix/"), 0);
+    cluster_end(&cluster, 0);
+    readers[0].n = 0;
+    cluster_start(&cluster, 0);
+    connect_client();
+    close_store();
+}
+
+struct record_flip {
+    uint32_t at, which;
+};
+
+static void
+flip_record(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct record_flip *flip = arg;
+
+    (void)key;
+    (void)key_bytes;
+    if (flip->at++ == flip->which && value_bytes > 0)
+        ((uint8_t *)value)[flip->which * 31 % value_bytes] ^=
+            (uint8_t)(1 << flip->which * 7 % 8);
+}
+
+/* Records that are damaged: what they say is not believed where it cannot be, and never a wrong row
+ * comes of it. */
+static void damaged_records_lie(void **state)
+{
+    uint32_t n_less = 0;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t round = 0; round < DAMAGED_ROUNDS; round++) {
+        struct record_flip flip = {.which = round * 5 % (FEW * BLOCKS)};
+
+        for (uint32_t i = 0; i < FEW; i++) {
+            uint32_t tokens;
+            struct kv_session *session = open_prompt(i, &tokens);
+            const kv_status_t status = tokens < TOKENS ? KV_CORRUPT : read_rows(i, session);
+
+            n_less += round > 0 && tokens < TOKENS;
+            if (tokens < TOKENS)
+                put(i, session, tokens);
+            /* A writer may be another now: then no row of the block is right. */
+            assert_true(status == KV_OK || status == KV_CORRUPT);
+            if (tokens < TOKENS && read_rows(i, session) == KV_OK)
+                publish(i, session);
+            close_session(session);
+        }
+        kv_client_close(client);
+        end_node(0);
+        assert_int_equal(
+            kv_disk_scan(cluster.disks[0], KV_DISK_RECORDS, "prefix/", 7, flip_record, &flip),
+            KV_OK);
+        cluster_start(&cluster, 0);
+        connect_client();
+        (void)tier_number("disk", COLUMN_BLOCKS);
+    }
+    assert_true(n_less > 0);
+    close_store();
+}
+
 /* With room for a part, that is what is there: the rest is forgotten, and told to be. */
 static void a_full_disk_forgets(void **state)
 {
@@ -648,7 +741,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_restart_loses_nothing),   cmocka_unit_test(threads_may_be_others),
         cmocka_unit_test(more_than_memory),          cmocka_unit_test(damage_is_a_miss),
-        cmocka_unit_test(what_is_deleted_is_gone),   cmocka_unit_test(a_full_disk_forgets),
+        cmocka_unit_test(what_is_deleted_is_gone),   cmocka_unit_test(a_drain_erases),
+        cmocka_unit_test(damaged_records_lie),       cmocka_unit_test(a_full_disk_forgets),
         cmocka_unit_test(a_newer_format_is_refused),
     };
 

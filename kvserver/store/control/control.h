@@ -475,6 +475,8 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
                                     const struct kvs_session *parent,
                                     struct kvs_session *child,
                                     uint32_t tokens);
+/* Returns the bytes that a block takes on a node of a row, in rows and CRCs. */
+uint64_t kvs_block_bytes(const kv_schema_t *schema, uint32_t n_nodes, uint32_t position);
 /* Ends the holds of a call. */
 void kvs_call_drop_prefixes(struct kvs_control_call *call);
 
@@ -578,8 +580,9 @@ kv_status_t kvs_control_port_open(struct kvs_control *control);
 
 /* ---- ops_model.c ---- */
 
-/* Loads the models that an earlier process wrote to the disk. */
-void kvs_models_load(struct kvs_control *control);
+/* Loads the models that an earlier process wrote to the disk.  Fails with KV_IO if not all records can
+ * be read; those that are not valid are skipped. */
+kv_status_t kvs_models_load(struct kvs_control *control);
 
 /* ---- ops_*.c: handlers in the operation table ---- */
 

@@ -4,6 +4,8 @@
 
 #include "kvserver/store/control/control.h"
 
+#include <stdlib.h>
+
 static enum kvs_medium medium_of(const struct kvs_prefix *prefix)
 {
     return prefix->is_away ? KVS_MEDIUM_DISK : KVS_MEDIUM_CPU;
@@ -57,19 +59,19 @@ void kvs_events_moved(const struct kvs_control *control,
 
 void kvs_events_back(const struct kvs_control *control, const struct kvs_prefix *prefix)
 {
-    const struct kvs_prefix *top = prefix, *next;
+    const struct kvs_prefix **path;
+    uint32_t n = 0;
 
     if (control->config.events == NULL || !prefix->is_away)
         return;
-    while (top->parent != NULL && top->parent->is_away)
-        top = top->parent;
-    /* Parents first: always from the last one that was told on down, which is a walk up from the
-     * prefix for each. */
-    for (;; top = next) {
-        kvs_events_moved(control, top, KVS_MEDIUM_DISK, KVS_MEDIUM_CPU);
-        if (top == prefix)
-            return;
-        for (next = prefix; next->parent != top; next = next->parent)
-            ;
-    }
+    path = malloc((prefix->depth + 1) * sizeof(path[0]));
+    /* Without memory readers think that it is on disk: an error that costs them time. */
+    if (path == NULL)
+        return;
+    for (; prefix != NULL && prefix->is_away; prefix = prefix->parent)
+        path[n++] = prefix;
+    /* Parents first. */
+    while (n > 0)
+        kvs_events_moved(control, path[--n], KVS_MEDIUM_DISK, KVS_MEDIUM_CPU);
+    free(path);
 }

@@ -111,13 +111,24 @@ static void tell_stats(struct kvs_control *control)
 }
 
 /* What is saved leaves memory only. */
-static void
+static bool
 let_go(struct kvs_control *control, struct kvs_prefix *victim, enum kvs_evict_why why)
 {
     if (victim->saved == KVS_PREFIX_SAVED)
-        kvs_saver_let_go(control, victim);
-    else
-        kvs_control_evict(control, victim, why);
+        return kvs_saver_let_go(control, victim);
+    kvs_control_evict(control, victim, why);
+    return true;
+}
+
+/* What goes next for memory.  When leaving takes too long, what is not saved; and in the end what is
+ * away: its records take some, too. */
+static struct kvs_prefix *choose_victim(const struct kvs_control *control)
+{
+    struct kvs_prefix *victim = kvs_saver_is_stuck(control)
+                                    ? kvs_prefixes_unsaved_victim(control->prefixes)
+                                    : kvs_prefixes_victim(control->prefixes, NULL);
+
+    return victim != NULL ? victim : kvs_prefixes_disk_victim(control->prefixes);
 }
 
 /* Evicts until that many bytes are on their way, or it takes too long: the more tenants there are,
@@ -129,11 +140,14 @@ static void evict_some(struct kvs_control *control, uint64_t lacking)
     for (int i = 0; i < EVICT_AT_ONCE &&
                     control->released_bytes + kvs_saver_leaving_bytes(control) < lacking;
          i++) {
-        struct kvs_prefix *victim = kvs_prefixes_victim(control->prefixes, NULL);
+        struct kvs_prefix *victim = choose_victim(control);
 
         if (victim == NULL)
             break;
-        let_go(control, victim, KVS_EVICT_MEMORY);
+        if (victim->is_away)
+            kvs_control_evict(control, victim, KVS_EVICT_MEMORY);
+        else if (!let_go(control, victim, KVS_EVICT_MEMORY))
+            break;
         if (kv_slice_over(&slice))
             break;
     }
@@ -149,7 +163,8 @@ void kvs_prefixes_make_room(struct kvs_control *control)
     lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
 
     /* What is on its way may be enough. */
-    if (!control->is_releasing && control->released == NULL && kvs_saver_is_done(control))
+    if (!control->is_releasing && control->released == NULL &&
+        (kvs_saver_is_done(control) || kvs_saver_is_stuck(control)))
         evict_some(control, lacking);
     kvs_prefixes_release_step(control);
     tell_stats(control);
@@ -169,7 +184,8 @@ bool kvs_prefixes_admit(struct kvs_control *control, uint32_t tenant, uint64_t b
 
         if (victim == NULL)
             return false;
-        let_go(control, victim, KVS_EVICT_QUOTA);
+        if (!let_go(control, victim, KVS_EVICT_QUOTA))
+            return false;
         of = kvs_prefixes_tenant(control->prefixes, tenant); /* it may have had no other */
     }
     return true;

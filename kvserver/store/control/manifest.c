@@ -177,25 +177,38 @@ static bool home_from(const Kvpb__SavedHome *message, struct kvs_tier_item *ret_
     return true;
 }
 
-/* Returns NULL if the record has no valid ones, or there is no memory. */
+/* Whether the writers may be those of the block at `depth`: each but the last has some of its rows. */
+static bool are_writers(const Kvpb__SavedPrefix *message, uint32_t depth)
+{
+    const uint64_t begin = (uint64_t)depth * KV_BLOCK_TOKENS, end = begin + KV_BLOCK_TOKENS;
+    uint64_t last = begin;
+
+    if (message->n_writers == 0 || message->n_writers > KV_BLOCK_TOKENS ||
+        depth >= KV_TOKENS_MAX / KV_BLOCK_TOKENS)
+        return false;
+    for (size_t i = 0; i < message->n_writers; i++) {
+        const bool is_last = i + 1 == message->n_writers;
+
+        if (message->writers[i]->writer == 0 ||
+            (!is_last && (message->writers[i]->end <= last || message->writers[i]->end >= end)))
+            return false;
+        last = message->writers[i]->end;
+    }
+    return true;
+}
+
+/* Returns NULL if out of memory. */
 static struct kv_writers *writers_from(const Kvpb__SavedPrefix *message)
 {
     const size_t n = message->n_writers;
-    struct kv_writers *writers;
+    struct kv_writers *writers = malloc(sizeof(*writers) + n * sizeof(writers->runs[0]));
 
-    if (n == 0 || n > KV_BLOCK_TOKENS)
-        return NULL;
-    writers = malloc(sizeof(*writers) + n * sizeof(writers->runs[0]));
     if (writers == NULL)
         return NULL;
     writers->n_runs = (uint32_t)n;
     for (size_t i = 0; i < n; i++) {
         writers->runs[i].writer = message->writers[i]->writer;
         writers->runs[i].end = message->writers[i]->end;
-        if (i > 0 && writers->runs[i].end <= writers->runs[i - 1].end) {
-            free(writers);
-            return NULL;
-        }
     }
     return writers;
 }
@@ -225,6 +238,8 @@ static bool entry_from(struct reader *reader,
     if (!message->counts)
         return true;
     if (item->depth > 0 && !get_id(&message->parent, &ret_entry->parent))
+        return false;
+    if (!are_writers(message, item->depth))
         return false;
     ret_entry->writers = writers_from(message);
     return ret_entry->writers != NULL;

@@ -239,11 +239,9 @@ load(void *arg, const void *key, size_t key_bytes, const void *value, size_t val
         kv_log(KV_LOG_WARN, "model: corrupt record on disk, skipped: %zu bytes", value_bytes);
 }
 
-void kvs_models_load(struct kvs_control *control)
+kv_status_t kvs_models_load(struct kvs_control *control)
 {
-    if (kv_disk_scan(control->config.disk, KV_DISK_RECORDS, "model/", 6, load, control) !=
-        KV_OK)
-        kv_log(KV_LOG_WARN, "model: not all records on disk can be read");
+    return kv_disk_scan(control->config.disk, KV_DISK_RECORDS, "model/", 6, load, control);
 }
 
 void kvs_control_model(struct kvs_control_call *call)

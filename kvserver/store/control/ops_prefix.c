@@ -209,16 +209,14 @@ void kvs_session_found_bad(struct kvs_control *control,
 
 /* ---- publish ----------------------------------------------------------------------------- */
 
-/* Returns the bytes that a block of the session takes on this node, in rows and CRCs. */
-static uint64_t block_bytes(const struct kvs_session *session)
+uint64_t kvs_block_bytes(const kv_schema_t *schema, uint32_t n_nodes, uint32_t position)
 {
-    const kv_schema_t *schema = &session->model->info.schema;
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < schema->n_layers; i++)
         for (uint32_t head = 0; head < schema->layers[i].n_kv_heads; head++)
-            if (kv_placement_unit_position(kv_schema_unit(schema, i, head), session->n_nodes) ==
-                session->position)
+            if (kv_placement_unit_position(kv_schema_unit(schema, i, head), n_nodes) ==
+                position)
                 bytes += schema->layers[i].row_bytes + sizeof(uint32_t);
     return bytes * KV_BLOCK_TOKENS;
 }
@@ -302,10 +300,12 @@ static struct kvs_prefix *index_list(struct kvs_control_call *call, uint32_t n_c
 {
     struct kvs_control *control = call->control;
     const struct kvs_session *session = call->session;
-    const struct kvs_prefix_home home = {.place = kvs_session_prefix_place(session),
-                                         .rows_id = session->model->rows_id,
-                                         .n_units = session->model->info.schema.n_units,
-                                         .block_bytes = block_bytes(session)};
+    const struct kvs_prefix_home home = {
+        .place = kvs_session_prefix_place(session),
+        .rows_id = session->model->rows_id,
+        .n_units = session->model->info.schema.n_units,
+        .block_bytes =
+            kvs_block_bytes(&session->model->info.schema, session->n_nodes, session->position)};
     struct kvs_prefix *parent = call->prefix, *next, *added;
     /* It may have been found bad meanwhile. */
     bool goes_on = parent == NULL || parent->home != NULL;

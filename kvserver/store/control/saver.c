@@ -17,6 +17,7 @@ enum {
     EVICT_AT_ONCE = 256, /* from the disk */
     LOOKS_AT_ONCE = 4 * BLOCKS_AT_ONCE,
     TRIES = 5,
+    STUCK_US = 1000000, /* that leaving may take */
     WARN_US = 60 * 1000 * 1000,
 };
 
@@ -46,14 +47,20 @@ struct kvs_saver {
     struct kvs_prefix *first, **end; /* to be saved */
     uint64_t waiting_bytes, waiting_blocks;
     uint64_t saving_bytes, saving_blocks; /* in a batch */
+    uint64_t again_blocks;  /* could not be saved, and are tried again when they are erased */
+    uint64_t erasing_bytes; /* of what is to be erased, and not in a batch */
     struct list erasures;   /* of these the disk may have something that is not to be found */
+    struct list needed;     /* of these a session needs rows that are nowhere else */
     struct list leaving;    /* have been let go */
     uint64_t leaving_bytes; /* of what is on its way out */
     struct kvs_batch disk;  /* SAVE and ERASE */
     struct kvs_batch leave;
-    uint64_t retry_us; /* nothing is begun before */
+    uint64_t retry_us;  /* nothing is begun before */
+    uint64_t needed_us; /* when what is needed is looked at again */
+    uint64_t leave_us;  /* when the batch that leaves began */
     uint64_t warned_us;
     uint64_t saved_bytes, saved_blocks, failed_blocks;
+    bool has_left_out; /* blocks that were saved, when it was started */
 };
 
 static uint64_t now_of(const struct kvs_control *control)
@@ -170,12 +177,24 @@ static struct kvs_tier_item item_of(struct kvs_prefix *prefix)
 }
 
 /* Something of the block may be on disk; a ref of its prefix, if any, is the list's.  Without memory
- * to say so it stays there until the node is started again: its record does not count then, or its
- * rows are gone. */
+ * to say so it stays there until the node is started again; what was saved is found again then. */
 static void add_erasure(struct kvs_saver *saver, const struct kvs_tier_item *item)
 {
-    if (!list_add(&saver->erasures, item))
+    if (!list_add(&saver->erasures, item)) {
         item_unref(item);
+        return;
+    }
+    saver->again_blocks += item->prefix != NULL;
+    saver->erasing_bytes += item->block_bytes;
+}
+
+static bool take_erasure(struct kvs_saver *saver, struct kvs_tier_item *ret_item)
+{
+    if (!list_take(&saver->erasures, ret_item))
+        return false;
+    saver->again_blocks -= ret_item->prefix != NULL;
+    saver->erasing_bytes -= ret_item->block_bytes;
+    return true;
 }
 
 void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix)
@@ -329,7 +348,7 @@ static void erased(struct kvs_batch *batch)
     for (uint32_t i = 0; i < batch->n; i++) {
         struct kvs_prefix *prefix = batch->items[i].prefix;
 
-        if (batch->status != KV_OK || has_failed(batch, i)) {
+        if (batch->status != KV_OK) {
             if (prefix != NULL)
                 kvs_prefix_ref(prefix); /* that of the batch goes */
             add_erasure(saver, &batch->items[i]);
@@ -359,20 +378,31 @@ static void erasure_synced(struct kvs_batch *batch)
         erased(batch);
 }
 
+/* Those that a session needs are erased later; the others now. */
+static void park_needed(struct kvs_batch *batch)
+{
+    struct kvs_saver *saver = batch->control->saver;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < batch->n; i++) {
+        if (!has_failed(batch, i))
+            batch->items[n++] = batch->items[i];
+        else if (!list_add(&saver->needed, &batch->items[i]))
+            item_unref(&batch->items[i]);
+    }
+    batch->n = n;
+}
+
 static void rows_erased(struct kvs_control_call *call)
 {
     struct kvs_batch *batch = call->batch;
-    bool is_good = true;
 
-    /* While some thread needs one, all of them are tried again. */
-    for (uint32_t i = 0; i < batch->n; i++)
-        is_good = is_good && !has_failed(batch, i);
-    if (is_good) {
+    park_needed(batch);
+    batch->status = KV_OK;
+    if (batch->n > 0)
         sync(batch, erasure_synced);
-        return;
-    }
-    batch->status = KV_BUSY;
-    erased(batch);
+    else
+        erased(batch);
 }
 
 static void void_synced(struct kvs_batch *batch)
@@ -406,7 +436,7 @@ static void begin_erasing(struct kvs_control *control)
 
     if (!batch_begin(control, batch))
         return;
-    while (batch->n < BLOCKS_AT_ONCE && list_take(&saver->erasures, &item)) {
+    while (batch->n < BLOCKS_AT_ONCE && take_erasure(saver, &item)) {
         batch_add(batch, &item);
         item_unref(&item);
     }
@@ -503,13 +533,18 @@ static void announced(struct kvs_batch *batch)
         saved(batch);
 }
 
+static bool has_name(const struct list *list, const struct kv_id128 *name)
+{
+    for (const struct entry *entry = list->first; entry != NULL; entry = entry->next)
+        if (memcmp(&entry->item.name, name, sizeof(*name)) == 0)
+            return true;
+    return false;
+}
+
 /* Whether something of the block is still to be erased. */
 static bool is_to_be_erased(const struct kvs_saver *saver, const struct kvs_prefix *prefix)
 {
-    for (const struct entry *entry = saver->erasures.first; entry != NULL; entry = entry->next)
-        if (memcmp(&entry->item.name, &prefix->name, sizeof(prefix->name)) == 0)
-            return true;
-    return false;
+    return has_name(&saver->erasures, &prefix->name) || has_name(&saver->needed, &prefix->name);
 }
 
 /* Whether the block's parent is saved, or will be before it. */
@@ -526,20 +561,16 @@ static bool can_be_saved(const struct kvs_saver *saver, const struct kvs_prefix 
 /* Evicts what is away until so many bytes would fit, or some have been evicted. */
 static void make_room(struct kvs_control *control, uint64_t bytes)
 {
-    struct kvs_saver *saver = control->saver;
-    uint64_t going = 0;
+    const struct kvs_saver *saver = control->saver;
 
-    for (const struct entry *entry = saver->erasures.first; entry != NULL; entry = entry->next)
-        going += entry->item.block_bytes;
     for (int i = 0; i < EVICT_AT_ONCE; i++) {
         struct kvs_prefix *victim;
 
-        if (saver->saved_bytes - going + bytes <= control->config.disk_bytes)
+        if (saver->saved_bytes - saver->erasing_bytes + bytes <= control->config.disk_bytes)
             return;
         victim = kvs_prefixes_disk_victim(control->prefixes);
         if (victim == NULL)
             return;
-        going += victim->home->block_bytes;
         kvs_control_evict(control, victim, KVS_EVICT_DISK);
     }
 }
@@ -613,18 +644,28 @@ bool kvs_saver_is_done(const struct kvs_control *control)
            (control->saver->leaving.first == NULL && control->saver->leave.call == NULL);
 }
 
-void kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
+bool kvs_saver_is_stuck(const struct kvs_control *control)
+{
+    const struct kvs_saver *saver = control->saver;
+
+    return saver != NULL && saver->leave.call != NULL &&
+           now_of(control) > saver->leave_us + STUCK_US;
+}
+
+bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
 {
     struct kvs_saver *saver = control->saver;
     const struct kvs_tier_item item = item_of(prefix);
 
+    assert(prefix->save_link == NULL);
     if (!list_add(&saver->leaving, &item))
-        return; /* it stays */
+        return false;
     kvs_prefix_ref(prefix);
     /* In this order: what is on its way is spare all the time. */
     kvs_pages_add_spare(control->pages, item.block_bytes);
     saver->leaving_bytes += item.block_bytes;
     kvs_prefix_set_away(control->prefixes, prefix);
+    return true;
 }
 
 uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control)
@@ -644,10 +685,13 @@ static void have_left(struct kvs_control_call *call)
         control->saver->leaving_bytes -= batch->items[i].block_bytes;
         if (prefix->home == NULL || !prefix->is_away)
             continue;
-        if (has_failed(batch, i))
+        if (has_failed(batch, i)) {
+            /* Somebody uses it: others are to go first. */
             kvs_prefix_set_here(control->prefixes, prefix);
-        else
+            kvs_prefix_use(control->prefixes, prefix, now_of(control));
+        } else {
             kvs_events_moved(control, prefix, KVS_MEDIUM_CPU, KVS_MEDIUM_DISK);
+        }
     }
     batch_end(batch);
 }
@@ -664,6 +708,7 @@ static void begin_leaving(struct kvs_control *control)
         batch_add(batch, &item);
         item_unref(&item);
     }
+    saver->leave_us = now_of(control);
     run_job(batch, KVS_TIER_LEAVE, have_left);
 }
 
@@ -673,7 +718,8 @@ bool kvs_saver_is_idle(const struct kvs_control *control)
 {
     const struct kvs_saver *saver = control->saver;
 
-    return saver == NULL || saver->first == NULL || now_of(control) < saver->retry_us;
+    return saver == NULL || now_of(control) < saver->retry_us ||
+           (saver->first == NULL && saver->erasures.first == NULL);
 }
 
 void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
@@ -686,6 +732,15 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
         begin_leaving(control);
     if (saver->disk.call != NULL || now_us < saver->retry_us)
         return;
+    if (now_us >= saver->needed_us) {
+        struct kvs_tier_item item;
+
+        saver->needed_us = now_us + RETRY_US;
+        while (list_take(&saver->needed, &item))
+            add_erasure(saver, &item);
+    }
+    if (saver->saved_bytes > control->config.disk_bytes && saver->erasures.first == NULL)
+        make_room(control, 0); /* there was more before the node was started */
     if (can_erase(control))
         begin_erasing(control);
     else if (saver->first != NULL && control->released == NULL &&
@@ -708,6 +763,7 @@ bool kvs_saver_create(struct kvs_control *control)
         return false;
     saver->end = &saver->first;
     list_init(&saver->erasures);
+    list_init(&saver->needed);
     list_init(&saver->leaving);
     control->saver = saver;
     return true;
@@ -728,6 +784,7 @@ void kvs_saver_destroy(struct kvs_control *control)
     if (saver == NULL)
         return;
     list_drop(&saver->erasures);
+    list_drop(&saver->needed);
     list_drop(&saver->leaving);
     batch_drop(&saver->disk);
     batch_drop(&saver->leave);
@@ -749,11 +806,7 @@ void kvs_saver_get_facts(const struct kvs_control *control,
     ret_facts->waiting_bytes = saver->waiting_bytes + saver->saving_bytes;
     ret_facts->waiting_blocks = saver->waiting_blocks + saver->saving_blocks;
     /* Those that are tried again. */
-    for (const struct entry *entry = saver->erasures.first; entry != NULL;
-         entry = entry->next) {
-        ret_facts->waiting_bytes += entry->item.prefix != NULL ? entry->item.block_bytes : 0;
-        ret_facts->waiting_blocks += entry->item.prefix != NULL;
-    }
+    ret_facts->waiting_blocks += saver->again_blocks;
     ret_facts->failed_blocks = saver->failed_blocks;
     if (saver->first != NULL && now_us > saver->first->added_us)
         ret_facts->waiting_us = now_us - saver->first->added_us;
@@ -763,7 +816,7 @@ void kvs_saver_get_facts(const struct kvs_control *control,
 
 struct loading {
     struct kvs_control *control;
-    uint64_t n_loaded, n_dropped;
+    uint64_t n_loaded, n_dropped, n_left_out;
 };
 
 /* Returns the model's, or NULL: it has been forgotten. */
@@ -876,9 +929,18 @@ static struct kvs_prefix *make_prefix(struct kvs_control *control,
     return NULL;
 }
 
-/* Returns the prefix in the index, held; NULL: it is of no use, or there is no memory. */
-static struct kvs_prefix *load_prefix(struct kvs_control *control,
-                                      struct kvs_manifest_entry *entry)
+/* Whether the record may be true: what it says of rows is what the model says. */
+static bool is_sound(const struct kvs_tier_item *item, const kv_schema_t *schema)
+{
+    return schema != NULL && item->block_bytes == kvs_block_bytes(schema, item->place.n_nodes,
+                                                                  item->place.position);
+}
+
+/* Puts the entry into the index, held.  KV_NOT_FOUND: it is of no use, because its model or what is
+ * before it is not there; KV_NO_MEMORY. */
+static kv_status_t load_prefix(struct kvs_control *control,
+                               struct kvs_manifest_entry *entry,
+                               struct kvs_prefix **ret_prefix)
 {
     const struct kvs_tier_item *item = &entry->item;
     const struct kvs_prefix_home home = {.place = item->place,
@@ -888,15 +950,24 @@ static struct kvs_prefix *load_prefix(struct kvs_control *control,
     const kv_schema_t *schema = schema_of(control, item);
     struct kvs_prefix *parent = item->depth > 0 ? parent_of(control, entry) : NULL, *prefix;
 
-    if (schema == NULL || (item->depth > 0 && parent == NULL))
-        return NULL;
+    if (!is_sound(item, schema))
+        return KV_NOT_FOUND;
+    if (item->depth > 0 && parent == NULL)
+        return control->saver->has_left_out ? KV_NO_MEMORY : KV_NOT_FOUND;
+    /* The records of blocks take memory that sessions need: at most half of it. */
+    if (atomic_load_explicit(&control->pages->n_free, memory_order_relaxed) <
+        control->pages->n_pages / 2)
+        return KV_NO_MEMORY;
     prefix = make_prefix(control, entry, schema);
-    if (prefix == NULL ||
-        kvs_prefixes_add(control->prefixes, parent, &home, prefix, now_of(control)))
-        return prefix;
+    if (prefix == NULL)
+        return KV_NO_MEMORY;
+    if (kvs_prefixes_add(control->prefixes, parent, &home, prefix, now_of(control))) {
+        *ret_prefix = prefix;
+        return KV_OK;
+    }
     drop_blocks(control, prefix);
     kvs_prefix_release(control->prefixes, prefix);
-    return NULL;
+    return KV_NO_MEMORY;
 }
 
 static void load_entry(void *arg, struct kvs_manifest_entry *entry)
@@ -904,14 +975,20 @@ static void load_entry(void *arg, struct kvs_manifest_entry *entry)
     struct loading *loading = arg;
     struct kvs_control *control = loading->control;
     struct kvs_saver *saver = control->saver;
-    struct kvs_prefix *prefix = entry->counts ? load_prefix(control, entry) : NULL;
+    struct kvs_prefix *prefix;
+    kv_status_t status = KV_NOT_FOUND;
 
     saver->saved_bytes += entry->item.block_bytes;
-    if (prefix != NULL) {
+    if (entry->counts)
+        status = load_prefix(control, entry, &prefix);
+    if (status == KV_OK) {
         kvs_prefix_release(control->prefixes, prefix);
         kvs_events_stored(control, prefix);
         saver->saved_blocks++;
         loading->n_loaded++;
+    } else if (status == KV_NO_MEMORY) {
+        saver->has_left_out = true;
+        loading->n_left_out++;
     } else {
         loading->n_dropped += entry->counts;
         add_erasure(saver, &entry->item);
@@ -939,6 +1016,11 @@ kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t det
                "disk: %llu saved blocks are of no use: what is before them, or their model, is "
                "not there",
                (unsigned long long)loading.n_dropped);
+    if (loading.n_left_out > 0)
+        kv_log(KV_LOG_WARN,
+               "disk: %llu saved blocks do not fit the memory with their records: they stay on "
+               "disk for a start with more",
+               (unsigned long long)loading.n_left_out);
     if (loading.n_loaded > 0)
         kv_log(KV_LOG_INFO, "disk: %llu saved blocks are there",
                (unsigned long long)loading.n_loaded);

@@ -45,13 +45,16 @@ kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t det
 void kvs_saver_add(struct kvs_control *control, struct kvs_prefix *prefix);
 /* The prefix is about to leave the index: what the disk has of it will be erased. */
 void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix);
-/* Has a prefix that is saved, and has no children in memory, leave it. */
-void kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix);
+/* Has a prefix that is saved, and has no children in memory, leave it.  Returns false if out of
+ * memory: it stays. */
+bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix);
 /* Whether all that was let go has left, or stays; and its bytes, until then. */
 bool kvs_saver_is_done(const struct kvs_control *control);
 uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control);
 
-/* Whether nothing waits to be saved that could be now. */
+/* Whether leaving takes so long that what is not saved is to be evicted meanwhile. */
+bool kvs_saver_is_stuck(const struct kvs_control *control);
+/* Whether nothing waits to be saved or erased that could be now. */
 bool kvs_saver_is_idle(const struct kvs_control *control);
 
 void kvs_saver_step(struct kvs_control *control, uint64_t now_us);

@@ -21,7 +21,7 @@ struct kvs_prefixes {
     uint64_t n_pinned;
     struct kvs_pages *pages; /* NULL: none */
     uint64_t bytes;          /* of those in memory */
-    uint64_t n_away;
+    uint64_t n_away, away_bytes;
     uint64_t tokens_bytes; /* of the tokens that they have */
     double floor;          /* the value of what went last */
     uint64_t
@@ -219,6 +219,20 @@ static void count_gone(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
         prefix->parent->n_here--;
 }
 
+static void count_away(struct kvs_prefixes *prefixes, const struct kvs_prefix *prefix)
+{
+    prefixes->n_away++;
+    prefixes->away_bytes += prefix->home->block_bytes;
+    prefix->home->tenant->away_bytes += prefix->home->block_bytes;
+}
+
+static void count_not_away(struct kvs_prefixes *prefixes, const struct kvs_prefix *prefix)
+{
+    prefixes->n_away--;
+    prefixes->away_bytes -= prefix->home->block_bytes;
+    prefix->home->tenant->away_bytes -= prefix->home->block_bytes;
+}
+
 void kvs_prefix_set_saved(struct kvs_prefixes *prefixes,
                           struct kvs_prefix *prefix,
                           enum kvs_prefix_saved saved)
@@ -237,7 +251,7 @@ void kvs_prefix_set_away(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
         heap_leave(prefixes, prefix);
     count_gone(prefixes, prefix);
     prefix->is_away = true;
-    prefixes->n_away++;
+    count_away(prefixes, prefix);
     heap_update(prefixes, prefix);
     if (prefix->parent != NULL)
         heap_update(prefixes, prefix->parent);
@@ -249,7 +263,7 @@ void kvs_prefix_set_here(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
         if (prefix->heap_at != UINT32_MAX)
             heap_leave(prefixes, prefix);
         prefix->is_away = false;
-        prefixes->n_away--;
+        count_not_away(prefixes, prefix);
         count_here(prefixes, prefix);
         heap_update(prefixes, prefix);
     }
@@ -495,7 +509,7 @@ bool kvs_prefixes_add(struct kvs_prefixes *prefixes,
     own->n_prefixes++;
     own->tenant->n_prefixes++;
     if (prefix->is_away)
-        prefixes->n_away++;
+        count_away(prefixes, prefix);
     else
         count_here(prefixes, prefix);
     prefixes->tokens_bytes += tokens_bytes(prefix);
@@ -558,7 +572,10 @@ static struct kvs_prefix *victim_of_all(const struct kvs_prefixes *prefixes,
 
     while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
         const struct kvs_prefix_heap *heap = &tenant->heaps[where];
-        struct kvs_prefix **of = &least[tenant->bytes <= prefixes->bytes / n_tenants];
+        const bool is_modest = where == KVS_PREFIX_AWAY
+                                   ? tenant->away_bytes <= prefixes->away_bytes / n_tenants
+                                   : tenant->bytes <= prefixes->bytes / n_tenants;
+        struct kvs_prefix **of = &least[is_modest];
 
         if (heap->n > 0 && (*of == NULL || heap->list[0]->value < (*of)->value))
             *of = heap->list[0];
@@ -581,6 +598,11 @@ struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
     struct kvs_prefix *victim = victim_of(prefixes, tenant, KVS_PREFIX_IN_BOTH);
 
     return victim != NULL ? victim : victim_of(prefixes, tenant, KVS_PREFIX_IN_MEMORY);
+}
+
+struct kvs_prefix *kvs_prefixes_unsaved_victim(const struct kvs_prefixes *prefixes)
+{
+    return victim_of_all(prefixes, KVS_PREFIX_IN_MEMORY);
 }
 
 struct kvs_prefix *kvs_prefixes_disk_victim(const struct kvs_prefixes *prefixes)
@@ -632,7 +654,7 @@ void kvs_prefixes_remove(struct kvs_prefixes *prefixes, struct kvs_prefix *prefi
         prefix->next->prev = prefix->prev;
     prefix->next = prefix->prev = NULL;
     if (prefix->is_away)
-        prefixes->n_away--;
+        count_not_away(prefixes, prefix);
     else
         count_gone(prefixes, prefix);
     prefix->home = NULL;
@@ -865,13 +887,14 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
     const struct kvs_prefix_tenant *tenant;
     const struct kvs_prefix *prefix;
     uint64_t bytes = 0, of_tokens = 0, of_tenants = 0, n_pinned = 0, n_listed = 0, n = 0;
-    uint64_t n_away = 0;
+    uint64_t n_away = 0, away_bytes = 0, of_tenants_away = 0;
     size_t cursor = 0;
 
     kv_map_check(prefixes->map);
     while ((prefix = kv_map_next(prefixes->map, &cursor)) != NULL) {
         check_prefix(prefixes, prefix);
         bytes += prefix->is_away ? 0 : prefix->home->block_bytes;
+        away_bytes += prefix->is_away ? prefix->home->block_bytes : 0;
         n_away += prefix->is_away;
         of_tokens += tokens_bytes(prefix);
         n_pinned += prefix->pinned_link != NULL;
@@ -880,6 +903,7 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
     while ((tenant = kv_map_next(prefixes->tenants, &cursor)) != NULL) {
         assert(tenant->n_prefixes > 0);
         of_tenants += tenant->bytes;
+        of_tenants_away += tenant->away_bytes;
         n += tenant->n_prefixes;
         for (int where = 0; where < KVS_PREFIX_PLACES; where++)
             check_heap(tenant, where);
@@ -890,6 +914,7 @@ void kvs_prefixes_check(const struct kvs_prefixes *prefixes)
     }
     assert(n_pinned == n_listed && n_pinned == prefixes->n_pinned);
     assert(*prefixes->pinned_end == NULL);
+    assert(away_bytes == prefixes->away_bytes && of_tenants_away == away_bytes);
     assert(of_tokens == prefixes->tokens_bytes && n_away == prefixes->n_away);
     assert(bytes == prefixes->bytes && of_tenants == bytes && n == kv_map_count(prefixes->map));
 }

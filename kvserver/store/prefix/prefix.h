@@ -83,7 +83,8 @@ struct kvs_prefix_heap {
 /* The prefixes of one tenant. */
 struct kvs_prefix_tenant {
     uint32_t tenant;
-    uint64_t bytes; /* of rows and their CRCs, in prefixes that are in memory */
+    uint64_t bytes;      /* of rows and their CRCs, in prefixes that are in memory */
+    uint64_t away_bytes; /* the same of those that are away */
     uint64_t n_prefixes;
     struct kvs_prefix_heap heaps[KVS_PREFIX_PLACES];
 };
@@ -210,6 +211,8 @@ void kvs_prefixes_expire(struct kvs_prefixes *prefixes, uint64_t now_us);
  * the others. */
 struct kvs_prefix *kvs_prefixes_victim(const struct kvs_prefixes *prefixes,
                                        const struct kvs_prefix_tenant *tenant);
+/* The same of those that are not saved, of all tenants. */
+struct kvs_prefix *kvs_prefixes_unsaved_victim(const struct kvs_prefixes *prefixes);
 /* Returns the prefix that is away and is to be evicted next, to make room on disk; NULL: none. */
 struct kvs_prefix *kvs_prefixes_disk_victim(const struct kvs_prefixes *prefixes);
 /* The prefix is on disk from now on, or will be, or not: enum kvs_prefix_saved. */

@@ -16,6 +16,7 @@
 enum {
     SEGMENTS_AT_ONCE = 8, /* of a write: 512 KB of rows at d = 128 */
     ERASE_AT_ONCE = KV_DISK_WRITES_MAX / KVS_SAVED_KINDS, /* units */
+    READ_TRIES = 3,
     CODES_TRIES = 4, /* times that codes are written again because they have changed */
 };
 
@@ -83,6 +84,7 @@ struct segment_read {
     struct segment_read *next, **link; /* of those under way; next: of those that are ready */
     uint32_t at;
     uint32_t n_left; /* values under way */
+    uint32_t n_tries;
     size_t rows_room, codes_room;
     bool has_rows, has_codes;
     uint64_t memory[]; /* rows with their tail, then codes */
@@ -236,7 +238,9 @@ static void op_done(void *arg, kv_status_t status, size_t bytes)
         count(&op->tier->counts.written_bytes, op->bytes);
     } else {
         count(&op->tier->counts.failed, 1);
-        item_over(&job->items[op->item], progress, false);
+        /* Codes that the disk has not are made again; a block may leave without. */
+        if (op->job != KVS_TIER_LEAVE)
+            item_over(&job->items[op->item], progress, false);
     }
     op_free(op);
 }
@@ -277,7 +281,7 @@ static bool op_start(struct job_op *op, const struct kv_disk_write *writes, unsi
         job->progress[op->item].n_ops++;
         return true;
     }
-    if (status != KV_BUSY)
+    if (status != KV_BUSY && op->job != KVS_TIER_LEAVE)
         item_over(&job->items[op->item], &job->progress[op->item], false);
     op_free(op);
     return status != KV_BUSY;
@@ -659,24 +663,6 @@ static void count_failed(struct kvs_disk_tier *tier, kv_status_t status)
         count(&tier->counts.failed, 1);
 }
 
-static void rows_read(void *arg, kv_status_t status, size_t bytes)
-{
-    struct segment_read *read = arg;
-
-    count_failed(read->tier, status);
-    read->has_rows = status == KV_OK && bytes == read->rows_room;
-    value_done(read);
-}
-
-static void codes_read(void *arg, kv_status_t status, size_t bytes)
-{
-    struct segment_read *read = arg;
-
-    count_failed(read->tier, status);
-    read->has_codes = status == KV_OK && bytes == read->codes_room;
-    value_done(read);
-}
-
 static kv_status_t start_value(struct segment_read *read,
                                enum kvs_saved_kind kind,
                                void *value,
@@ -692,6 +678,31 @@ static kv_status_t start_value(struct segment_read *read,
     if (status != KV_OK)
         read->n_left--;
     return status;
+}
+
+static void rows_read(void *arg, kv_status_t status, size_t bytes)
+{
+    struct segment_read *read = arg;
+
+    count_failed(read->tier, status);
+    /* It may pass; rows that are lost for it are lost for good. */
+    if (status != KV_OK && status != KV_NOT_FOUND && read->saved->block != NULL &&
+        ++read->n_tries < READ_TRIES &&
+        start_value(read, KVS_SAVED_ROWS, read->memory, read->rows_room, rows_read) == KV_OK) {
+        read->n_left--; /* in place of the one that has failed */
+        return;
+    }
+    read->has_rows = status == KV_OK && bytes == read->rows_room;
+    value_done(read);
+}
+
+static void codes_read(void *arg, kv_status_t status, size_t bytes)
+{
+    struct segment_read *read = arg;
+
+    count_failed(read->tier, status);
+    read->has_codes = status == KV_OK && bytes == read->codes_room;
+    value_done(read);
 }
 
 /* Starts to read a segment.  Returns false if it is to be tried again later. */
