@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 struct kvs_data_dir {
+    int folder;
     int fd; /* of the file `lock`, which holds the lock and its owner's process id */
 };
 
@@ -68,6 +69,14 @@ static kv_status_t lock_failed(int fd, const char *path, char *detail, size_t de
     return KV_EXISTS;
 }
 
+static void close_files(const struct kvs_data_dir *data_dir)
+{
+    if (data_dir->fd >= 0)
+        close(data_dir->fd);
+    if (data_dir->folder >= 0)
+        close(data_dir->folder);
+}
+
 kv_status_t kvs_data_dir_open(const char *path,
                               struct kvs_data_dir **ret_data_dir,
                               char *detail,
@@ -85,12 +94,13 @@ kv_status_t kvs_data_dir_open(const char *path,
         return KV_NO_MEMORY;
     }
     snprintf(name, sizeof(name), "%s/lock", path);
+    data_dir->folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     data_dir->fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (data_dir->fd < 0) {
+    if (data_dir->fd < 0 || data_dir->folder < 0) {
         snprintf(detail, detail_bytes, "data directory: not writable: %s: %s", path,
                  strerror(errno));
-        free(data_dir);
-        return KV_INVALID;
+        status = KV_INVALID;
+        goto err;
     }
     /* The system releases the lock with the process, so a node that crashed leaves none
      * behind. */
@@ -109,16 +119,26 @@ kv_status_t kvs_data_dir_open(const char *path,
     return KV_OK;
 
 err:
-    close(data_dir->fd);
+    close_files(data_dir);
     free(data_dir);
     return status;
 }
 
-uint64_t kvs_data_dir_free_bytes(const struct kvs_data_dir *data_dir)
+uint64_t kvs_data_dir_room(const struct kvs_data_dir *data_dir)
 {
     struct statvfs facts;
+    struct stat rows;
 
-    return fstatvfs(data_dir->fd, &facts) == 0 ? (uint64_t)facts.f_bavail * facts.f_frsize : 0;
+    if (fstatvfs(data_dir->fd, &facts) != 0)
+        return 0;
+    if (fstatat(data_dir->folder, "rows", &rows, 0) != 0)
+        rows.st_blocks = 0;
+    return (uint64_t)facts.f_bavail * facts.f_frsize + (uint64_t)rows.st_blocks * 512;
+}
+
+void kvs_data_dir_sync(const struct kvs_data_dir *data_dir)
+{
+    (void)fsync(data_dir->folder);
 }
 
 void kvs_data_dir_close(struct kvs_data_dir *data_dir)
@@ -127,6 +147,6 @@ void kvs_data_dir_close(struct kvs_data_dir *data_dir)
         return;
     /* The lock file stays: removing it would race with another process that has just opened it.
      * Only the lock on it counts. */
-    close(data_dir->fd);
+    close_files(data_dir);
     free(data_dir);
 }

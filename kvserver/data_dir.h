@@ -20,8 +20,12 @@ kv_status_t kvs_data_dir_open(const char *path,
                               char *detail,
                               size_t detail_bytes);
 
-/* Returns how many bytes are free in its file system; 0: not known. */
-uint64_t kvs_data_dir_free_bytes(const struct kvs_data_dir *data_dir);
+/* Returns how many bytes are free in its file system for what is saved, with what the file `rows` in
+ * it has already; 0: not known. */
+uint64_t kvs_data_dir_room(const struct kvs_data_dir *data_dir);
+
+/* Files that were made in it are there after a power cut, too. */
+void kvs_data_dir_sync(const struct kvs_data_dir *data_dir);
 
 /* Releases the lock.  NULL is allowed. */
 void kvs_data_dir_close(struct kvs_data_dir *data_dir);

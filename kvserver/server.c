@@ -356,9 +356,11 @@ static kv_status_t open_files(struct kvs_server *server, char *detail, size_t de
     snprintf(folder, sizeof(folder), "%s/keys", server->info.dir);
     snprintf(rows, sizeof(rows), "%s/rows", server->info.dir);
     status = kv_disk_rocksdb_open(&options, &keys, detail, detail_bytes);
-    return status == KV_OK
-               ? kv_disk_extents_open(rows, keys, &server->disk, detail, detail_bytes)
-               : status;
+    if (status == KV_OK)
+        status = kv_disk_extents_open(rows, keys, &server->disk, detail, detail_bytes);
+    if (status == KV_OK)
+        kvs_data_dir_sync(server->data_dir);
+    return status;
 }
 
 /* Opens the disk in the data directory, unless nothing is to be saved. */
@@ -369,7 +371,7 @@ static kv_status_t open_disk(struct kvs_server *server, char *detail, size_t det
     kv_status_t status = KV_UNSUPPORTED;
 
     if (is_auto)
-        info->disk = kvs_data_dir_free_bytes(server->data_dir) / 2;
+        info->disk = kvs_data_dir_room(server->data_dir) / 2;
     if (info->disk > 0)
         status = open_files(server, detail, detail_bytes);
     if (status == KV_OK || (info->disk > 0 && !(is_auto && status == KV_UNSUPPORTED)))

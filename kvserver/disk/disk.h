@@ -12,7 +12,7 @@
  *   KV_DISK_ROWS      large and many: not logged.  Only a sync makes them stay.
  *
  * Everything is asynchronous.  A write is visible to reads that begin after it is done.  Writes of
- * one queue take effect in the order in which they were started, each as a whole or not at all; a
+ * one queue to one space take effect in the order in which they were started, each as a whole or not at all; a
  * crash keeps the first records of those that it may lose, and of such rows any.  A sync covers what
  * was done when it was started, of both spaces.  So whoever needs rows to be there when a record says
  * so waits for a sync before writing the record, and for another after it.

@@ -6,7 +6,7 @@
  *
  *     queue -- ring --> the writer     gives places, joins neighbors, writes
  *                       the syncer     waits for the file, then the other disk is synced
- *                       the readers    a read each
+ *                       the readers    a part of the file each, neighbors at once
  *           <- ring --  what is done; then the queue's own thread writes the keys
  *
  * A database that compacts writes every row four times, and stops meanwhile (tests/bench, kv_bench
@@ -45,17 +45,14 @@ enum {
     SYNCER,
     WORKERS,
     RING_TASKS = 8 * KV_DISK_QUEUE_MAX,
+    READ_SPAN = 256, /* pages of the file whose reads one reader does */
+    READ_TASKS = 64, /* joined at most */
     SLEEP_US = 1000000,
     CLOSE_US = 1000,
 };
 
 static_assert(sizeof(struct kv_place) == sizeof(uint64_t) && sizeof(void *) == 8,
               "a map has places for its values");
-
-/* As the other disk keeps it. */
-struct key_record {
-    uint32_t page, bytes;
-};
 
 struct extents_disk;
 
@@ -92,9 +89,8 @@ struct task {
     struct kv_place place;      /* read */
     struct kv_place_list freed; /* sync: to be used again after it */
     struct kv_place *places;    /* write: (n) of the values */
-    struct key_record *records; /* (n) of the keys */
     unsigned n;
-    struct kv_disk_write writes[]; /* (n), then places, records and keys */
+    struct kv_disk_write writes[]; /* (n), then places and keys */
 };
 
 struct worker {
@@ -102,7 +98,8 @@ struct worker {
     struct kv_ring *tasks;
     struct kv_signal *signal;
     struct kv_thread *thread;
-    uint8_t *buffer; /* EXTENT_BYTES, aligned */
+    uint8_t *buffer;   /* EXTENT_BYTES, aligned */
+    struct task *next; /* a reader's: popped, and not behind what it was reading */
 };
 
 struct extents_disk {
@@ -111,7 +108,6 @@ struct extents_disk {
     int fd;
     struct worker workers[WORKERS];
     _Atomic bool stopping;
-    _Atomic unsigned turn; /* of readers */
 
     struct kv_lock *lock; /* of all that follows */
     struct kv_map *map;   /* struct kv_place by the hash of a key */
@@ -276,34 +272,84 @@ static void run_write(struct extents_disk *disk, struct worker *worker, struct t
     end(task, status);
 }
 
-static void run_read(struct extents_disk *disk, struct worker *worker, struct task *task)
+/* Reads what begins at a page into a buffer, which is aligned and has room for whole pages. */
+static kv_status_t
+read_pages(struct extents_disk *disk, uint8_t *buffer, uint32_t page, size_t n_bytes)
 {
-    const size_t wanted = task->place.bytes < task->room ? task->place.bytes : task->room;
-    size_t n_bytes = 0;
+    size_t n_read = 0;
 
-    while (n_bytes < wanted) {
-        const size_t whole = ((wanted - n_bytes) + PAGE - 1) / PAGE * PAGE;
-        const ssize_t n = pread(disk->fd, worker->buffer + n_bytes, whole,
-                                (off_t)(task->place.page - 1) * PAGE + (off_t)n_bytes);
+    while (n_read < n_bytes) {
+        const ssize_t n =
+            pread(disk->fd, buffer + n_read, (n_bytes - n_read + PAGE - 1) / PAGE * PAGE,
+                  (off_t)(page - 1) * PAGE + (off_t)n_read);
 
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0) {
-            end(task, system_status("read"));
-            return;
-        }
+        if (n < 0)
+            return system_status("read");
         if (n == 0) {
-            kv_log(KV_LOG_ERROR, "disk: rows: read: the file ends before page %u",
-                   task->place.page);
-            end(task, KV_IO);
-            return;
+            kv_log(KV_LOG_ERROR, "disk: rows: read: the file ends before page %u", page);
+            return KV_IO;
         }
-        n_bytes += (size_t)n;
+        n_read += (size_t)n;
     }
-    if (wanted > 0)
-        memcpy(task->value, worker->buffer, wanted);
+    return KV_OK;
+}
+
+static size_t wanted_of(const struct task *task)
+{
+    return task->place.bytes < task->room ? task->place.bytes : task->room;
+}
+
+/* The worker's buffer has the value there. */
+static void end_read(struct task *task, const uint8_t *bytes)
+{
+    if (wanted_of(task) > 0)
+        memcpy(task->value, bytes, wanted_of(task));
     task->bytes = task->place.bytes;
     end(task, KV_OK);
+}
+
+static struct task *next_of(struct worker *worker)
+{
+    struct task *task = worker->next;
+
+    worker->next = NULL;
+    return task != NULL ? task : kv_ring_pop(worker->tasks);
+}
+
+/* Reads a value, and those behind it that are wanted and lie behind it in the file: what was written
+ * together is read together. */
+static void run_reads(struct extents_disk *disk, struct worker *worker, struct task *first)
+{
+    struct task *tasks[READ_TASKS] = {first}, *task;
+    uint32_t n_pages = kv_place_pages(first->place.bytes);
+    unsigned n = 1;
+    kv_status_t status;
+
+    while (n < READ_TASKS && (task = next_of(worker)) != NULL) {
+        if (task->place.page != first->place.page + n_pages ||
+            (n_pages + kv_place_pages(task->place.bytes)) * (size_t)PAGE > EXTENT_BYTES) {
+            worker->next = task;
+            break;
+        }
+        n_pages += kv_place_pages(task->place.bytes);
+        tasks[n++] = task;
+    }
+    status = read_pages(disk, worker->buffer, first->place.page,
+                        n == 1 ? wanted_of(first) : (size_t)n_pages * PAGE);
+    for (unsigned i = 0; i < n; i++) {
+        if (status == KV_OK)
+            end_read(tasks[i], worker->buffer +
+                                   (size_t)(tasks[i]->place.page - first->place.page) * PAGE);
+        else if (n == 1)
+            end(tasks[i], status);
+        else if (read_pages(disk, worker->buffer, tasks[i]->place.page, wanted_of(tasks[i])) ==
+                 KV_OK)
+            end_read(tasks[i], worker->buffer);
+        else
+            end(tasks[i], status);
+    }
 }
 
 static void run_sync(struct extents_disk *disk, struct task *task)
@@ -354,11 +400,11 @@ static void work(void *arg)
 
     for (;;) {
         kv_signal_clear(worker->signal);
-        while ((task = kv_ring_pop(worker->tasks)) != NULL) {
+        while ((task = next_of(worker)) != NULL) {
             if (task->kind == TASK_WRITE)
                 run_write(worker->disk, worker, task);
             else if (task->kind == TASK_READ)
-                run_read(worker->disk, worker, task);
+                run_reads(worker->disk, worker, task);
             else if (task->kind == TASK_SYNC)
                 run_sync(worker->disk, task);
             else
@@ -374,7 +420,7 @@ static kv_status_t give(struct worker *worker, struct task *task)
 {
     struct extents_queue *queue = task->queue;
 
-    if (queue->n_under_way == KV_DISK_QUEUE_MAX || !kv_ring_push(worker->tasks, task)) {
+    if (!kv_ring_push(worker->tasks, task)) {
         free(task);
         return KV_BUSY;
     }
@@ -456,10 +502,8 @@ static kv_status_t start_keys(struct task *task)
     if (task->kind == TASK_SYNC)
         return kv_disk_sync(queue->keys, keys_synced, task);
     for (unsigned i = 0; i < task->n; i++) {
-        task->records[i] =
-            (struct key_record){.page = task->places[i].page, .bytes = task->places[i].bytes};
-        writes[i].value = writes[i].value != NULL ? &task->records[i] : NULL;
-        writes[i].value_bytes = sizeof(task->records[i]);
+        writes[i].value = writes[i].value != NULL ? &task->places[i] : NULL;
+        writes[i].value_bytes = sizeof(task->places[i]);
         writes[i].tail_bytes = 0;
     }
     return kv_disk_write(queue->keys, KV_DISK_ROWS, writes, task->n, keys_written, task);
@@ -581,8 +625,7 @@ static struct task *task_create(struct kv_disk_queue *queue,
                                 kv_disk_done_fn done,
                                 void *arg)
 {
-    const size_t each =
-        sizeof(struct kv_disk_write) + sizeof(struct kv_place) + sizeof(struct key_record);
+    const size_t each = sizeof(struct kv_disk_write) + sizeof(struct kv_place);
     struct task *task = malloc(sizeof(*task) + n * each + keys_bytes);
 
     if (task == NULL)
@@ -590,7 +633,6 @@ static struct task *task_create(struct kv_disk_queue *queue,
     *task = (struct task){
         .queue = (struct extents_queue *)queue, .kind = kind, .done = done, .arg = arg, .n = n};
     task->places = (struct kv_place *)&task->writes[n];
-    task->records = (struct key_record *)(task->places + n);
     return task;
 }
 
@@ -633,7 +675,7 @@ static kv_status_t write_keys(struct kv_disk_queue *base,
     struct task *task = task_create(base, TASK_WRITE, n, keys_bytes, done, arg);
     if (task == NULL)
         return KV_NO_MEMORY;
-    char *keys = (char *)(task->records + n);
+    char *keys = (char *)(task->places + n);
     for (unsigned i = 0; i < n; i++) {
         task->writes[i] = writes[i];
         task->writes[i].key = memcpy(keys, writes[i].key, writes[i].key_bytes);
@@ -671,7 +713,7 @@ static kv_status_t read_key(struct kv_disk_queue *base,
     task->value = value;
     task->room = room;
     if (task->place.page != 0)
-        return give(&disk->workers[atomic_fetch_add(&disk->turn, 1) % READERS], task);
+        return give(&disk->workers[(task->place.page - 1) / READ_SPAN % READERS], task);
     queue->n_under_way++;
     end(task, KV_NOT_FOUND);
     return KV_OK;
@@ -711,15 +753,13 @@ struct scan {
     kv_status_t status;
 };
 
+/* Returns false if the record is none of a place that can be. */
 static bool place_from(const void *record, size_t bytes, struct kv_place *ret_place)
 {
-    struct key_record from;
-
-    if (bytes != sizeof(from))
+    if (bytes != sizeof(*ret_place))
         return false;
-    memcpy(&from, record, sizeof(from));
-    *ret_place = (struct kv_place){.page = from.page, .bytes = from.bytes};
-    return true;
+    memcpy(ret_place, record, sizeof(*ret_place));
+    return ret_place->page != 0 && ret_place->bytes <= EXTENT_BYTES;
 }
 
 static void
@@ -727,24 +767,12 @@ scan_one(void *arg, const void *key, size_t key_bytes, const void *record, size_
 {
     struct scan *scan = arg;
     struct kv_place place;
-    size_t n_bytes = 0;
 
     if (scan->status != KV_OK || !place_from(record, record_bytes, &place))
         return;
-    while (n_bytes < place.bytes) {
-        const ssize_t n = pread(scan->disk->fd, scan->buffer + n_bytes,
-                                (place.bytes - n_bytes + PAGE - 1) / PAGE * PAGE,
-                                (off_t)(place.page - 1) * PAGE + (off_t)n_bytes);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            scan->status = n < 0 ? system_status("scan") : KV_IO;
-            return;
-        }
-        n_bytes += (size_t)n;
-    }
-    scan->each(scan->arg, key, key_bytes, scan->buffer, place.bytes);
+    scan->status = read_pages(scan->disk, scan->buffer, place.page, place.bytes);
+    if (scan->status == KV_OK)
+        scan->each(scan->arg, key, key_bytes, scan->buffer, place.bytes);
 }
 
 static kv_status_t scan(struct kv_disk *base,
@@ -832,10 +860,14 @@ load_key(void *arg, const void *key, size_t key_bytes, const void *record, size_
     const struct kv_id128 hash = kv_hash128(key, key_bytes);
     struct kv_place place;
 
-    if (!place_from(record, record_bytes, &place) || place.page == 0 ||
-        place.page - 1 + (uint64_t)kv_place_pages(place.bytes) > loading->file_pages ||
-        !kv_place_find(disk->places, place)) {
+    kv_status_t status = KV_INVALID;
+
+    if (place_from(record, record_bytes, &place) &&
+        place.page - 1 + (uint64_t)kv_place_pages(place.bytes) <= loading->file_pages)
+        status = kv_place_claim(disk->places, place);
+    if (status != KV_OK) {
         loading->n_bad++;
+        loading->is_out_of_memory = loading->is_out_of_memory || status == KV_NO_MEMORY;
         return;
     }
     disk->live_bytes += place.bytes;

@@ -173,7 +173,7 @@ void kv_place_free(struct kv_places *places, struct kv_place place)
     places->free_extent = at;
 }
 
-bool kv_place_find(struct kv_places *places, struct kv_place place)
+kv_status_t kv_place_claim(struct kv_places *places, struct kv_place place)
 {
     const uint32_t pages = kv_place_pages(place.bytes);
     const int32_t at = (int32_t)((place.page - 1) / EXTENT_PAGES);
@@ -181,22 +181,24 @@ bool kv_place_find(struct kv_places *places, struct kv_place place)
     uint32_t slot;
 
     if (place.page == 0 || pages > EXTENT_PAGES ||
-        place.page - 1 > UINT32_MAX - 2 * EXTENT_PAGES || !grow(places, at + 1))
-        return false;
+        place.page - 1 > UINT32_MAX - 2 * EXTENT_PAGES)
+        return KV_INVALID;
+    if (!grow(places, at + 1))
+        return KV_NO_MEMORY;
     extent = &places->extents[at];
     if ((place.page - 1) % EXTENT_PAGES % pages != 0 ||
         (extent->pages != 0 && extent->pages != pages))
-        return false;
+        return KV_INVALID;
     slot = (place.page - 1) % EXTENT_PAGES / pages;
     if (slot >= EXTENT_PAGES / pages || (extent->used[slot / 64] >> slot % 64 & 1) != 0)
-        return false;
+        return KV_INVALID;
     if (extent->pages == 0) {
         /* The list of free ones is made anew: kv_places_found(). */
         *extent = (struct extent){.pages = (uint16_t)pages};
         list_extent(places, at);
     }
     take(places, at, slot);
-    return true;
+    return KV_OK;
 }
 
 void kv_places_found(struct kv_places *places)

@@ -11,6 +11,8 @@
 #ifndef KV_KVSERVER_DISK_PLACES_H
 #define KV_KVSERVER_DISK_PLACES_H
 
+#include "proto/kv_status.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,7 +35,7 @@ void kv_places_destroy(struct kv_places *places);
 /* Returns how many pages a value of so many bytes takes. */
 static inline uint32_t kv_place_pages(uint32_t bytes)
 {
-    return bytes == 0 ? 1 : (bytes + KV_PLACE_PAGE - 1) / KV_PLACE_PAGE;
+    return bytes == 0 ? 1 : (bytes - 1) / KV_PLACE_PAGE + 1;
 }
 
 /* Gives a value of at most KV_PLACE_BYTES_MAX a place.  Returns false if out of memory, or if the
@@ -42,8 +44,9 @@ bool kv_place_take(struct kv_places *places, uint32_t bytes, struct kv_place *re
 void kv_place_free(struct kv_places *places, struct kv_place place);
 
 /* The file has a value there, when it is opened: all are told, then kv_places_found() is called.
- * Returns false if that cannot be: it is no place, or one that another has. */
-bool kv_place_find(struct kv_places *places, struct kv_place place);
+ * Fails with KV_INVALID if that cannot be, since it is no place, or one that another has, and with
+ * KV_NO_MEMORY. */
+kv_status_t kv_place_claim(struct kv_places *places, struct kv_place place);
 void kv_places_found(struct kv_places *places);
 
 uint64_t kv_places_pages_used(const struct kv_places *places);

@@ -490,7 +490,8 @@ void kvs_events_moved(const struct kvs_control *control,
                       const struct kvs_prefix *prefix,
                       enum kvs_medium from,
                       enum kvs_medium to);
-/* All that is away of the prefix and those before it is in memory from now on. */
+/* All that is away of the prefix and those before it counts as in memory from now on: a session has
+ * asked for it. */
 void kvs_events_back(const struct kvs_control *control, const struct kvs_prefix *prefix);
 
 /* ---- eviction.c ---- */

@@ -1,5 +1,5 @@
-/* eviction.c - prefixes leave the index: because memory or a tenant's quota is short, because
- * their rows are bad, or because a client says so; and how data threads give the refs of their
+/* eviction.c - prefixes leave the index: because memory, room on disk or a tenant's quota is short,
+ * because their rows are bad, or because a client says so; and how data threads give the refs of their
  * blocks back.
  *
  *   kvs_control_evict() -> released -> a command to all data threads -> pages are free
@@ -110,25 +110,33 @@ static void tell_stats(struct kvs_control *control)
                  kvs_prefixes_tokens_bytes(control->prefixes));
 }
 
-/* What is saved leaves memory only. */
+/* What is saved leaves memory only.  Returns false if that cannot be. */
 static bool
 let_go(struct kvs_control *control, struct kvs_prefix *victim, enum kvs_evict_why why)
 {
-    if (victim->saved == KVS_PREFIX_SAVED)
+    if (victim->saved == KVS_PREFIX_SAVED && !victim->is_away)
         return kvs_saver_let_go(control, victim);
     kvs_control_evict(control, victim, why);
     return true;
 }
 
-/* What goes next for memory.  When leaving takes too long, what is not saved; and in the end what is
- * away: its records take some, too. */
+/* Whether the records of blocks that are away take so much memory that some are to go. */
+static bool have_many_records(const struct kvs_control *control)
+{
+    return kvs_stats_total(control, offsetof(struct kvs_stats, memory_other)) >
+           control->pages->bytes / 2;
+}
+
+/* What goes next for memory: when leaving is slow, what is not saved. */
 static struct kvs_prefix *choose_victim(const struct kvs_control *control)
 {
-    struct kvs_prefix *victim = kvs_saver_is_stuck(control)
+    struct kvs_prefix *victim = kvs_saver_is_slow(control)
                                     ? kvs_prefixes_unsaved_victim(control->prefixes)
                                     : kvs_prefixes_victim(control->prefixes, NULL);
 
-    return victim != NULL ? victim : kvs_prefixes_disk_victim(control->prefixes);
+    if (victim == NULL && have_many_records(control))
+        victim = kvs_prefixes_disk_victim(control->prefixes);
+    return victim;
 }
 
 /* Evicts until that many bytes are on their way, or it takes too long: the more tenants there are,
@@ -136,19 +144,16 @@ static struct kvs_prefix *choose_victim(const struct kvs_control *control)
 static void evict_some(struct kvs_control *control, uint64_t lacking)
 {
     struct kv_slice slice = kv_slice_begin(control->config.clock, EVICT_SLICE);
+    const bool is_slow = kvs_saver_is_slow(control);
 
-    for (int i = 0; i < EVICT_AT_ONCE &&
-                    control->released_bytes + kvs_saver_leaving_bytes(control) < lacking;
-         i++) {
-        struct kvs_prefix *victim = choose_victim(control);
+    for (int i = 0; i < EVICT_AT_ONCE; i++) {
+        /* What is slow to leave is not counted on. */
+        const uint64_t coming = is_slow ? 0 : kvs_saver_leaving_bytes(control);
+        struct kvs_prefix *victim =
+            control->released_bytes + coming < lacking ? choose_victim(control) : NULL;
 
-        if (victim == NULL)
-            break;
-        if (victim->is_away)
-            kvs_control_evict(control, victim, KVS_EVICT_MEMORY);
-        else if (!let_go(control, victim, KVS_EVICT_MEMORY))
-            break;
-        if (kv_slice_over(&slice))
+        if (victim == NULL || !let_go(control, victim, KVS_EVICT_MEMORY) ||
+            kv_slice_over(&slice))
             break;
     }
 }
@@ -164,7 +169,7 @@ void kvs_prefixes_make_room(struct kvs_control *control)
 
     /* What is on its way may be enough. */
     if (!control->is_releasing && control->released == NULL &&
-        (kvs_saver_is_done(control) || kvs_saver_is_stuck(control)))
+        (kvs_saver_leaving_bytes(control) == 0 || kvs_saver_is_slow(control)))
         evict_some(control, lacking);
     kvs_prefixes_release_step(control);
     tell_stats(control);

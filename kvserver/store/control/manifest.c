@@ -131,7 +131,7 @@ bool kvs_manifest_removal(const struct kvs_tier_item *item,
 
 struct reader {
     struct kvs_tier_item home; /* as the last first block of a prompt says */
-    bool has_home;
+    bool is_out_of_memory;
     void (*each)(void *arg, struct kvs_manifest_entry *entry);
     void *arg;
     uint64_t n_bad;
@@ -225,13 +225,10 @@ static bool entry_from(struct reader *reader,
     if (message->home != NULL && !home_from(message->home, item))
         return false;
     /* The id follows from what the record says. */
-    if ((message->home == NULL && !reader->has_home) ||
-        memcmp(&item->home, home, ID_BYTES) != 0)
+    if (memcmp(&item->home, home, ID_BYTES) != 0)
         return false;
-    if (message->home != NULL) {
+    if (message->home != NULL)
         reader->home = *item;
-        reader->has_home = true;
-    }
     for (int i = 0; i < 4; i++)
         item->depth = item->depth << 8 | key[DEPTH_AT + i];
     memcpy(&item->name, key + DEPTH_AT + 4, ID_BYTES);
@@ -242,6 +239,7 @@ static bool entry_from(struct reader *reader,
     if (!are_writers(message, item->depth))
         return false;
     ret_entry->writers = writers_from(message);
+    reader->is_out_of_memory = reader->is_out_of_memory || ret_entry->writers == NULL;
     return ret_entry->writers != NULL;
 }
 
@@ -308,6 +306,8 @@ kv_status_t kvs_manifest_read(struct kv_disk *disk,
     if (status == KV_OK)
         status = kv_disk_scan(disk, KV_DISK_RECORDS, PREFIX_KEY, sizeof(PREFIX_KEY) - 1,
                               see_prefix, &reader);
+    if (status == KV_OK && reader.is_out_of_memory)
+        status = KV_NO_MEMORY;
     if (status != KV_OK)
         snprintf(detail, detail_bytes, "disk: the records cannot be read: %s",
                  kv_status_name(status));

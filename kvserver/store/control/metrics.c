@@ -227,7 +227,7 @@ static void write_tiers(const struct kvs_control *control, FILE *out)
     fprintf(out, "topkv_block_load_seconds_count %llu\n",
             (unsigned long long)kvs_counted(&us.count));
     metric(out, "unsaved_seconds", "gauge",
-           "how long the block has waited that waits longest to be saved");
+           "how long the first block in the queue has waited to be saved");
     fprintf(out, "topkv_unsaved_seconds %.3f\n",
             (double)kvs_counted(&control->stats.unsaved_us) / 1e6);
 }

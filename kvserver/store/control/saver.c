@@ -17,7 +17,7 @@ enum {
     EVICT_AT_ONCE = 256, /* from the disk */
     LOOKS_AT_ONCE = 4 * BLOCKS_AT_ONCE,
     TRIES = 5,
-    STUCK_US = 1000000, /* that leaving may take */
+    SLOW_US = 1000000, /* that leaving may take */
     WARN_US = 60 * 1000 * 1000,
 };
 
@@ -59,8 +59,7 @@ struct kvs_saver {
     uint64_t needed_us; /* when what is needed is looked at again */
     uint64_t leave_us;  /* when the batch that leaves began */
     uint64_t warned_us;
-    uint64_t saved_bytes, saved_blocks, failed_blocks;
-    bool has_left_out; /* blocks that were saved, when it was started */
+    uint64_t saved_bytes, saved_blocks;
 };
 
 static uint64_t now_of(const struct kvs_control *control)
@@ -195,6 +194,19 @@ static bool take_erasure(struct kvs_saver *saver, struct kvs_tier_item *ret_item
     saver->again_blocks -= ret_item->prefix != NULL;
     saver->erasing_bytes -= ret_item->block_bytes;
     return true;
+}
+
+void kvs_saver_found(struct kvs_control *control,
+                     const struct kvs_tier_item *item,
+                     kv_status_t status)
+{
+    struct kvs_saver *saver = control->saver;
+
+    saver->saved_bytes += item->block_bytes;
+    if (status == KV_OK)
+        saver->saved_blocks++;
+    else if (status != KV_NO_MEMORY)
+        add_erasure(saver, item);
 }
 
 void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix)
@@ -361,7 +373,6 @@ static void erased(struct kvs_batch *batch)
                 list_at_end(saver, prefix);
             } else {
                 kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_UNSAVED);
-                saver->failed_blocks++;
             }
         }
     }
@@ -378,7 +389,8 @@ static void erasure_synced(struct kvs_batch *batch)
         erased(batch);
 }
 
-/* Those that a session needs are erased later; the others now. */
+/* Those that a session needs, or that could not be erased, are tried again later; the records of the
+ * others go. */
 static void park_needed(struct kvs_batch *batch)
 {
     struct kvs_saver *saver = batch->control->saver;
@@ -445,6 +457,7 @@ static void begin_erasing(struct kvs_control *control)
 
 /* ---- saving ------------------------------------------------------------------------------- */
 
+/* What was written of it is erased first; then it is listed again: erased(). */
 static void save_failed(struct kvs_batch *batch, uint32_t i)
 {
     struct kvs_prefix *prefix = batch->items[i].prefix;
@@ -533,22 +546,27 @@ static void announced(struct kvs_batch *batch)
         saved(batch);
 }
 
-static bool has_name(const struct list *list, const struct kv_id128 *name)
+static bool has_item(const struct list *list, const struct kvs_tier_item *item)
 {
     for (const struct entry *entry = list->first; entry != NULL; entry = entry->next)
-        if (memcmp(&entry->item.name, name, sizeof(*name)) == 0)
+        if (memcmp(&entry->item.name, &item->name, sizeof(item->name)) == 0 &&
+            memcmp(&entry->item.home, &item->home, sizeof(item->home)) == 0)
             return true;
     return false;
 }
 
 /* Whether something of the block is still to be erased. */
-static bool is_to_be_erased(const struct kvs_saver *saver, const struct kvs_prefix *prefix)
+static bool is_to_be_erased(const struct kvs_saver *saver, struct kvs_prefix *prefix)
 {
-    return has_name(&saver->erasures, &prefix->name) || has_name(&saver->needed, &prefix->name);
+    if (saver->erasures.first == NULL && saver->needed.first == NULL)
+        return false;
+    const struct kvs_tier_item item = item_of(prefix);
+
+    return has_item(&saver->erasures, &item) || has_item(&saver->needed, &item);
 }
 
 /* Whether the block's parent is saved, or will be before it. */
-static bool can_be_saved(const struct kvs_saver *saver, const struct kvs_prefix *prefix)
+static bool can_be_saved(const struct kvs_saver *saver, struct kvs_prefix *prefix)
 {
     const struct kvs_prefix *parent = prefix->parent;
 
@@ -609,7 +627,6 @@ static void begin_saving(struct kvs_control *control)
             unlist(saver, prefix);
             if (is_hopeless) {
                 kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_UNSAVED);
-                saver->failed_blocks++;
             } else {
                 list_at_end(saver, prefix);
             }
@@ -630,26 +647,24 @@ static void begin_saving(struct kvs_control *control)
         saver->saved_bytes += block_bytes;
         bytes += block_bytes;
     }
-    if (batch->n == 0)
-        batch_end(batch);
-    else
+    if (batch->n > 0) {
         write_records(batch, RECORD_IS_VOID, announced);
+        return;
+    }
+    batch_end(batch);
+    /* What waits needs something that takes time. */
+    if (saver->first != NULL && saver->erasures.first == NULL)
+        saver->retry_us = now_of(control) + RETRY_US;
 }
 
 /* ---- leaving ------------------------------------------------------------------------------ */
 
-bool kvs_saver_is_done(const struct kvs_control *control)
-{
-    return control->saver == NULL ||
-           (control->saver->leaving.first == NULL && control->saver->leave.call == NULL);
-}
-
-bool kvs_saver_is_stuck(const struct kvs_control *control)
+bool kvs_saver_is_slow(const struct kvs_control *control)
 {
     const struct kvs_saver *saver = control->saver;
 
     return saver != NULL && saver->leave.call != NULL &&
-           now_of(control) > saver->leave_us + STUCK_US;
+           now_of(control) > saver->leave_us + SLOW_US;
 }
 
 bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
@@ -664,6 +679,7 @@ bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
     /* In this order: what is on its way is spare all the time. */
     kvs_pages_add_spare(control->pages, item.block_bytes);
     saver->leaving_bytes += item.block_bytes;
+    kvs_events_moved(control, prefix, KVS_MEDIUM_CPU, KVS_MEDIUM_DISK);
     kvs_prefix_set_away(control->prefixes, prefix);
     return true;
 }
@@ -683,15 +699,12 @@ static void have_left(struct kvs_control_call *call)
 
         kvs_pages_sub_spare(control->pages, batch->items[i].block_bytes);
         control->saver->leaving_bytes -= batch->items[i].block_bytes;
-        if (prefix->home == NULL || !prefix->is_away)
+        if (prefix->home == NULL || !prefix->is_away || !has_failed(batch, i))
             continue;
-        if (has_failed(batch, i)) {
-            /* Somebody uses it: others are to go first. */
-            kvs_prefix_set_here(control->prefixes, prefix);
-            kvs_prefix_use(control->prefixes, prefix, now_of(control));
-        } else {
-            kvs_events_moved(control, prefix, KVS_MEDIUM_CPU, KVS_MEDIUM_DISK);
-        }
+        /* Somebody uses it: others are to go first. */
+        kvs_events_back(control, prefix);
+        kvs_prefix_set_here(control->prefixes, prefix);
+        kvs_prefix_use(control->prefixes, prefix, now_of(control));
     }
     batch_end(batch);
 }
@@ -807,222 +820,6 @@ void kvs_saver_get_facts(const struct kvs_control *control,
     ret_facts->waiting_blocks = saver->waiting_blocks + saver->saving_blocks;
     /* Those that are tried again. */
     ret_facts->waiting_blocks += saver->again_blocks;
-    ret_facts->failed_blocks = saver->failed_blocks;
     if (saver->first != NULL && now_us > saver->first->added_us)
         ret_facts->waiting_us = now_us - saver->first->added_us;
-}
-
-/* ---- what an earlier process saved -------------------------------------------------------- */
-
-struct loading {
-    struct kvs_control *control;
-    uint64_t n_loaded, n_dropped, n_left_out;
-};
-
-/* Returns the model's, or NULL: it has been forgotten. */
-static const kv_schema_t *schema_of(const struct kvs_control *control,
-                                    const struct kvs_tier_item *item)
-{
-    for (uint32_t i = 0; i < control->n_models; i++)
-        if (memcmp(&control->models[i]->rows_id, &item->rows_id, sizeof(item->rows_id)) == 0)
-            return control->models[i]->info.schema.n_units == item->n_units
-                       ? &control->models[i]->info.schema
-                       : NULL;
-    return NULL;
-}
-
-/* Bytes of a row of each of the model's units. */
-static void row_bytes_of(const kv_schema_t *schema, uint32_t *ret_bytes)
-{
-    uint32_t n = 0;
-
-    for (uint32_t layer = 0; layer < schema->n_layers; layer++)
-        for (uint32_t head = 0; head < schema->layers[layer].n_kv_heads; head++)
-            ret_bytes[n++] = schema->layers[layer].row_bytes;
-}
-
-/* Makes the block of a data thread that the prefix has, absent.  Returns false if out of memory. */
-static bool make_block(struct kvs_control *control,
-                       const struct kvs_manifest_entry *entry,
-                       const uint32_t *row_bytes,
-                       uint32_t thread,
-                       struct kvs_prefix *prefix)
-{
-    const struct kv_placement_units units = kv_placement_thread_units(
-        entry->item.place.root, entry->item.n_units, entry->item.place.n_nodes,
-        entry->item.place.position, control->n_threads, thread);
-    struct kvs_block **block = kvs_prefix_block(prefix, thread, control->n_threads);
-    uint32_t *own;
-
-    if (units.n == 0 || block == NULL)
-        return true;
-    own = malloc(units.n * sizeof(own[0]));
-    if (own == NULL)
-        return false;
-    for (uint32_t i = 0; i < units.n; i++)
-        own[i] = row_bytes[units.first + i * units.step];
-    *block = kvs_disk_tier_adopt(control->shard[thread].tier, &entry->item, own, units.n);
-    free(own);
-    return *block != NULL;
-}
-
-static void drop_blocks(struct kvs_control *control, struct kvs_prefix *prefix)
-{
-    for (uint32_t i = 0; i < control->n_threads; i++) {
-        struct kvs_block **block = kvs_prefix_block(prefix, i, control->n_threads);
-
-        if (block == NULL || *block == NULL)
-            continue;
-        kvs_disk_tier_release(control->shard[i].tier, *block);
-        kvs_block_unref(&control->shard[i].store, *block);
-        *block = NULL;
-    }
-}
-
-/* Returns the block before it in the index, or NULL. */
-static struct kvs_prefix *parent_of(const struct kvs_control *control,
-                                    const struct kvs_manifest_entry *entry)
-{
-    const struct kvs_tier_item *item = &entry->item;
-    struct kvs_prefix *parent =
-        kvs_prefixes_get(control->prefixes, &item->place, &entry->parent);
-
-    return parent != NULL && parent->depth + 1 == item->depth &&
-                   memcmp(&parent->home->rows_id, &item->rows_id, sizeof(item->rows_id)) == 0
-               ? parent
-               : NULL;
-}
-
-/* Returns a prefix with its blocks, which is not in the index; NULL: out of memory. */
-static struct kvs_prefix *make_prefix(struct kvs_control *control,
-                                      struct kvs_manifest_entry *entry,
-                                      const kv_schema_t *schema)
-{
-    const struct kvs_tier_item *item = &entry->item;
-    const struct kvs_prefix_place *place = &item->place;
-    uint32_t *row_bytes = malloc(schema->n_units * sizeof(row_bytes[0]));
-    struct kvs_prefix *prefix = kvs_prefix_create(
-        &item->name, item->depth,
-        kv_placement_unit_thread(place->root, 0, place->n_nodes, control->n_threads),
-        kv_placement_session_threads(schema->n_units, place->n_nodes, control->n_threads));
-    bool is_good = row_bytes != NULL && prefix != NULL;
-
-    if (is_good)
-        row_bytes_of(schema, row_bytes);
-    for (uint32_t i = 0; i < control->n_threads && is_good; i++)
-        is_good = make_block(control, entry, row_bytes, i, prefix);
-    free(row_bytes);
-    if (is_good) {
-        prefix->saved = KVS_PREFIX_SAVED;
-        prefix->is_away = true;
-        prefix->writer = entry->writers->runs[0].writer;
-        if (entry->writers->n_runs > 1) {
-            prefix->mixed = entry->writers;
-            entry->writers = NULL;
-        }
-        return prefix;
-    }
-    if (prefix != NULL) {
-        drop_blocks(control, prefix);
-        kvs_prefix_release(control->prefixes, prefix);
-    }
-    return NULL;
-}
-
-/* Whether the record may be true: what it says of rows is what the model says. */
-static bool is_sound(const struct kvs_tier_item *item, const kv_schema_t *schema)
-{
-    return schema != NULL && item->block_bytes == kvs_block_bytes(schema, item->place.n_nodes,
-                                                                  item->place.position);
-}
-
-/* Puts the entry into the index, held.  KV_NOT_FOUND: it is of no use, because its model or what is
- * before it is not there; KV_NO_MEMORY. */
-static kv_status_t load_prefix(struct kvs_control *control,
-                               struct kvs_manifest_entry *entry,
-                               struct kvs_prefix **ret_prefix)
-{
-    const struct kvs_tier_item *item = &entry->item;
-    const struct kvs_prefix_home home = {.place = item->place,
-                                         .rows_id = item->rows_id,
-                                         .n_units = item->n_units,
-                                         .block_bytes = item->block_bytes};
-    const kv_schema_t *schema = schema_of(control, item);
-    struct kvs_prefix *parent = item->depth > 0 ? parent_of(control, entry) : NULL, *prefix;
-
-    if (!is_sound(item, schema))
-        return KV_NOT_FOUND;
-    if (item->depth > 0 && parent == NULL)
-        return control->saver->has_left_out ? KV_NO_MEMORY : KV_NOT_FOUND;
-    /* The records of blocks take memory that sessions need: at most half of it. */
-    if (atomic_load_explicit(&control->pages->n_free, memory_order_relaxed) <
-        control->pages->n_pages / 2)
-        return KV_NO_MEMORY;
-    prefix = make_prefix(control, entry, schema);
-    if (prefix == NULL)
-        return KV_NO_MEMORY;
-    if (kvs_prefixes_add(control->prefixes, parent, &home, prefix, now_of(control))) {
-        *ret_prefix = prefix;
-        return KV_OK;
-    }
-    drop_blocks(control, prefix);
-    kvs_prefix_release(control->prefixes, prefix);
-    return KV_NO_MEMORY;
-}
-
-static void load_entry(void *arg, struct kvs_manifest_entry *entry)
-{
-    struct loading *loading = arg;
-    struct kvs_control *control = loading->control;
-    struct kvs_saver *saver = control->saver;
-    struct kvs_prefix *prefix;
-    kv_status_t status = KV_NOT_FOUND;
-
-    saver->saved_bytes += entry->item.block_bytes;
-    if (entry->counts)
-        status = load_prefix(control, entry, &prefix);
-    if (status == KV_OK) {
-        kvs_prefix_release(control->prefixes, prefix);
-        kvs_events_stored(control, prefix);
-        saver->saved_blocks++;
-        loading->n_loaded++;
-    } else if (status == KV_NO_MEMORY) {
-        saver->has_left_out = true;
-        loading->n_left_out++;
-    } else {
-        loading->n_dropped += entry->counts;
-        add_erasure(saver, &entry->item);
-    }
-    free(entry->writers);
-}
-
-kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t detail_bytes)
-{
-    struct loading loading = {.control = control};
-    uint64_t n_bad = 0;
-    kv_status_t status;
-
-    if (control->saver == NULL)
-        return KV_OK;
-    status = kvs_manifest_read(control->config.disk, load_entry, &loading, &n_bad, detail,
-                               detail_bytes);
-    if (status != KV_OK)
-        return status;
-    if (n_bad > 0)
-        kv_log(KV_LOG_WARN, "disk: %llu records are not valid, skipped",
-               (unsigned long long)n_bad);
-    if (loading.n_dropped > 0)
-        kv_log(KV_LOG_WARN,
-               "disk: %llu saved blocks are of no use: what is before them, or their model, is "
-               "not there",
-               (unsigned long long)loading.n_dropped);
-    if (loading.n_left_out > 0)
-        kv_log(KV_LOG_WARN,
-               "disk: %llu saved blocks do not fit the memory with their records: they stay on "
-               "disk for a start with more",
-               (unsigned long long)loading.n_left_out);
-    if (loading.n_loaded > 0)
-        kv_log(KV_LOG_INFO, "disk: %llu saved blocks are there",
-               (unsigned long long)loading.n_loaded);
-    return KV_OK;
 }

@@ -4,8 +4,8 @@
  *   memory is short, and it is saved -> LEAVE -> away -> a session is opened with it -> here
  *   it leaves the index, and is saved -> ERASE: records, rows, records
  *
- * SAVE and ERASE are of up to some hundred blocks, one after the other; a SAVE begins half a second
- * after its first block was published, or at once if memory is short.  LEAVE goes on beside them.
+ * SAVE and ERASE are of up to 1,024 blocks, one after the other; a SAVE begins half a second after its
+ * first block was published, or at once if memory is short, the node drains, or 256 MiB wait.  LEAVE goes on beside them.
  * What cannot be written is tried again a second later, some times, and then stays in memory
  * only.
  *
@@ -17,7 +17,7 @@
 #ifndef KV_KVSERVER_STORE_CONTROL_SAVER_H
 #define KV_KVSERVER_STORE_CONTROL_SAVER_H
 
-#include "kvserver/store/prefix/prefix.h"
+#include "kvserver/store/tier/disk_tier.h"
 
 struct kvs_control;
 struct kvs_saver;
@@ -28,7 +28,6 @@ struct kvs_saver_facts {
     uint64_t saved_bytes, saved_blocks;     /* rows and their CRCs */
     uint64_t waiting_bytes, waiting_blocks; /* to be saved */
     uint64_t waiting_us;                    /* how long the first of them has been */
-    uint64_t failed_blocks;                 /* have not been saved, for good */
 };
 
 /* Creates it if the node has room on a disk (kvs_node_config), and else does nothing.  Returns false
@@ -41,6 +40,12 @@ void kvs_saver_destroy(struct kvs_control *control);
  * as kvs_manifest_read(). */
 kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t detail_bytes);
 
+/* The disk has something of the item, when the node is started.  KV_OK: it is in the index;
+ * KV_NO_MEMORY: it stays on disk, and is not found; else it is erased. */
+void kvs_saver_found(struct kvs_control *control,
+                     const struct kvs_tier_item *item,
+                     kv_status_t status);
+
 /* The prefix is in the index: it will be saved. */
 void kvs_saver_add(struct kvs_control *control, struct kvs_prefix *prefix);
 /* The prefix is about to leave the index: what the disk has of it will be erased. */
@@ -48,12 +53,11 @@ void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix);
 /* Has a prefix that is saved, and has no children in memory, leave it.  Returns false if out of
  * memory: it stays. */
 bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix);
-/* Whether all that was let go has left, or stays; and its bytes, until then. */
-bool kvs_saver_is_done(const struct kvs_control *control);
+/* Returns the bytes of what was let go and has not left yet, or stayed. */
 uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control);
 
 /* Whether leaving takes so long that what is not saved is to be evicted meanwhile. */
-bool kvs_saver_is_stuck(const struct kvs_control *control);
+bool kvs_saver_is_slow(const struct kvs_control *control);
 /* Whether nothing waits to be saved or erased that could be now. */
 bool kvs_saver_is_idle(const struct kvs_control *control);
 

@@ -36,7 +36,7 @@
  *
  * Threads: the control thread.  Data threads read `parent`, `depth` and their own one of
  * `blocks` in commands (shard/command.h), and write that one before it is in the index.
- * Memory: the heap; a prefix exists while it is in the index or is held.
+ * Memory: the heap; a prefix exists while it is in the index, is held, or has refs.
  */
 #ifndef KV_KVSERVER_STORE_PREFIX_PREFIX_H
 #define KV_KVSERVER_STORE_PREFIX_PREFIX_H
@@ -122,10 +122,11 @@ struct kvs_prefix {
     uint32_t n_refs;                           /* kvs_prefix_ref() */
     uint32_t n_holders;                        /* kvs_prefix_hold(): sessions and calls */
     uint32_t n_uses;
-    uint32_t heap_at;                /* UINT32_MAX: it may not be evicted */
-    uint8_t saved;                   /* enum kvs_prefix_saved */
-    uint8_t n_save_failed;           /* how often it could not be */
-    bool is_away;                    /* from memory: it has left, or is about to */
+    uint32_t heap_at;      /* UINT32_MAX: it may not go */
+    uint8_t saved;         /* enum kvs_prefix_saved */
+    uint8_t n_save_failed; /* how often it could not be */
+    bool is_away;          /* from memory: nobody has asked for it since it left, or was
+                                      * told to */
     uint8_t first_thread, n_threads; /* the data threads that have units of it */
     struct kvs_block *blocks[];      /* (n_threads) NULL: not taken */
 };

@@ -38,7 +38,7 @@ struct kvs_disk_tier;
 
 enum {
     KVS_TIER_WINDOW = 8 << 20,   /* bytes that a data thread reads ahead */
-    KVS_TIER_UNSAVED = 16 << 20, /* bytes that it has given to the disk to be written */
+    KVS_TIER_WRITING = 16 << 20, /* bytes that it has given to the disk to be written */
 };
 
 /* What is done with a list of blocks; one list of each kind at a time. */
@@ -51,7 +51,8 @@ enum kvs_tier_job {
 
 /* A block of a list.  Belongs to the control thread; data threads read it and count failures. */
 struct kvs_tier_item {
-    struct kvs_prefix *prefix; /* held; erase: NULL if it has never been, or is gone */
+    struct kvs_prefix
+        *prefix; /* has a ref; erase: NULL if it was never in the index, or left it */
     struct kv_id128 home, name;
     struct kvs_prefix_place place;
     struct kv_id128 rows_id;
