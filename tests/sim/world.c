@@ -1651,6 +1651,8 @@ static kv_status_t begin_resume(struct world *world, struct client *client, stru
         task->truth->is_fragile = true;
         truth_all_unsure(task->truth);
     }
+    /* Whoever has it now may change it before the resume ends, and be gone then. */
+    task->truth->was_shared = task->truth->was_shared || task->truth->n_handles > 0;
     task->is_fragile = task->truth->is_fragile;
     task->n_losses = task->truth->n_losses;
     task->tokens = truth_least(task->truth);
