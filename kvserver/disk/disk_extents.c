@@ -323,12 +323,13 @@ static struct task *next_of(struct worker *worker)
 static void run_reads(struct extents_disk *disk, struct worker *worker, struct task *first)
 {
     struct task *tasks[READ_TASKS] = {first}, *task;
+    const uint32_t page = first->place.page; /* a read that has ended is not ours */
     uint32_t n_pages = kv_place_pages(first->place.bytes);
     unsigned n = 1;
     kv_status_t status;
 
     while (n < READ_TASKS && (task = next_of(worker)) != NULL) {
-        if (task->place.page != first->place.page + n_pages ||
+        if (task->place.page != page + n_pages ||
             (n_pages + kv_place_pages(task->place.bytes)) * (size_t)PAGE > EXTENT_BYTES) {
             worker->next = task;
             break;
@@ -336,12 +337,11 @@ static void run_reads(struct extents_disk *disk, struct worker *worker, struct t
         n_pages += kv_place_pages(task->place.bytes);
         tasks[n++] = task;
     }
-    status = read_pages(disk, worker->buffer, first->place.page,
+    status = read_pages(disk, worker->buffer, page,
                         n == 1 ? wanted_of(first) : (size_t)n_pages * PAGE);
     for (unsigned i = 0; i < n; i++) {
         if (status == KV_OK)
-            end_read(tasks[i], worker->buffer +
-                                   (size_t)(tasks[i]->place.page - first->place.page) * PAGE);
+            end_read(tasks[i], worker->buffer + (size_t)(tasks[i]->place.page - page) * PAGE);
         else if (n == 1)
             end(tasks[i], status);
         else if (read_pages(disk, worker->buffer, tasks[i]->place.page, wanted_of(tasks[i])) ==
