@@ -48,6 +48,8 @@ struct kvs_blocks {
     uint32_t n_units;
     uint32_t n_top;      /* of them: with rows in the last block */
     uint8_t array_class; /* of `list` */
+    bool is_mixed; /* they may be of several sessions, in turns: a chapter of one of these may
+                          * have holes here */
 };
 
 struct kvs_unit {

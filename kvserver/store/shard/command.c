@@ -88,15 +88,26 @@ static bool open_init(struct kvs_shard *shard, struct kvs_command *command)
     return command->status == KV_OK;
 }
 
+/* Whether another session than that of the block before it has published the block. */
+static bool is_of_others(const struct kvs_prefix *prefix)
+{
+    const struct kvs_prefix *parent = prefix->parent;
+
+    return parent != NULL &&
+           (prefix->writer != parent->writer || prefix->mixed != NULL || parent->mixed != NULL);
+}
+
 /* Notes some of the prefix's blocks where the session is to have them, the last ones first: a
  * prefix knows its parent.  Returns true when all are noted. */
 static bool note_blocks(struct kvs_shard *shard, struct kvs_command *command)
 {
-    struct kvs_block **list = shard->sessions[command->index].blocks.list;
+    struct kvs_blocks *blocks = &shard->sessions[command->index].blocks;
+    struct kvs_block **list = blocks->list;
 
     for (int i = 0; i < PIECE_BLOCKS && command->prefix != NULL; i++) {
         list[command->prefix->depth] =
             *kvs_prefix_block(command->prefix, shard->index, shard->n_threads);
+        blocks->is_mixed = blocks->is_mixed || is_of_others(command->prefix);
         command->prefix = command->prefix->parent;
     }
     return command->prefix == NULL;
@@ -163,6 +174,7 @@ static bool fork_init(struct kvs_shard *shard, struct kvs_command *command)
     command->status = kvs_shard_session_init(shard, child, command);
     if (command->status != KV_OK || session->n_units == 0)
         return command->status == KV_OK;
+    child->blocks.is_mixed = session->blocks.is_mixed;
     command->status = kvs_blocks_fork_begin(&child->blocks, command->tokens);
     if (command->status != KV_OK)
         kvs_shard_session_clear(shard, child);
