@@ -65,7 +65,8 @@ static const struct kv_option rows[] = {
      .value = "PATH"},
     {.name = "disk",
      .default_text = "auto",
-     .help = "space in the data directory for prefixes, which outlast the process there; auto: "
+     .help = "space in the data directory for prefixes and objects, which outlast the process; "
+             "auto: "
              "half of what is free; none: nothing is saved",
      .offset = FIELD(disk),
      .type = KV_CONFIG_STRING,

@@ -799,9 +799,10 @@ struct kv_object {
     uint32_t ttl_ms;    /* put: milliseconds after which the node removes it, at most
                            KV_OBJECT_TTL_MAX_MS; 0: the node's default (kvserver --object-ttl);
                            KV_OBJECT_TTL_NONE: never */
-    bool evictable;     /* put: the node may remove it when memory is short, the least recently
-                           used first: for copies of what can be had again.  Other objects are
-                           never removed; when they fill the memory, puts fail with KV_NO_MEMORY */
+    bool evictable; /* put: the node may remove it when memory, or its room on disk, is short,
+                           the least recently used first: for copies of what can be had again.
+                           Other objects are never removed; when they fill both, puts fail with
+                           KV_NO_MEMORY */
 };
 
 enum kv_object_verb {
@@ -846,7 +847,7 @@ struct kv_object_info {
     uint64_t bytes;
     uint64_t age_ms;      /* since its first put */
     uint64_t ttl_left_ms; /* UINT64_MAX: it does not expire */
-    uint32_t bad_pieces;  /* damaged in memory: rejected until it is put again */
+    uint32_t bad_pieces;  /* damaged, in memory or on disk: rejected until it is put again */
     bool evictable;
     bool pinned; /* a transfer uses it */
 };

@@ -21,12 +21,19 @@ uint64_t kv_clock_unix_us(void)
     return read_us(CLOCK_REALTIME);
 }
 
+static uint64_t real_lasting(const struct kv_clock *clock)
+{
+    (void)clock;
+    return kv_clock_unix_us();
+}
+
 static uint64_t virtual_now(const struct kv_clock *clock)
 {
     return clock->virtual_us;
 }
 
-const struct kv_clock kv_clock_real = {.name = "real", .now_us = real_now};
+const struct kv_clock kv_clock_real = {
+    .name = "real", .now_us = real_now, .lasting_us = real_lasting};
 
 void kv_clock_virtual_init(struct kv_clock *clock, uint64_t start_us)
 {

@@ -7,6 +7,8 @@
 
 #include "proto/kv_types.h"
 
+#include <string.h>
+
 /* Returns the first 128 bits of the SHA-256 of `bytes` bytes. */
 struct kv_id128 kv_hash128(const void *data, size_t bytes);
 
@@ -36,6 +38,16 @@ static inline uint64_t kv_mix64(uint64_t x)
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
     return x ^ x >> 31;
+}
+
+/* Returns the seed of an object's CRC.  It depends on the name, so a correct object under the
+ * wrong name fails its check. */
+static inline uint32_t kv_object_seed(const struct kv_id128 *name_hash)
+{
+    uint64_t half[2];
+
+    memcpy(half, name_hash->bytes, sizeof(half));
+    return (uint32_t)kv_mix64(kv_mix64(half[0]) + half[1]);
 }
 
 #endif

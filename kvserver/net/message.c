@@ -169,11 +169,3 @@ kv_status_t kv_message_entry(enum kv_wire_kind kind,
     *at += kv_wire_entry_bytes(header.body_bytes);
     return KV_OK;
 }
-
-uint32_t kv_object_seed(const struct kv_id128 *name_hash)
-{
-    uint64_t half[2];
-
-    memcpy(half, name_hash->bytes, sizeof(half));
-    return (uint32_t)kv_mix64(kv_mix64(half[0]) + half[1]);
-}

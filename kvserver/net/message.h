@@ -44,8 +44,4 @@ kv_status_t kv_message_check_header(const void *message,
                                     struct kv_wire_header *ret_header,
                                     const char **ret_why);
 
-/* Returns the seed of an object's CRC.  It depends on the name, so a correct object under the
- * wrong name fails its check. */
-uint32_t kv_object_seed(const struct kv_id128 *name_hash);
-
 #endif

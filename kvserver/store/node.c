@@ -107,6 +107,7 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .transport = config->transport,
         .replies = control->replies,
         .disk = config->disk_bytes > 0 ? config->disk : NULL,
+        .disk_room = &control->disk_room,
     };
 
     /* Clients see versions, which must not reveal other output of the generator. */

@@ -184,10 +184,10 @@ static double tier_number(const char *tier, uint32_t column)
 
 enum {
     COLUMN_BLOCKS = 1,
-    COLUMN_BYTES = 2,
-    COLUMN_WAITING = 4,
-    COLUMN_LOADS = 5,
-    COLUMN_BAD = 7,
+    COLUMN_BYTES = 3,
+    COLUMN_WAITING = 5,
+    COLUMN_LOADS = 6,
+    COLUMN_BAD = 8,
 };
 
 /* The nodes end, and others begin with what they had saved. */

@@ -231,10 +231,51 @@ bool node_damage(struct kvs_node *node, struct kv_random *random)
 }
 
 struct node_saved {
-    struct kv_id128 name, rows_id;
+    struct kv_id128 name, rows_id; /* of an object: its key */
     struct kvs_prefix_place place;
     uint32_t depth;
+    bool is_object;
+    uint64_t version, ends_us; /* of an object; on the lasting clock */
 };
+
+/* Adds the objects that are saved. */
+static struct node_saved *
+list_objects(const struct kvs_node *node, struct node_saved *list, uint64_t *n)
+{
+    const struct kv_clock *clock = node->control.config.clock;
+
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kvs_objects *objects = &node->shard[i].objects;
+
+        list = realloc(list, (*n + kv_map_count(objects->map) + 1) * sizeof(*list));
+        if (list == NULL)
+            abort();
+        for (const struct kvs_stored_object *object = objects->first; object != NULL;
+             object = object->next)
+            if (object->is_saved)
+                list[(*n)++] = (struct node_saved){
+                    .name = object->key,
+                    .is_object = true,
+                    .version = object->version,
+                    .ends_us = object->expiry.at_us == KVS_EXPIRY_NEVER
+                                   ? KVS_EXPIRY_NEVER
+                                   : kv_clock_lasting(clock) + object->expiry.at_us -
+                                         kv_clock_now(clock)};
+    }
+    return list;
+}
+
+static bool has_object(const struct kvs_node *node, const struct node_saved *saved)
+{
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kvs_stored_object *object =
+            kvs_objects_find(&node->shard[i].objects, &saved->name);
+
+        if (object != NULL && object->version == saved->version && object->is_saved)
+            return true;
+    }
+    return saved->ends_us <= kv_clock_lasting(node->control.config.clock);
+}
 
 struct node_saved *node_list_saved(const struct kvs_node *node, uint64_t *ret_n)
 {
@@ -252,15 +293,21 @@ struct node_saved *node_list_saved(const struct kvs_node *node, uint64_t *ret_n)
                                                    .rows_id = prefix->home->rows_id,
                                                    .place = prefix->home->place,
                                                    .depth = prefix->depth};
-    return list;
+    return list_objects(node, list, ret_n);
 }
 
 const char *
 node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
-        const struct kvs_prefix *prefix =
-            kvs_prefixes_get(node->control.prefixes, &saved[i].place, &saved[i].name);
+        const struct kvs_prefix *prefix;
+
+        if (saved[i].is_object) {
+            if (!has_object(node, &saved[i]))
+                return "an object that was saved is not there";
+            continue;
+        }
+        prefix = kvs_prefixes_get(node->control.prefixes, &saved[i].place, &saved[i].name);
 
         if (prefix == NULL)
             return "a block that was saved is not there";
@@ -293,7 +340,9 @@ uint64_t node_n_loaded(const struct kvs_node *node)
 
     for (uint32_t i = 0; i < node->n_threads; i++)
         if (node->shard[i].tier != NULL)
-            n += kvs_counted(&kvs_disk_tier_counts(node->shard[i].tier)->loaded_blocks);
+            n +=
+                kvs_counted(&kvs_disk_tier_counts(node->shard[i].tier)->loaded_blocks) +
+                kvs_counted(&kvs_object_tier_counts(node->shard[i].object_tier)->load_us.count);
     return n;
 }
 

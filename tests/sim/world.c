@@ -162,6 +162,7 @@ struct task {
     bool may_go[BATCH_MAX]; /* put: with a time, or evictable */
     uint32_t names[BATCH_MAX], contents[BATCH_MAX];
     bool was_gone[BATCH_MAX];
+    uint32_t may_be[BATCH_MAX];    /* of the name, then */
     uint64_t n_changes[BATCH_MAX]; /* of the name, then */
     unsigned n_objects;
 };
@@ -174,6 +175,7 @@ struct name {
     uint64_t doubted_us;     /* when a delete ended that may still come to be */
     unsigned n_deletes;      /* under way */
     bool is_gone;            /* it was deleted, and no put can bring it back */
+    uint32_t may_be;         /* a bit for each content that was put since it was gone */
     unsigned n_puts;         /* under way */
     uint64_t n_changes;      /* puts begun and puts ended */
     uint64_t put_doubted_us; /* when a put ended that may still come to be */
@@ -1416,8 +1418,12 @@ static kv_status_t begin_objects(struct world *world, struct client *client, str
             name->n_puts++;
             name->n_changes++;
             name->is_gone = false;
+            for (unsigned j = 0; j < name->n_contents; j++)
+                if (name->contents[j] == task->contents[i])
+                    name->may_be |= UINT32_C(1) << j;
         }
         task->was_gone[i] = name->is_gone;
+        task->may_be[i] = name->may_be;
         task->n_changes[i] = name->n_changes;
         /* What it must find, and how often that was doubted. */
         task->n_ids[i] = name->sure;
@@ -2285,6 +2291,8 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
             name->is_gone =
                 name->is_gone || (is_unchanged && is_long_ago(world, name->put_doubted_us) &&
                                   (object->status == KV_OK || object->status == KV_NOT_FOUND));
+            if (name->is_gone)
+                name->may_be = 0;
         }
         if (object->status == KV_OK && task->was_gone[i] && is_unchanged)
             complain(world, task, "object %s was deleted", name->text);
@@ -2293,7 +2301,8 @@ static void end_objects(struct world *world, struct task *task, kv_status_t stat
                 content = truth_row_content(bytes, object->bytes, 0, 0, task->names[i]);
             bool is_known = task->verb == KV_OBJECT_PUT || task->verb == KV_OBJECT_DELETE;
             for (unsigned j = 0; j < name->n_contents; j++)
-                if (object_bytes(name->contents[j]) == object->bytes &&
+                if (((task->may_be[i] >> j & 1) != 0 || !is_unchanged) &&
+                    object_bytes(name->contents[j]) == object->bytes &&
                     (task->verb != KV_OBJECT_GET || object->bytes == 0 ||
                      content == name->contents[j]))
                     is_known = true;

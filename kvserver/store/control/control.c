@@ -79,7 +79,8 @@ bool kvs_control_drained(struct kvs_control *control)
     if (!atomic_load(&control->draining) || control->n_calls > 0 || !kvs_saver_is_idle(control))
         return false;
     for (uint32_t i = 0; i < control->n_threads; i++)
-        if (kvs_counted(&control->shard[i].stats.in_flight) > 0)
+        if (kvs_counted(&control->shard[i].stats.in_flight) > 0 ||
+            !kvs_object_tier_is_idle(control->shard[i].object_tier))
             return false;
     return true;
 }

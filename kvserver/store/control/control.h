@@ -245,6 +245,7 @@ struct kvs_control {
     uint64_t quota_warned_us;                /* when a tenant's was full; 0: never */
     struct kvs_prefixes *prefixes;
     struct kvs_saver *saver; /* NULL: nothing is saved */
+    struct kvs_disk_room disk_room;
     struct kvs_reuse reuse;
     struct kvs_prefix
         *released;     /* a list: data threads are to give refs of their blocks back */

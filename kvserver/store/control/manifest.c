@@ -283,14 +283,18 @@ static kv_status_t write_format(struct kv_disk *disk)
     return status;
 }
 
-kv_status_t kvs_manifest_read(struct kv_disk *disk,
-                              void (*each)(void *arg, struct kvs_manifest_entry *entry),
-                              void *arg,
-                              uint64_t *ret_n_bad,
-                              char *detail,
-                              size_t detail_bytes)
+/* Returns the status with its reason. */
+static kv_status_t tell(kv_status_t status, char *detail, size_t detail_bytes)
 {
-    struct reader reader = {.each = each, .arg = arg};
+    if (status != KV_OK)
+        snprintf(detail, detail_bytes, "disk: the records cannot be read: %s",
+                 kv_status_name(status));
+    return status;
+}
+
+kv_status_t kvs_manifest_open(struct kv_disk *disk, char *detail, size_t detail_bytes)
+{
+    struct reader reader = {0};
     kv_status_t status;
 
     status = kv_disk_scan(disk, KV_DISK_RECORDS, FORMAT_KEY, sizeof(FORMAT_KEY) - 1, see_format,
@@ -303,14 +307,23 @@ kv_status_t kvs_manifest_read(struct kv_disk *disk,
     }
     if (status == KV_OK && !reader.has_format)
         status = write_format(disk);
-    if (status == KV_OK)
-        status = kv_disk_scan(disk, KV_DISK_RECORDS, PREFIX_KEY, sizeof(PREFIX_KEY) - 1,
-                              see_prefix, &reader);
+    return tell(status, detail, detail_bytes);
+}
+
+kv_status_t kvs_manifest_read(struct kv_disk *disk,
+                              void (*each)(void *arg, struct kvs_manifest_entry *entry),
+                              void *arg,
+                              uint64_t *n_bad,
+                              char *detail,
+                              size_t detail_bytes)
+{
+    struct reader reader = {.each = each, .arg = arg};
+    kv_status_t status;
+
+    status = kv_disk_scan(disk, KV_DISK_RECORDS, PREFIX_KEY, sizeof(PREFIX_KEY) - 1, see_prefix,
+                          &reader);
     if (status == KV_OK && reader.is_out_of_memory)
         status = KV_NO_MEMORY;
-    if (status != KV_OK)
-        snprintf(detail, detail_bytes, "disk: the records cannot be read: %s",
-                 kv_status_name(status));
-    *ret_n_bad = reader.n_bad;
-    return status;
+    *n_bad += reader.n_bad;
+    return tell(status, detail, detail_bytes);
 }

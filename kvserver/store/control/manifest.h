@@ -2,6 +2,7 @@
  *
  *   format                               the version of all this
  *   prefix/HOME, block's number, name    a SavedPrefix: parents before their children
+ *   object/KEY, version                  a SavedObject: tier/object_record.h
  *
  * A prefix's record is written before its rows, and says that they do not count; then again, and
  * says that they do.  Before they are erased it says that they do not; it is removed after them.
@@ -46,14 +47,17 @@ struct kvs_manifest_entry {
     struct kv_writers *writers; /* of the block; NULL if it does not count */
 };
 
+/* Reads the format's record, or writes it if there is none.  Fails with KV_UNSUPPORTED if the disk was
+ * written by a newer version, KV_IO or KV_NO_MEMORY; `detail` has the reason. */
+kv_status_t kvs_manifest_open(struct kv_disk *disk, char *detail, size_t detail_bytes);
+
 /* Calls `each` for all prefixes' records in order; the entry is valid during the call, but for
- * `writers`, which is the callee's.  Writes the format's record if there is none.  Fails with
- * KV_UNSUPPORTED if the disk was written by a newer version, KV_IO or KV_NO_MEMORY; `detail` has the
- * reason.  Records that are not valid are counted in *ret_n_bad, and skipped. */
+ * `writers`, which is the callee's.  Fails with KV_IO or KV_NO_MEMORY; `detail` has the reason.  Records
+ * that are not valid are counted in *n_bad, and skipped. */
 kv_status_t kvs_manifest_read(struct kv_disk *disk,
                               void (*each)(void *arg, struct kvs_manifest_entry *entry),
                               void *arg,
-                              uint64_t *ret_n_bad,
+                              uint64_t *n_bad,
                               char *detail,
                               size_t detail_bytes);
 

@@ -112,7 +112,7 @@ static const struct {
     {"index_jobs", "index jobs queued or running", offsetof(struct kvs_stats, index_jobs)},
     {"objects", "objects in memory", offsetof(struct kvs_stats, objects)},
     {"object_bytes", "bytes of objects in memory", offsetof(struct kvs_stats, object_bytes)},
-    {"evictable_bytes", "memory of objects that go when memory is short",
+    {"evictable_bytes", "memory that objects give when it is short",
      offsetof(struct kvs_stats, objects_evictable)},
     {"prefixes", "blocks that are kept under their names",
      offsetof(struct kvs_stats, prefixes)},
@@ -128,6 +128,15 @@ static const struct {
     {"unsaved_blocks", "blocks that wait to be saved",
      offsetof(struct kvs_stats, unsaved_blocks)},
     {"unsaved_bytes", "bytes of rows in them", offsetof(struct kvs_stats, unsaved_bytes)},
+    {"saved_objects", "objects on disk", offsetof(struct kvs_stats, saved_objects)},
+    {"saved_object_bytes", "bytes of objects on disk",
+     offsetof(struct kvs_stats, saved_object_bytes)},
+    {"unsaved_objects", "objects that wait to be saved",
+     offsetof(struct kvs_stats, unsaved_objects)},
+    {"unsaved_object_bytes", "bytes of these",
+     offsetof(struct kvs_stats, unsaved_object_bytes)},
+    {"object_pieces_away", "pieces of objects that are on disk, not in memory",
+     offsetof(struct kvs_stats, object_pieces_away)},
     {"refused_rows", "bad rows in memory, not served until put again",
      offsetof(struct kvs_stats, rows_bad)},
     {"refused_objects", "bad object pieces in memory, not served until put again",
@@ -143,6 +152,15 @@ void kvs_load_times(const struct kvs_control *control, struct kv_histogram *ret_
     for (uint32_t i = 0; i < control->n_threads; i++)
         if (control->shard[i].tier != NULL)
             kv_histogram_merge(ret_us, &kvs_disk_tier_counts(control->shard[i].tier)->load_us);
+}
+
+void kvs_object_load_times(const struct kvs_control *control, struct kv_histogram *ret_us)
+{
+    memset(ret_us, 0, sizeof(*ret_us));
+    for (uint32_t i = 0; i < control->n_threads; i++)
+        if (control->shard[i].object_tier != NULL)
+            kv_histogram_merge(ret_us,
+                               &kvs_object_tier_counts(control->shard[i].object_tier)->load_us);
 }
 
 static uint64_t slowest_pass_us(const struct kvs_control *control)
@@ -213,19 +231,29 @@ static void write_reuse(const struct kvs_control *control, FILE *out)
 
 static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
 
+/* A metric without labels. */
+static void
+write_summary(FILE *out, const char *name, const char *help, struct kv_histogram *us)
+{
+    metric(out, name, "summary", help);
+    for (size_t i = 0; kvs_counted(&us->count) > 0 && i < 4; i++)
+        fprintf(out, "topkv_%s{quantile=\"%g\"} %.6f\n", name, quantiles[i],
+                (double)kv_histogram_quantile(us, quantiles[i]) / 1e6);
+    fprintf(out, "topkv_%s_sum %.6f\n", name, (double)kvs_counted(&us->sum) / 1e6);
+    fprintf(out, "topkv_%s_count %llu\n", name, (unsigned long long)kvs_counted(&us->count));
+}
+
 static void write_tiers(const struct kvs_control *control, FILE *out)
 {
     struct kv_histogram us;
 
     kvs_load_times(control, &us);
-    metric(out, "block_load_seconds", "summary",
-           "time from the first need of a block on disk until it is in memory");
-    for (size_t i = 0; kvs_counted(&us.count) > 0 && i < 4; i++)
-        fprintf(out, "topkv_block_load_seconds{quantile=\"%g\"} %.6f\n", quantiles[i],
-                (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
-    fprintf(out, "topkv_block_load_seconds_sum %.6f\n", (double)kvs_counted(&us.sum) / 1e6);
-    fprintf(out, "topkv_block_load_seconds_count %llu\n",
-            (unsigned long long)kvs_counted(&us.count));
+    write_summary(out, "block_load_seconds",
+                  "time from the first need of a block on disk until it is in memory", &us);
+    kvs_object_load_times(control, &us);
+    write_summary(out, "piece_load_seconds",
+                  "time from the first need of an object's piece on disk until it is in memory",
+                  &us);
     metric(out, "unsaved_seconds", "gauge",
            "how long the first block in the queue has waited to be saved");
     fprintf(out, "topkv_unsaved_seconds %.3f\n",

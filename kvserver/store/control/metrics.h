@@ -41,5 +41,7 @@ void kvs_control_metrics(struct kvs_control *control, FILE *out);
 
 /* Adds up how long blocks took to come back from disk, in microseconds. */
 void kvs_load_times(const struct kvs_control *control, struct kv_histogram *ret_us);
+/* The same of pieces of objects. */
+void kvs_object_load_times(const struct kvs_control *control, struct kv_histogram *ret_us);
 
 #endif

@@ -17,7 +17,8 @@ enum {
     EVICT_AT_ONCE = 256, /* from the disk */
     LOOKS_AT_ONCE = 4 * BLOCKS_AT_ONCE,
     TRIES = 5,
-    SLOW_US = 1000000, /* that leaving may take */
+    SLOW_US = 1000000,     /* that leaving may take */
+    GIVE_BYTES = 16 << 20, /* to objects that lack room, at once */
     WARN_US = 60 * 1000 * 1000,
 };
 
@@ -67,6 +68,12 @@ static uint64_t now_of(const struct kvs_control *control)
     return kv_clock_now(control->config.clock);
 }
 
+/* What prefixes may take of the disk. */
+static uint64_t room_of(const struct kvs_control *control)
+{
+    return kvs_disk_left(&control->disk_room, KVS_DISK_PREFIXES);
+}
+
 static void warn(struct kvs_control *control, const char *what)
 {
     struct kvs_saver *saver = control->saver;
@@ -75,7 +82,7 @@ static void warn(struct kvs_control *control, const char *what)
     if (saver->warned_us != 0 && now_of(control) - saver->warned_us < WARN_US)
         return;
     saver->warned_us = now_of(control);
-    kv_config_format_size(control->config.disk_bytes, room, sizeof(room));
+    kv_config_format_size(control->disk_room.bytes, room, sizeof(room));
     kv_log(KV_LOG_WARN, "disk: %s: %llu blocks wait to be saved (room for saved rows: %s)",
            what, (unsigned long long)saver->waiting_blocks, room);
 }
@@ -584,7 +591,7 @@ static void make_room(struct kvs_control *control, uint64_t bytes)
     for (int i = 0; i < EVICT_AT_ONCE; i++) {
         struct kvs_prefix *victim;
 
-        if (saver->saved_bytes - saver->erasing_bytes + bytes <= control->config.disk_bytes)
+        if (saver->saved_bytes - saver->erasing_bytes + bytes <= room_of(control))
             return;
         victim = kvs_prefixes_disk_victim(control->prefixes);
         if (victim == NULL)
@@ -596,9 +603,8 @@ static void make_room(struct kvs_control *control, uint64_t bytes)
 /* Bytes that a batch of what waits takes, of a small disk a part. */
 static uint64_t batch_bytes(const struct kvs_control *control)
 {
-    const uint64_t most = control->config.disk_bytes / 4 < BYTES_AT_ONCE
-                              ? control->config.disk_bytes / 4
-                              : BYTES_AT_ONCE;
+    const uint64_t room = control->disk_room.bytes;
+    const uint64_t most = room / 4 < BYTES_AT_ONCE ? room / 4 : BYTES_AT_ONCE;
 
     return control->saver->waiting_bytes < most ? control->saver->waiting_bytes : most;
 }
@@ -632,9 +638,10 @@ static void begin_saving(struct kvs_control *control)
             }
             continue;
         }
-        if (saver->saved_bytes + block_bytes > control->config.disk_bytes) {
+        if (saver->saved_bytes + block_bytes > room_of(control)) {
             if (saver->erasures.first == NULL) {
                 saver->retry_us = now_of(control) + RETRY_US;
+                kvs_disk_lack(&control->disk_room, KVS_DISK_PREFIXES, true);
                 warn(control, "there is no room");
             }
             break;
@@ -648,6 +655,7 @@ static void begin_saving(struct kvs_control *control)
         bytes += block_bytes;
     }
     if (batch->n > 0) {
+        kvs_disk_lack(&control->disk_room, KVS_DISK_PREFIXES, false);
         write_records(batch, RECORD_IS_VOID, announced);
         return;
     }
@@ -741,6 +749,8 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
 
     if (saver == NULL)
         return;
+    atomic_store_explicit(&control->disk_room.taken[KVS_DISK_PREFIXES], saver->saved_bytes,
+                          memory_order_relaxed);
     if (saver->leaving.first != NULL && saver->leave.call == NULL)
         begin_leaving(control);
     if (saver->disk.call != NULL || now_us < saver->retry_us)
@@ -752,8 +762,11 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
         while (list_take(&saver->needed, &item))
             add_erasure(saver, &item);
     }
-    if (saver->saved_bytes > control->config.disk_bytes && saver->erasures.first == NULL)
+    if (saver->saved_bytes > room_of(control) && saver->erasures.first == NULL)
         make_room(control, 0); /* there was more before the node was started */
+    else if (kvs_disk_gives(&control->disk_room, KVS_DISK_PREFIXES) &&
+             saver->erasures.first == NULL)
+        make_room(control, room_of(control) - saver->saved_bytes + GIVE_BYTES);
     if (can_erase(control))
         begin_erasing(control);
     else if (saver->first != NULL && control->released == NULL &&
@@ -779,6 +792,7 @@ bool kvs_saver_create(struct kvs_control *control)
     list_init(&saver->needed);
     list_init(&saver->leaving);
     control->saver = saver;
+    control->disk_room.bytes = control->config.disk_bytes;
     return true;
 }
 
@@ -811,7 +825,7 @@ void kvs_saver_get_facts(const struct kvs_control *control,
 {
     const struct kvs_saver *saver = control->saver;
 
-    *ret_facts = (struct kvs_saver_facts){.room_bytes = control->config.disk_bytes};
+    *ret_facts = (struct kvs_saver_facts){.room_bytes = control->disk_room.bytes};
     if (saver == NULL)
         return;
     ret_facts->saved_bytes = saver->saved_bytes;

@@ -1,15 +1,21 @@
-/* saver_load.c - a node is started: what an earlier process saved is in the index again, away. */
+/* saver_load.c - a node is started: what an earlier process saved is there again, away: prefixes in
+ * the index, objects at their data threads. */
+#include "kvserver/base/hash.h"
 #include "kvserver/base/log.h"
+#include "kvserver/cluster/placement.h"
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/control/manifest.h"
 #include "kvserver/store/control/saver.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct loading {
     struct kvs_control *control;
     uint64_t n_loaded, n_dropped, n_left_out;
+    uint64_t n_objects;
+    bool has_no_memory; /* for an object */
 };
 
 /* Returns the model's, or NULL: it has been forgotten. */
@@ -187,6 +193,40 @@ static void load_entry(void *arg, struct kvs_manifest_entry *entry)
     free(entry->writers);
 }
 
+static void load_object(void *arg, const struct kvs_object_record *record)
+{
+    struct loading *loading = arg;
+    struct kvs_control *control = loading->control;
+    /* What does not count is of whoever erases it. */
+    const struct kv_id128 name =
+        record->counts ? kv_hash128(record->name, record->name_bytes) : record->key;
+    const uint32_t thread =
+        kv_placement_object_thread(kv_placement_object_slot(&name), control->n_threads);
+
+    if (!kvs_object_tier_found(control->shard[thread].object_tier, record))
+        loading->has_no_memory = true;
+    loading->n_objects += record->counts;
+}
+
+static kv_status_t
+load_objects(struct loading *loading, uint64_t *n_bad, char *detail, size_t detail_bytes)
+{
+    struct kvs_control *control = loading->control;
+    kv_status_t status =
+        kvs_object_records_read(control->config.disk, load_object, loading, n_bad);
+
+    if (status == KV_OK && loading->has_no_memory)
+        status = KV_NO_MEMORY;
+    if (status != KV_OK)
+        snprintf(detail, detail_bytes, "disk: the records of %llu objects cannot be read: %s%s",
+                 (unsigned long long)loading->n_objects, kv_status_name(status),
+                 status == KV_NO_MEMORY ? ": --memory is too little for them" : "");
+    else if (loading->n_objects > 0)
+        kv_log(KV_LOG_INFO, "disk: %llu saved objects are there",
+               (unsigned long long)loading->n_objects);
+    return status;
+}
+
 kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t detail_bytes)
 {
     struct loading loading = {.control = control};
@@ -195,8 +235,13 @@ kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t det
 
     if (control->saver == NULL)
         return KV_OK;
-    status = kvs_manifest_read(control->config.disk, load_entry, &loading, &n_bad, detail,
-                               detail_bytes);
+    status = kvs_manifest_open(control->config.disk, detail, detail_bytes);
+    /* First what is in memory whatever comes after it. */
+    if (status == KV_OK)
+        status = load_objects(&loading, &n_bad, detail, detail_bytes);
+    if (status == KV_OK)
+        status = kvs_manifest_read(control->config.disk, load_entry, &loading, &n_bad, detail,
+                                   detail_bytes);
     if (status != KV_OK)
         return status;
     if (n_bad > 0)

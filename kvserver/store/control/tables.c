@@ -427,34 +427,48 @@ static void table_reuse(struct kvs_control *control, struct builder *table)
     }
 }
 
-/* Of memory and of the disk: what both have comes first. */
+/* Of memory and of the disk: what both have comes first.  Bytes, and what follows, are of blocks and
+ * objects. */
 static void table_tiers(struct kvs_control *control, struct builder *table)
 {
     const uint64_t away = kvs_prefixes_away(control->prefixes);
+    const uint64_t n_objects = kvs_stats_total(control, offsetof(struct kvs_stats, objects));
     struct kvs_saver_facts facts;
-    struct kv_histogram us;
+    struct kv_histogram us, pieces_us;
     Kvpb__Row *to;
 
     kvs_saver_get_facts(control, kv_clock_now(control->config.clock), &facts);
     kvs_load_times(control, &us);
-    columns(table, "tier blocks bytes room_bytes waiting loads p99_ms bad errors");
+    kvs_object_load_times(control, &pieces_us);
+    kv_histogram_merge(&us, &pieces_us);
+    columns(table, "tier blocks objects bytes room_bytes waiting loads p99_ms bad errors");
     to = row(table);
     text(table, to, "memory");
     number(table, to, (double)(kvs_prefixes_count(control->prefixes) - away));
-    number(table, to, (double)kvs_prefixes_bytes(control->prefixes));
+    number(table, to, (double)n_objects);
+    number(table, to,
+           (double)(kvs_prefixes_bytes(control->prefixes) +
+                    kvs_stats_total(control, offsetof(struct kvs_stats, objects_memory))));
     number(table, to, (double)control->pages->bytes);
     for (int i = 0; i < 5; i++)
         number(table, to, 0);
     to = row(table);
     text(table, to, "disk");
     number(table, to, (double)facts.saved_blocks);
-    number(table, to, (double)facts.saved_bytes);
+    number(table, to,
+           (double)kvs_stats_total(control, offsetof(struct kvs_stats, saved_objects)));
+    number(table, to,
+           (double)(facts.saved_bytes +
+                    kvs_stats_total(control, offsetof(struct kvs_stats, saved_object_bytes))));
     number(table, to, (double)facts.room_bytes);
-    number(table, to, (double)facts.waiting_blocks);
+    number(table, to,
+           (double)(facts.waiting_blocks +
+                    kvs_stats_total(control, offsetof(struct kvs_stats, unsaved_objects))));
     number(table, to, (double)kvs_counted(&us.count));
     number(table, to, (double)kv_histogram_quantile(&us, 0.99) / 1e3);
     number(table, to,
-           (double)kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_segments)));
+           (double)(kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_segments)) +
+                    kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_pieces))));
     number(table, to,
            (double)kvs_stats_total(control, offsetof(struct kvs_stats, disk_errors)));
 }

@@ -93,8 +93,7 @@ object_key(struct kvs_request *request, struct kv_id128 *ret_name, struct kv_id1
     }
     settle_puts(request->client, header->put_settled);
     *ret_key = *ret_name;
-    for (int i = 0; i < 4; i++)
-        ret_key->bytes[i] ^= (uint8_t)(request->client->tenant >> 8 * i);
+    kvs_object_key_of_tenant(ret_key, request->client->tenant);
     return true;
 }
 
@@ -145,6 +144,23 @@ static bool check_terms(struct kvs_request *request)
     return false;
 }
 
+/* Returns whether other bytes of that name could be there again after a crash, which a put's own would
+ * then not replace; fails the request if so: its client sends it again. */
+static bool is_erasing(struct kvs_request *request, const struct kv_id128 *key)
+{
+    if (kvs_objects_erasure(&request->shard->objects, key) == NULL)
+        return false;
+    kvs_request_fail(request, KV_BUSY,
+                     "object_put: what the name had is being erased from the disk");
+    return true;
+}
+
+/* Whether a put's bytes are of use to an object that has the same. */
+static bool needs_data(const struct kvs_stored_object *object)
+{
+    return object->n_here < object->n_pieces || kvs_object_n_bad(object) > 0;
+}
+
 /* All bytes have been verified: publishes the object, unless another put of the name was
  * first. */
 static void put_finish(struct kvs_request *request)
@@ -155,6 +171,8 @@ static void put_finish(struct kvs_request *request)
     uint32_t number = request->header.put_number;
 
     if (!put_is_due(request))
+        return;
+    if (is_erasing(request, &object->key))
         return;
     if (put_is_done(request->client, number)) {
         request->reply.object_bytes = object->bytes;
@@ -171,7 +189,7 @@ static void put_finish(struct kvs_request *request)
         }
         const struct kvs_object_terms terms = terms_of(request);
         kvs_object_renew(objects, other, &terms);
-        if (kvs_object_n_bad(other) > 0 && kvs_objects_replace(objects, object) != KV_OK) {
+        if (needs_data(other) && kvs_objects_replace(objects, object) != KV_OK) {
             kvs_request_fail(request, KV_NO_MEMORY, "object_put: out of memory");
             return;
         }
@@ -319,7 +337,7 @@ void kvs_op_object_put_begin(struct kvs_request *request)
     }
     memcpy(crcs, request->body + header->name_bytes, n_pieces * sizeof(uint32_t));
 
-    if (!check_terms(request) || !put_is_due(request))
+    if (!check_terms(request) || !put_is_due(request) || is_erasing(request, &key))
         return;
     const struct kvs_object_terms terms = terms_of(request);
     struct kvs_stored_object *there = find_object(request, &key);
@@ -333,7 +351,7 @@ void kvs_op_object_put_begin(struct kvs_request *request)
         kvs_object_renew(&request->shard->objects, there, &terms);
     if (!is_done && there != NULL && in_body)
         (void)kvs_object_verify(&request->shard->objects, there, 0);
-    if (is_done || (there != NULL && kvs_object_n_bad(there) == 0)) {
+    if (is_done || (there != NULL && !needs_data(there))) {
         request->reply.object_bytes = header->object_bytes;
         request->small[0] = '\0';
         if (in_body)
@@ -369,6 +387,36 @@ void kvs_op_object_put_begin(struct kvs_request *request)
 
 /* ---- get, exists, delete ----------------------------------------------------------------- */
 
+static uint32_t piece_of(const struct kvs_request *request)
+{
+    return (uint32_t)(request->header.offset / KV_WIRE_BULK_MAX);
+}
+
+/* Replies with a piece of the request's object, which is here, or bad. */
+static void send_piece(struct kvs_request *request)
+{
+    const struct kvs_stored_object *object = request->object;
+    const uint32_t index = piece_of(request);
+    const struct kvs_object_piece *piece = &object->pieces[index];
+    const uint32_t bytes = kvs_object_piece_bytes(object->bytes, index);
+
+    if (piece->is_bad) {
+        kvs_request_fail(request, KV_CORRUPT,
+                         "object_get: piece %u is corrupt %s: put the object again", index,
+                         piece->bytes != NULL ? "in memory" : "on disk");
+        return;
+    }
+    request->reply.offset = request->header.offset;
+    request->reply.object_bytes = object->bytes;
+    request->reply.object_crc = piece->crc;
+    request->reply.object_version = object->version;
+    kvs_count(&request->shard->stats.objects_out, 1);
+    if (bytes <= KV_WIRE_INLINE_MAX / 2)
+        kvs_request_reply(request, piece->bytes, bytes, NULL, 0);
+    else
+        kvs_request_reply(request, NULL, 0, piece->bytes, bytes);
+}
+
 void kvs_op_object_get_begin(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
@@ -391,27 +439,32 @@ void kvs_op_object_get_begin(struct kvs_request *request)
                          (unsigned long long)header->offset, (unsigned long long)object->bytes);
         return;
     }
-    uint32_t index = (uint32_t)(header->offset / KV_WIRE_BULK_MAX);
-    const struct kvs_object_piece *piece = &object->pieces[index];
-    uint32_t bytes = kvs_object_piece_bytes(object->bytes, index);
+    const kv_status_t status =
+        kvs_object_need(&request->shard->objects, object, piece_of(request));
 
-    if (piece->is_bad) {
-        kvs_request_fail(request, KV_CORRUPT,
-                         "object_get: piece %u is corrupt in memory: put the object again",
-                         index);
-        return;
-    }
     kvs_object_pin(object);
     request->object = object;
-    request->reply.offset = header->offset;
-    request->reply.object_bytes = object->bytes;
-    request->reply.object_crc = piece->crc;
-    request->reply.object_version = object->version;
-    kvs_count(&request->shard->stats.objects_out, 1);
-    if (bytes <= KV_WIRE_INLINE_MAX / 2)
-        kvs_request_reply(request, piece->bytes, bytes, NULL, 0);
+    if (status == KV_OK)
+        send_piece(request);
+    else if (status == KV_BUSY)
+        kvs_request_fail(request, KV_BUSY, "object_get: out of memory");
     else
-        kvs_request_reply(request, NULL, 0, piece->bytes, bytes);
+        kvs_request_wait_for(request, &object->pieces[piece_of(request)]);
+}
+
+/* The piece is back, or was. */
+void kvs_op_object_get_wake(struct kvs_request *request)
+{
+    struct kvs_stored_object *object = request->object;
+    const struct kvs_object_piece *piece = &object->pieces[piece_of(request)];
+
+    if (piece->bytes != NULL || piece->is_bad)
+        send_piece(request);
+    else if (object->published &&
+             kvs_object_need(&request->shard->objects, object, piece_of(request)) != KV_BUSY)
+        kvs_request_wait_for(request, piece);
+    else
+        kvs_request_fail(request, KV_BUSY, "object_get: the object has changed");
 }
 
 void kvs_op_object_exists_begin(struct kvs_request *request)
@@ -446,7 +499,22 @@ void kvs_op_object_delete_begin(struct kvs_request *request)
     const struct kvs_stored_object *object = kvs_objects_find(objects, &key);
     if (object != NULL && object->version == version)
         (void)kvs_objects_remove(objects, &key);
-    kvs_request_reply(request, NULL, 0, NULL, 0);
+    kvs_op_object_delete_wake(request);
+}
+
+/* What is deleted stays so, whatever becomes of the node. */
+void kvs_op_object_delete_wake(struct kvs_request *request)
+{
+    struct kv_id128 name, key;
+    const void *erasure;
+
+    if (!object_key(request, &name, &key))
+        return;
+    erasure = kvs_objects_erasure(&request->shard->objects, &key);
+    if (erasure != NULL)
+        kvs_request_wait_for(request, erasure);
+    else
+        kvs_request_reply(request, NULL, 0, NULL, 0);
 }
 
 /* ---- ping -------------------------------------------------------------------------------- */

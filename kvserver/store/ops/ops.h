@@ -59,8 +59,10 @@ void kvs_op_object_put_received(struct kvs_request *request);
 void kvs_op_object_put_discarded(struct kvs_request *request);
 bool kvs_op_object_put_run(struct kvs_request *request);
 void kvs_op_object_get_begin(struct kvs_request *request);
+void kvs_op_object_get_wake(struct kvs_request *request);
 void kvs_op_object_exists_begin(struct kvs_request *request);
 void kvs_op_object_delete_begin(struct kvs_request *request);
+void kvs_op_object_delete_wake(struct kvs_request *request);
 void kvs_op_ping_begin(struct kvs_request *request);
 
 #endif

@@ -416,7 +416,18 @@ static uint64_t walk_rows(struct kvs_scrub *scrub)
     return bytes;
 }
 
-/* Checks the next bytes of a piece; marks the piece at its end if it is bad. */
+static void next_piece(struct kvs_scrub *scrub,
+                       struct kvs_objects *objects,
+                       const struct kvs_stored_object *object)
+{
+    scrub->at = 0;
+    if (++scrub->piece < object->n_pieces)
+        return;
+    objects->looked = object->next;
+    objects->looked_begun = false;
+}
+
+/* Checks the next bytes of a piece that is here; marks the piece at its end if it is bad. */
 static uint64_t walk_objects(struct kvs_scrub *scrub)
 {
     struct kvs_objects *objects = &scrub->shard->objects;
@@ -431,6 +442,10 @@ static uint64_t walk_objects(struct kvs_scrub *scrub)
         scrub->piece = scrub->at = 0;
     objects->looked_begun = true;
     const struct kvs_object_piece *piece = &object->pieces[scrub->piece];
+    if (piece->bytes == NULL) {
+        next_piece(scrub, objects, object);
+        return 0;
+    }
     const uint32_t left = kvs_object_piece_bytes(object->bytes, scrub->piece) - scrub->at;
     const uint32_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
 
@@ -441,11 +456,7 @@ static uint64_t walk_objects(struct kvs_scrub *scrub)
     if (n == left) {
         if (scrub->crc != piece->crc)
             kvs_object_mark_bad(objects, object, scrub->piece);
-        scrub->at = 0;
-        if (++scrub->piece == object->n_pieces) {
-            objects->looked = object->next;
-            objects->looked_begun = false;
-        }
+        next_piece(scrub, objects, object);
     }
     return n;
 }

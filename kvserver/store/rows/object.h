@@ -5,11 +5,15 @@
  *
  * After its removal an object stays in memory until no transfer has it pinned.
  *
+ * With a *keeper*, a table of functions (the disk's: tier/object_tier.h), objects are saved as well.
+ * One that is saved leaves memory when that is short, piece by piece: its record and its name stay.
+ * A piece comes back when it is needed.
+ *
  * A put says until when its object stays (kvs_object_terms.expires_us), and whether the object
  * may be evicted before that, when memory is short (is_evictable).  Several puts of the same
  * bytes share an object, which keeps to the terms of all: the latest time counts, and it is
- * evictable only if all puts said so.  The least recently used evictable object is evicted
- * first.
+ * evictable only if all puts said so.  When memory is short, the least recently used saved objects
+ * leave it; after these, the least recently used evictable one is removed.
  *
  * Invariants, which kvs_objects_check() asserts:
  *   (1) The published objects are those in the map, each under its key, and those in the list.
@@ -18,11 +22,11 @@
  *       and removed ones that are still pinned.
  *   (3) The scrubber is at one of them, or past the last; so is a walk, and where one has ended.
  *   (4) `health` counts their bad pieces.
- *   (5) The record and every piece of each are elements of the arena in use, and its version is
- *       not 0.
+ *   (5) The record and every piece of each that is here are elements of the arena in use, and its
+ *       version is not 0.  Pieces are away of saved objects only.
  *   (6) The list is in the order of their numbers, which begin above 0.
- *   (7) Those that expire are in the heap, and no others; those that are evictable are in the list
- *       of these, and the pages of the node have been told of their bytes.
+ *   (7) Those that expire are in the heap, and no others; each is in the list that it belongs to by
+ *       what it is, and the pages of the node have been told of the bytes that can make room.
  *
  * Threads: the data thread that owns the object's slot.  Memory: the arena's.
  */
@@ -38,10 +42,26 @@
 #include <stdbool.h>
 
 struct kvs_object_piece {
-    uint8_t *bytes;
-    uint32_t crc; /* CRC32C, seeded with kv_object_seed(name) + index of the piece */
+    uint8_t *bytes; /* NULL: away */
+    uint32_t crc;   /* CRC32C, seeded with kv_object_seed(name) + index of the piece */
     uint8_t class_id;
-    bool is_bad; /* its checksum is wrong: rejected until the object is put again */
+    bool is_bad;     /* its checksum is wrong: rejected until the object is put again */
+    bool is_loading; /* the keeper has been asked for it, and will answer */
+};
+
+enum {
+    KVS_PIECE_LENT = UINT8_MAX, /* as class_id: from the heap, until nobody uses the object */
+};
+
+struct kvs_object_kept; /* what the keeper knows of an object */
+
+/* How an object can make room, which is the list that it is in. */
+enum kvs_object_list {
+    KVS_OBJECTS_LEAVE, /* saved, with pieces here */
+    KVS_OBJECTS_EVICT, /* evictable, and not saved */
+    KVS_OBJECTS_AWAY,  /* evictable, saved, and without pieces here: on the disk */
+    KVS_OBJECTS_LISTS,
+    KVS_OBJECTS_STAY = KVS_OBJECTS_LISTS, /* in no list */
 };
 
 /* How long an object stays. */
@@ -59,12 +79,18 @@ struct kvs_stored_object {
     uint64_t number;                       /* of the published objects, in their order */
     uint64_t created_us;                   /* when it was put first */
     struct kvs_stored_object *next, *prev; /* list of published objects */
-    struct kvs_stored_object *used_after,
-        *used_before;         /* list of evictable objects; of published ones only */
-    struct kvs_expiry expiry; /* at_us: as terms; in the heap while it is published */
-    uint32_t seed;            /* kv_object_seed(name) */
+    struct kvs_stored_object *used_after, *used_before; /* its list; of published ones only */
+    uint64_t spare_bytes;         /* of it that the pages of the node have been told */
+    struct kvs_expiry expiry;     /* at_us: as terms; in the heap while it is published */
+    struct kvs_object_kept *kept; /* the keeper's; NULL: nothing of it is saved, or will be */
+    uint32_t seed;                /* kv_object_seed(name) */
     uint32_t tenant;
+    uint32_t n_here; /* pieces in memory */
+    uint32_t n_lent; /* of these: KVS_PIECE_LENT */
+    uint8_t list;    /* enum kvs_object_list */
     bool is_evictable;
+    bool is_saved;
+    bool is_stuck; /* it cannot be saved for now */
     bool published;
     uint8_t class_id; /* of this record */
     uint8_t name_bytes;
@@ -81,6 +107,28 @@ struct kvs_objects_mark {
     uint64_t after;
 };
 
+/* Who saves objects. */
+struct kvs_object_keeper {
+    /* The object has been published.  If it is to be saved, sets `kept`, and is_saved later. */
+    void (*published)(void *arg, struct kvs_stored_object *object);
+    /* An object with `kept` stays longer than it was to, is no longer evictable, or has taken the
+     * place of another. */
+    void (*renewed)(void *arg, struct kvs_stored_object *object);
+    /* An object with `kept` has been removed, and may be freed after this call. */
+    void (*removed)(void *arg, struct kvs_stored_object *object);
+    /* The piece is needed.  Answers with kvs_object_piece_back(), later; the object stays until
+     * then.  Returns false if out of memory: it does not answer. */
+    bool (*load)(void *arg, struct kvs_stored_object *object, uint32_t piece);
+    /* Returns what it will tell to have arrived when no object of that name (NULL: of any) that was
+     * removed can be there again once the node is started again; NULL: none can. */
+    const void *(*erasure)(void *arg, const struct kv_id128 *key);
+};
+
+struct kvs_object_use {
+    struct kvs_stored_object *least, *most;
+    size_t n;
+};
+
 struct kvs_objects {
     struct kvs_arena *arena;
     struct kv_map *map;
@@ -91,14 +139,17 @@ struct kvs_objects {
     struct kvs_stored_object *first, *last; /* the published objects, oldest first */
     struct kvs_stored_object *looked; /* next for the scrubber (scrub.h); NULL: past the last */
     bool looked_begun;                /* the scrubber has begun with it */
-    struct kvs_stored_object *least_used, *most_used; /* of the evictable ones */
-    size_t n_evictable;
-    uint64_t evictable_memory; /* bytes of arena elements that these take */
+    struct kvs_object_use lists[KVS_OBJECTS_LISTS];
+    uint64_t spare_bytes;                   /* of all published objects */
+    uint64_t n_away;                        /* pieces that are away, of published objects */
+    uint32_t n_lent;                        /* pieces that are KVS_PIECE_LENT */
+    const struct kvs_object_keeper *keeper; /* NULL: none is saved */
+    void *keeper_arg;
     struct kvs_expiries expiries;
     struct kvs_stored_object *walk; /* the next one of a walk; NULL: none, or past the last */
     struct kvs_objects_mark marks[KVS_OBJECTS_MARKS];
     uint32_t next_mark;
-    uint64_t n_expired, n_evicted; /* ever */
+    uint64_t n_expired, n_evicted, n_left; /* ever */
     struct kvs_health *health;
 };
 
@@ -110,6 +161,10 @@ bool kvs_objects_init(struct kvs_objects *objects,
                       uint64_t secret,
                       uint64_t version);
 void kvs_objects_fini(struct kvs_objects *objects);
+/* Sets who saves objects, before there are any. */
+void kvs_objects_set_keeper(struct kvs_objects *objects,
+                            const struct kvs_object_keeper *keeper,
+                            void *arg);
 
 /* Returns the number of pieces of an object of that size; an empty object has one. */
 static inline uint32_t kvs_object_n_pieces(uint64_t bytes)
@@ -133,8 +188,9 @@ struct kvs_object_facts {
     const uint32_t *crcs; /* (kvs_object_n_pieces(bytes)) */
     const void *name;     /* (name_bytes) */
     uint32_t name_bytes;  /* at most KV_NAME_BYTES_MAX */
-    uint64_t now_us;
+    uint64_t now_us;      /* when it was put first */
     struct kvs_object_terms terms;
+    bool is_away; /* it is saved: without pieces */
 };
 
 /* Allocates an object, pinned once.  Returns NULL if the arena is full. */
@@ -161,9 +217,52 @@ void kvs_object_touch(struct kvs_objects *objects, struct kvs_stored_object *obj
 
 /* Removes the object that expires first, if it has expired.  Returns false if it has not. */
 bool kvs_objects_expire(struct kvs_objects *objects, uint64_t now_us);
-/* Removes the least recently used evictable object that is not pinned.  Returns false if there is
- * none. */
+/* Makes room: the least recently used saved object that is not pinned leaves memory, or else the
+ * least recently used evictable one is removed.  Returns false if there is none. */
 bool kvs_objects_evict(struct kvs_objects *objects);
+/* Removes the least recently used evictable object that is on the disk only.  Returns false if there
+ * is none. */
+bool kvs_objects_evict_away(struct kvs_objects *objects);
+
+/* ---- pieces that are away ---- */
+
+/* Asks for a piece.  KV_OK: it is here, or bad; KV_NOT_READY: the keeper will tell when its address has
+ * arrived; KV_BUSY: out of memory. */
+kv_status_t
+kvs_object_need(struct kvs_objects *objects, struct kvs_stored_object *object, uint32_t piece);
+
+/* The keeper's answer: the piece's bytes, an element of the class that is the object's from now on, or
+ * of the heap (KVS_PIECE_LENT), which it is until nobody has the object pinned; NULL: they are lost,
+ * and the piece is bad. */
+void kvs_object_piece_back(struct kvs_objects *objects,
+                           struct kvs_stored_object *object,
+                           uint32_t piece,
+                           uint8_t *bytes,
+                           int class_id);
+
+/* The keeper has saved the object, or has given up: then `kept` is NULL from now on. */
+void kvs_object_set_saved(struct kvs_objects *objects,
+                          struct kvs_stored_object *object,
+                          bool is_saved);
+
+/* The keeper cannot save the object for now, or can again. */
+void kvs_object_set_stuck(struct kvs_objects *objects,
+                          struct kvs_stored_object *object,
+                          bool is_stuck);
+
+/* Returns the keeper's erasure(). */
+static inline const void *kvs_objects_erasure(const struct kvs_objects *objects,
+                                              const struct kv_id128 *key)
+{
+    return objects->keeper != NULL ? objects->keeper->erasure(objects->keeper_arg, key) : NULL;
+}
+
+/* Makes the hash of a name the tenant's. */
+static inline void kvs_object_key_of_tenant(struct kv_id128 *key, uint32_t tenant)
+{
+    for (int i = 0; i < 4; i++)
+        key->bytes[i] ^= (uint8_t)(tenant >> 8 * i);
+}
 
 /* Begins a walk over the published objects in the order of their numbers.  objects->walk is the
  * next object, NULL past the last; it stays valid while objects are removed, so a walk may be
@@ -193,9 +292,10 @@ void kvs_object_mark_bad(struct kvs_objects *objects,
 /* Returns the number of its bad pieces. */
 uint32_t kvs_object_n_bad(const struct kvs_stored_object *object);
 
-/* Replaces an object, some pieces of which are bad, with one that has the same bytes.  The new
- * object gets the old one's version and age, so clients see no difference, and stays as long as
- * either was to. */
+/* Replaces an object, some pieces of which are bad or away, with one that has the same bytes.  The
+ * new object gets the old one's age, stays as long as either was to, and is saved if the old one was
+ * and is good.  It gets its version, so that clients see no difference, unless the old one is being
+ * saved, or was and is bad. */
 kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_object *object);
 
 /* Asserts the invariants; visits all published objects. */

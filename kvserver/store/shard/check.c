@@ -69,6 +69,13 @@ static void check_list_of(const struct kvs_request *request, struct held *held)
     }
 }
 
+static bool is_loading(const struct kvs_request *request)
+{
+    const struct kvs_block *block = request->missing;
+
+    return request->session == NULL || block->residency == KVS_LOADING;
+}
+
 static void check_state(const struct kvs_request *request)
 {
     const struct kvs_shard *shard = request->shard;
@@ -78,9 +85,8 @@ static void check_state(const struct kvs_request *request)
     case KVS_REQUEST_WAITING:
         assert(request->link != NULL &&
                (queue == NULL || queue == &shard->looking || queue == &shard->missing));
-        assert(queue != &shard->missing ||
-               (request->at_work == 0 && request->missing->residency == KVS_LOADING &&
-                (request->staging == NULL || request->received)));
+        assert(queue != &shard->missing || (request->at_work == 0 && is_loading(request) &&
+                                            (request->staging == NULL || request->received)));
         break;
     case KVS_REQUEST_QUEUED:
         assert(request->link != NULL && queue != NULL && queue != &shard->looking &&

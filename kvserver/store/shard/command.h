@@ -6,6 +6,7 @@
 #include "kvserver/net/transport.h"
 #include "kvserver/store/shard/ended.h"
 #include "kvserver/store/tier/disk_tier.h"
+#include "kvserver/store/tier/object_tier.h"
 #include "proto/kv_types.h"
 
 #include <stdatomic.h>

@@ -85,8 +85,7 @@ static void end_late(struct kvs_request *request)
                          request->type->name);
     } else if (request->missing != NULL) {
         request->received = true;
-        kvs_request_fail(request, KV_DEADLINE,
-                         "%s: rows were not back in memory before the deadline",
+        kvs_request_fail(request, KV_DEADLINE, "%s: the disk was not done before the deadline",
                          request->type->name);
     } else {
         request->received = true;

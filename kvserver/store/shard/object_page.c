@@ -7,6 +7,7 @@
 enum {
     LOOKS_MAX = 20000, /* at objects in a page, a few ms: other commands wait for its end */
     LOOKS_SLICE = 16,  /* between two looks at the clock */
+    SETTLE_US = 2000000,
 };
 
 static bool is_meant(const struct kvs_object_page *page,
@@ -54,6 +55,20 @@ static void look(struct kvs_object_page *page, struct kvs_objects *objects, uint
     }
 }
 
+/* The page has been walked.  Returns whether it is done: what is deleted is not to come back. */
+static bool
+is_settled(struct kvs_object_page *page, const struct kvs_objects *objects, uint64_t now_us)
+{
+    if (!page->deletes || page->n == 0)
+        return true;
+    if (page->settled_us == 0)
+        page->settled_us = now_us + SETTLE_US;
+    if (now_us < page->settled_us && kvs_objects_erasure(objects, NULL) != NULL)
+        return false;
+    page->settled_us = 0;
+    return true;
+}
+
 bool kvs_object_page_slice(struct kvs_object_page *page,
                            struct kvs_objects *objects,
                            const struct kv_clock *clock,
@@ -61,6 +76,8 @@ bool kvs_object_page_slice(struct kvs_object_page *page,
 {
     struct kv_slice slice = kv_slice_begin(clock, LOOKS_SLICE);
 
+    if (page->settled_us > 0)
+        return is_settled(page, objects, now_us);
     if (!page->is_begun) {
         page->is_begun = true;
         page->n_looks = 0;
@@ -74,7 +91,7 @@ bool kvs_object_page_slice(struct kvs_object_page *page,
         if (object == NULL || object->number > page->until) {
             page->is_last = true;
             objects->walk = NULL;
-            return true;
+            return is_settled(page, objects, now_us);
         }
         if (object->number <= page->after) {
             kvs_objects_walk_on(objects);
@@ -82,7 +99,7 @@ bool kvs_object_page_slice(struct kvs_object_page *page,
         }
         if (page->n == page->limit || page->n_looks == LOOKS_MAX) {
             kvs_objects_walk_end(objects, page->after);
-            return true;
+            return is_settled(page, objects, now_us);
         }
         page->n_looks++;
         page->after = object->number;

@@ -34,6 +34,8 @@ struct kvs_object_page {
     uint64_t until; /* 0: the first page; it sets it */
     bool is_begun;
     uint32_t n_looks;
+    uint64_t
+        settled_us; /* when it is done whether or not the disk says so; 0: it still looks */
 
     bool is_last; /* out: there are no more on this thread */
     uint32_t n;   /* out: objects listed, or deleted */

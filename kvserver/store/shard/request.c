@@ -324,11 +324,16 @@ void kvs_request_wait_for_block(struct kvs_request *request, const struct kvs_bl
         kvs_request_release_staging(request);
     if (request->header.bulk_bytes > 0 && !request->received)
         defer_bulk(request);
+    kvs_request_wait_for(request, block);
+}
+
+void kvs_request_wait_for(struct kvs_request *request, const void *what)
+{
     if (!may_wait(request))
         return;
-    kvs_request_queue_at(request, &shard->missing);
+    kvs_request_queue_at(request, &request->shard->missing);
     request->state = KVS_REQUEST_WAITING;
-    request->missing = block;
+    request->missing = what;
 }
 
 bool kvs_request_acquire_staging(struct kvs_request *request)

@@ -61,9 +61,10 @@ struct kvs_request {
                                                      * queue */
     struct kvs_request_queue *queue;                /* the queue it is in, or NULL */
     uint32_t needs; /* tokens that it waits for; UINT32_MAX: something other than tokens */
-    const struct kvs_block *missing; /* that it waits for, in shard->missing, or did last;
-                                      * NULL: it waits for something else */
-    uint8_t at_work;                 /* of kvs_work_begin(); 0: it is not */
+    const void
+        *missing; /* that it waits for, in shard->missing, or did last: a block, if it is of a
+                          * session; NULL: it waits for something else */
+    uint8_t at_work; /* of kvs_work_begin(); 0: it is not */
     struct kv_wire_header header;
     uint64_t begin_us, deadline_us;
     uint64_t since_us; /* when the node began to wait for the client to send or receive */
@@ -135,6 +136,9 @@ void kvs_request_wait(struct kvs_request *request, uint32_t needs);
 /* Sets state WAITING until the block is in memory, for who has not begun.  Data that is still to
  * come stays at the sender, and the staging buffer goes back, unless it has the data. */
 void kvs_request_wait_for_block(struct kvs_request *request, const struct kvs_block *block);
+/* The same until that has arrived, of a request without data to come: a piece of an object, or its
+ * erasure. */
+void kvs_request_wait_for(struct kvs_request *request, const void *what);
 /* The request is at work: what it has found in memory stays there until it ends or replies. */
 void kvs_request_begin_work(struct kvs_request *request);
 void kvs_request_enqueue(struct kvs_request *request); /* state QUEUED */

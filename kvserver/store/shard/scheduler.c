@@ -150,12 +150,17 @@ static void look_at(struct kvs_shard *shard, struct kvs_request *request)
 
 void kvs_shard_block_arrived(void *arg, const struct kvs_block *block)
 {
+    kvs_shard_arrived(arg, block);
+}
+
+void kvs_shard_arrived(void *arg, const void *what)
+{
     struct kvs_shard *shard = arg;
 
     for (struct kvs_request *request = shard->missing.first, *next; request != NULL;
          request = next) {
         next = request->next;
-        if (request->missing == block)
+        if (request->missing == what)
             look_at(shard, request);
     }
 }

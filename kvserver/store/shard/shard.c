@@ -30,6 +30,7 @@ bool kvs_shard_step(struct kvs_shard *shard)
         sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
     busy = (shard->tier != NULL && kvs_disk_tier_step(shard->tier)) || busy;
+    busy = (shard->object_tier != NULL && kvs_object_tier_step(shard->object_tier)) || busy;
     busy = kvs_residency_step(&shard->store) || busy;
     busy = kvs_shard_look_again(shard) || busy;
     kvs_replies_flush(shard);
@@ -120,6 +121,21 @@ static kv_status_t tier_open(struct kvs_shard *shard, struct kv_disk *disk)
     return kvs_disk_tier_open(&setup, &shard->tier);
 }
 
+static kv_status_t object_tier_open(struct kvs_shard *shard,
+                                    const struct kvs_shard_setup *setup)
+{
+    const struct kvs_object_tier_setup object_setup = {.disk = setup->disk,
+                                                       .room = setup->disk_room,
+                                                       .objects = &shard->objects,
+                                                       .clock = shard->clock,
+                                                       .draining = &shard->draining,
+                                                       .wake = wake,
+                                                       .arrived = kvs_shard_arrived,
+                                                       .arg = shard};
+
+    return kvs_object_tier_open(&object_setup, &shard->object_tier);
+}
+
 kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup *setup)
 {
     kv_status_t status = KV_NO_MEMORY;
@@ -180,6 +196,8 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
                                               &shard->port);
     if (status == KV_OK && setup->disk != NULL)
         status = tier_open(shard, setup->disk);
+    if (status == KV_OK && setup->disk != NULL)
+        status = object_tier_open(shard, setup);
     if (status == KV_OK)
         return KV_OK;
 
@@ -192,13 +210,16 @@ void kvs_shard_fini(struct kvs_shard *shard)
 {
     /* Clients first, then the port: that ends requests and transfers, which use all the rest.
      * The arena goes last, and with it the memory of all sessions and objects. */
-    kvs_disk_tier_stop(shard->tier); /* it wakes the port */
+    /* They wake the port. */
+    kvs_disk_tier_stop(shard->tier);
+    kvs_object_tier_stop(shard->object_tier);
     if (shard->clients != NULL)
         for (uint32_t i = 0; i < shard->n_clients; i++)
             kvs_shard_client_close(shard, &shard->clients[i]);
     if (shard->port != NULL)
         shard->port->ops->port_close(shard->port);
     kvs_disk_tier_close(shard->tier);
+    kvs_object_tier_close(shard->object_tier);
     kv_ring_destroy(shard->commands);
     background_close(shard);
     ops_close(shard);

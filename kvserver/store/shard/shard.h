@@ -128,6 +128,7 @@ struct kvs_shard {
     struct kv_ring *commands;                         /* from the control thread */
     struct kvs_command *command;                      /* in progress, in slices */
     struct kvs_disk_tier *tier;                       /* NULL: nothing is on disk */
+    struct kvs_object_tier *object_tier;              /* likewise */
     struct kvs_command *tier_commands[KVS_TIER_JOBS]; /* of the jobs that it has */
     _Atomic bool is_asleep;                           /* who gives it a command must wake it */
     struct kv_ring *replies; /* to the control thread; shared by all data
@@ -153,7 +154,8 @@ struct kvs_shard_setup {
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *replies;
-    struct kv_disk *disk; /* for rows; NULL: none are saved */
+    struct kv_disk *disk; /* for rows and objects; NULL: none are saved */
+    struct kvs_disk_room *disk_room;
 };
 
 /* Returns how much of a thread's share of the memory the operations take; pages have the

@@ -158,7 +158,9 @@ bool kvs_shard_run_slice(struct kvs_shard *shard);
 /* Runs one slice of a background job.  Returns false if there was nothing to do. */
 bool kvs_shard_run_background(struct kvs_shard *shard);
 
-/* Wakes the requests that wait for a block: store->arrived. */
+/* Wakes the requests that wait for something of the tiers. */
+void kvs_shard_arrived(void *arg, const void *what);
+/* The same for a block: store->arrived. */
 void kvs_shard_block_arrived(void *arg, const struct kvs_block *block);
 /* Wakes those of a session that wait for any: it has changed. */
 void kvs_shard_wake_missing(struct kvs_shard *shard, const struct kvs_shard_session *session);

@@ -28,9 +28,11 @@ static void tell_memory(struct kvs_shard *shard)
     kvs_stat_set(&stats->objects, kv_map_count(shard->objects.map));
     kvs_stat_set(&stats->object_bytes, shard->objects.bytes);
     kvs_stat_set(&stats->objects_memory, shard->objects.memory);
-    kvs_stat_set(&stats->objects_evictable, shard->objects.evictable_memory);
+    kvs_stat_set(&stats->objects_evictable, shard->objects.spare_bytes);
+    kvs_stat_set(&stats->object_pieces_away, shard->objects.n_away);
     kvs_stat_set(&stats->objects_expired, shard->objects.n_expired);
     kvs_stat_set(&stats->objects_evicted, shard->objects.n_evicted);
+    kvs_stat_set(&stats->objects_left, shard->objects.n_left);
 }
 
 static void tell_index(struct kvs_shard *shard)
@@ -77,14 +79,24 @@ static void tell_health(struct kvs_shard *shard)
 static void tell_tier(struct kvs_shard *shard)
 {
     const struct kvs_tier_counts *counts = kvs_disk_tier_counts(shard->tier);
+    const struct kvs_object_tier_counts *of_objects =
+        kvs_object_tier_counts(shard->object_tier);
     struct kvs_stats *stats = &shard->stats;
 
-    kvs_stat_set(&stats->disk_written_bytes, kvs_counted(&counts->written_bytes));
-    kvs_stat_set(&stats->disk_read_bytes, kvs_counted(&counts->loaded_bytes));
+    kvs_stat_set(&stats->disk_written_bytes,
+                 kvs_counted(&counts->written_bytes) + kvs_counted(&of_objects->written_bytes));
+    kvs_stat_set(&stats->disk_read_bytes,
+                 kvs_counted(&counts->loaded_bytes) + kvs_counted(&of_objects->loaded_bytes));
+    kvs_stat_set(&stats->bad_saved_pieces, kvs_counted(&of_objects->lost_pieces));
+    kvs_stat_set(&stats->saved_objects, kvs_counted(&of_objects->saved_objects));
+    kvs_stat_set(&stats->saved_object_bytes, kvs_counted(&of_objects->saved_bytes));
+    kvs_stat_set(&stats->unsaved_objects, kvs_counted(&of_objects->waiting_objects));
+    kvs_stat_set(&stats->unsaved_object_bytes, kvs_counted(&of_objects->waiting_bytes));
     kvs_stat_set(&stats->blocks_left, kvs_counted(&counts->left_blocks));
     kvs_stat_set(&stats->blocks_loaded, kvs_counted(&counts->loaded_blocks));
     kvs_stat_set(&stats->bad_saved_segments, kvs_counted(&counts->lost_segments));
-    kvs_stat_set(&stats->disk_errors, kvs_counted(&counts->failed));
+    kvs_stat_set(&stats->disk_errors,
+                 kvs_counted(&counts->failed) + kvs_counted(&of_objects->failed));
 }
 
 void kvs_shard_tell_stats(struct kvs_shard *shard)

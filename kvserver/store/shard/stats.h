@@ -45,16 +45,18 @@
     X(objects_out, "object pieces sent in replies")                                   \
     X(objects_expired, "objects removed because their time was over")                 \
     X(objects_evicted, "objects removed to make room")                                \
+    X(objects_left, "objects that left memory for the disk")                          \
     X(receives_in_place, "bulk puts received in place, without a copy")               \
     X(receives_staged, "bulk puts received through a staging buffer")                 \
     X(direct_sends, "bulk replies sent in place, without a copy")                     \
     X(staged_sends, "bulk replies gathered in a staging buffer")                      \
     X(block_waits, "waits of requests for blocks that were not in memory")            \
-    X(disk_written_bytes, "rows and codes written to disk")                           \
-    X(disk_read_bytes, "rows and codes read from disk")                               \
+    X(disk_written_bytes, "rows, codes and objects written to disk")                  \
+    X(disk_read_bytes, "rows, codes and objects read from disk")                      \
     X(blocks_left, "blocks that left memory for the disk")                            \
     X(blocks_loaded, "blocks that came back from disk")                               \
     X(bad_saved_segments, "segments that were missing on disk, or wrong")             \
+    X(bad_saved_pieces, "object pieces that were missing on disk, or wrong")          \
     X(disk_errors, "reads and writes that the disk has refused")                      \
     X(segments_copied, "shared partial segments copied before a write")               \
     X(corrupt_rows, "rows and object pieces that arrived with a wrong checksum")      \
@@ -126,8 +128,10 @@ struct kvs_stats {
     _Atomic uint64_t index_jobs; /* queued and running */
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
-    _Atomic uint64_t objects_evictable; /* bytes of memory */
-    _Atomic uint64_t objects_memory;    /* bytes of memory, names and records included */
+    _Atomic uint64_t objects_evictable; /* bytes of memory that they can give */
+    _Atomic uint64_t object_pieces_away, saved_objects, saved_object_bytes;
+    _Atomic uint64_t unsaved_objects, unsaved_object_bytes; /* that wait to be saved */
+    _Atomic uint64_t objects_memory; /* bytes of memory, names and records included */
     _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
     _Atomic uint64_t prefix_tokens_bytes;                     /* likewise */
     _Atomic uint64_t prefixes_away, saved_blocks, saved_bytes, unsaved_blocks, unsaved_bytes,

@@ -1,6 +1,7 @@
 /* What is sealed passes the check; a header with any one bit flipped does not, whatever the
  * bit; a header whose checksum was made right again fails in the bounds of its fields. */
 #include "kernels/checksum.h"
+#include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
 #include "kvserver/net/message.h"
 

@@ -395,9 +395,24 @@ static void object_used_link_back(void)
     object[2]->used_before = NULL;
 }
 
-static void object_evictable_memory(void)
+static void object_spare_bytes(void)
 {
-    objects.evictable_memory += 1;
+    objects.spare_bytes += 1;
+}
+
+static void object_away_not_saved(void)
+{
+    uint8_t *bytes = object[1]->pieces[0].bytes;
+
+    object[1]->pieces[0].bytes = NULL;
+    object[1]->n_here--;
+    objects.n_away++;
+    kvs_arena_free(bench.arena, object[1]->pieces[0].class_id, bytes);
+}
+
+static void object_away_not_counted(void)
+{
+    objects.n_away++;
 }
 
 static void object_memory(void)
@@ -436,7 +451,9 @@ static void objects_find(void **state)
     expect_found(object_heap_out_of_order, check_objects);
     expect_found(object_not_evictable, check_objects);
     expect_found(object_used_link_back, check_objects);
-    expect_found(object_evictable_memory, check_objects);
+    expect_found(object_spare_bytes, check_objects);
+    expect_found(object_away_not_saved, check_objects);
+    expect_found(object_away_not_counted, check_objects);
     expect_found(object_memory, check_objects);
     expect_found(object_walk_is_gone, check_objects);
     expect_found(object_mark_is_gone, check_objects);

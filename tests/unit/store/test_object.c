@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -294,9 +295,9 @@ static void the_least_used_go_first(void **state)
     bench_open(&bench, 16 << 20);
     for (uint32_t i = 0; i < 6; i++)
         objects[i] = publish(&bench, i, 1000, i == 5 ? 40 : KVS_EXPIRY_NEVER, i != 4);
-    assert_int_equal(bench.objects.n_evictable, 5);
-    assert_true(bench.objects.evictable_memory >= 5000 &&
-                bench.objects.evictable_memory < bench.objects.memory);
+    assert_int_equal(bench.objects.lists[KVS_OBJECTS_EVICT].n, 5);
+    assert_true(bench.objects.spare_bytes >= 5000 &&
+                bench.objects.spare_bytes < bench.objects.memory);
     kvs_object_touch(&bench.objects, objects[0]);
     kvs_object_pin(objects[1]);
     kvs_object_renew(&bench.objects, objects[3], &stay);
@@ -348,10 +349,184 @@ static void room_is_made(void **state)
     while (publish(&bench, 1001 + n_tries, 1 << 20, KVS_EXPIRY_NEVER, false) != NULL ||
            kvs_objects_evict(&bench.objects))
         n_tries++;
-    assert_int_equal(bench.objects.n_evictable, 0);
+    assert_int_equal(bench.objects.lists[KVS_OBJECTS_EVICT].n, 0);
     assert_false(kvs_pages_want(pages, 1 << 20));
     kvs_objects_check(&bench.objects);
     bench_close(&bench);
+}
+
+/* ---- objects that are saved ---- */
+
+/* Keeps objects in a list of its own; a piece comes back when the test says so. */
+struct kvs_object_kept {
+    unsigned n_renewed;
+    bool is_removed;
+};
+
+static struct {
+    struct kvs_object_kept kept[8];
+    unsigned n_kept, n_loads;
+    struct kvs_stored_object *asked;
+    uint32_t piece;
+} keeper_;
+
+static void on_published(void *arg, struct kvs_stored_object *object)
+{
+    assert_ptr_equal(arg, &keeper_);
+    object->kept = &keeper_.kept[keeper_.n_kept++];
+}
+
+static void on_renewed(void *arg, struct kvs_stored_object *object)
+{
+    (void)arg;
+    object->kept->n_renewed++;
+}
+
+static void on_removed(void *arg, struct kvs_stored_object *object)
+{
+    (void)arg;
+    object->kept->is_removed = true;
+}
+
+static bool on_load(void *arg, struct kvs_stored_object *object, uint32_t piece)
+{
+    (void)arg;
+    keeper_.n_loads++;
+    keeper_.asked = object;
+    keeper_.piece = piece;
+    return true;
+}
+
+static const void *on_erasure(void *arg, const struct kv_id128 *key)
+{
+    (void)arg;
+    (void)key;
+    return NULL;
+}
+
+static const struct kvs_object_keeper keeper = {on_published, on_renewed, on_removed, on_load,
+                                                on_erasure};
+
+static void bring_back(struct bench *bench)
+{
+    const uint32_t bytes = kvs_object_piece_bytes(keeper_.asked->bytes, keeper_.piece);
+    const int class_id = kvs_arena_class_rounded(bench->arena, bytes);
+
+    kvs_object_piece_back(&bench->objects, keeper_.asked, keeper_.piece,
+                          kvs_arena_alloc(bench->arena, class_id), class_id);
+    kvs_objects_check(&bench->objects);
+}
+
+/* What is saved leaves before anything is evicted, piece by piece comes back, and is what can make
+ * room again. */
+static void the_saved_leave(void **state)
+{
+    const struct kvs_object_terms stay = {KVS_EXPIRY_NEVER, false};
+    struct kvs_stored_object *evictable, *saved, *waiting;
+    struct bench bench;
+    uint64_t spare;
+
+    (void)state;
+    memset(&keeper_, 0, sizeof(keeper_));
+    bench_open(&bench, 32 << 20);
+    evictable = publish(&bench, 0, 1000, KVS_EXPIRY_NEVER, true);
+    assert_null(evictable->kept);
+    (void)kvs_objects_remove(&bench.objects, &evictable->key);
+    kvs_objects_set_keeper(&bench.objects, &keeper, &keeper_);
+
+    evictable = publish(&bench, 0, 1000, KVS_EXPIRY_NEVER, true);
+    saved = publish(&bench, 1, (2 << 20) + 5, KVS_EXPIRY_NEVER, false);
+    waiting = publish(&bench, 2, 3000, KVS_EXPIRY_NEVER, false);
+    /* What waits to be saved can leave soon, unless it cannot be saved. */
+    spare = bench.objects.spare_bytes;
+    assert_true(spare > (2 << 20) + 4000);
+    kvs_object_set_stuck(&bench.objects, waiting, true);
+    assert_true(bench.objects.spare_bytes <= spare - 3000);
+    kvs_object_set_saved(&bench.objects, saved, true);
+    kvs_objects_check(&bench.objects);
+
+    assert_true(kvs_objects_evict(&bench.objects));
+    assert_int_equal(saved->n_here, 0);
+    assert_int_equal(bench.objects.n_away, 3);
+    assert_true(is_there(&bench, 0, 1) && is_there(&bench, 1, 1));
+    kvs_objects_check(&bench.objects);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 1), KV_NOT_READY);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 1), KV_NOT_READY);
+    assert_int_equal(keeper_.n_loads, 1);
+    bring_back(&bench);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 1), KV_OK);
+    assert_int_equal(saved->n_here, 1);
+    /* Nobody is to touch what somebody uses; then what is evictable goes. */
+    kvs_object_pin(saved);
+    assert_true(kvs_objects_evict(&bench.objects));
+    assert_false(is_there(&bench, 0, 1));
+    assert_true(keeper_.kept[0].is_removed);
+    assert_false(kvs_objects_evict(&bench.objects));
+    kvs_object_unpin(&bench.objects, saved);
+
+    /* A piece that has gone bad in memory is read again; one that is lost is bad. */
+    kvs_object_mark_bad(&bench.objects, saved, 1);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 1), KV_NOT_READY);
+    assert_int_equal(kvs_object_n_bad(saved), 0);
+    bring_back(&bench);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 0), KV_NOT_READY);
+    kvs_object_piece_back(&bench.objects, saved, 0, NULL, 0);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 0), KV_OK);
+    assert_int_equal(kvs_object_n_bad(saved), 1);
+    kvs_objects_check(&bench.objects);
+
+    /* What is lent goes with the last pin. */
+    kvs_object_pin(saved);
+    assert_int_equal(kvs_object_need(&bench.objects, saved, 2), KV_NOT_READY);
+    kvs_object_piece_back(&bench.objects, saved, 2, malloc(5), KVS_PIECE_LENT);
+    assert_int_equal(saved->n_here, 2);
+    kvs_objects_check(&bench.objects);
+    kvs_object_unpin(&bench.objects, saved);
+    assert_int_equal(saved->n_here, 1);
+    assert_int_equal(bench.objects.n_lent, 0);
+
+    kvs_object_renew(&bench.objects, saved, &stay);
+    assert_int_equal(saved->kept->n_renewed, 0); /* nothing is new */
+    bench_close(&bench);
+}
+
+/* An object with the same bytes takes the place of one that is away, and what is saved of it is its
+ * own; but not of one that is bad, which is erased. */
+static void another_takes_its_place(void **state)
+{
+    struct kvs_stored_object *old, *new;
+    struct bench bench;
+
+    (void)state;
+    for (unsigned round = 0; round < 3; round++) {
+        const bool is_saved = round > 0, is_bad = round == 2;
+        uint32_t crcs[CRCS] = {0};
+        uint64_t version;
+
+        memset(&keeper_, 0, sizeof(keeper_));
+        bench_open(&bench, 16 << 20);
+        kvs_objects_set_keeper(&bench.objects, &keeper, &keeper_);
+        old = publish(&bench, 1, 1000, 5000, true);
+        version = old->version;
+        if (is_saved) {
+            kvs_object_set_saved(&bench.objects, old, true);
+            assert_true(kvs_objects_evict(&bench.objects));
+        }
+        if (is_bad) {
+            assert_int_equal(kvs_object_need(&bench.objects, old, 0), KV_NOT_READY);
+            kvs_object_piece_back(&bench.objects, old, 0, NULL, 0);
+        }
+        new = create(&bench.objects, 1, 1000, crcs, 9000, true);
+        assert_int_equal(kvs_objects_replace(&bench.objects, new), KV_OK);
+        kvs_object_unpin(&bench.objects, new);
+        kvs_objects_check(&bench.objects);
+        assert_int_equal(new->is_saved, is_saved && !is_bad);
+        assert_int_equal(new->version == version, is_saved && !is_bad);
+        assert_int_equal(keeper_.kept[0].is_removed, !is_saved || is_bad);
+        assert_int_equal(keeper_.n_kept, is_saved && !is_bad ? 1 : 2);
+        assert_int_equal(kvs_object_need(&bench.objects, new, 0), KV_OK);
+        bench_close(&bench);
+    }
 }
 
 /* A walk in pieces sees every object that stays, once and in order, whatever goes or comes
@@ -429,6 +604,8 @@ int main(void)
         cmocka_unit_test(does_not_fit),
         cmocka_unit_test(objects_expire),
         cmocka_unit_test(the_least_used_go_first),
+        cmocka_unit_test(the_saved_leave),
+        cmocka_unit_test(another_takes_its_place),
         cmocka_unit_test(room_is_made),
         cmocka_unit_test(walks_go_on),
     };
