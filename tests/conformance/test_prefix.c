@@ -345,6 +345,84 @@ static void the_first_copy_stays(void **state)
     close_session(third);
 }
 
+static void make_codes(struct kv_session *session)
+{
+    const struct kv_index_options index = {.tokens = BLOCKS * KV_BLOCK_TOKENS,
+                                           .m = 2,
+                                           .bits = 3,
+                                           .iterations = 5,
+                                           .seed = 1,
+                                           .wait = true};
+    struct kv_op *op;
+
+    assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_OK);
+    finish(op, "index");
+}
+
+/* Asks for some of the rows from `begin` on, by code and cell. */
+static void expect_answers_from(struct kv_session *session, uint32_t begin)
+{
+    const struct kv_range range = {begin, BLOCKS * KV_BLOCK_TOKENS};
+    float vectors[N_HEADS * DIM];
+    struct kv_query query = {.n_queries = 1,
+                             .queries = vectors,
+                             .scale = 0.25f,
+                             .merge = KV_MERGE_SUM,
+                             .answer = KV_ANSWER_IDS,
+                             .k = 5,
+                             .rerank = 2,
+                             .n_ranges = 1,
+                             .ranges = &range};
+
+    for (uint32_t i = 0; i < N_HEADS * DIM; i++)
+        vectors[i] = (float)(i * 37 % 11) - 5;
+    for (query.layer = 0; query.layer < N_LAYERS; query.layer++) {
+        struct kv_op *op;
+
+        assert_int_equal(kv_query_begin(session, &query, NULL, 0, &op), KV_OK);
+        if (kv_wait(op) != KV_OK)
+            fail_msg("query: %s", kv_op_detail(op));
+        for (uint32_t head = 0; head < N_HEADS; head++) {
+            struct kv_query_result result;
+
+            assert_int_equal(kv_op_query_result(op, head, &result), KV_OK);
+            assert_int_equal(result.n_ids, query.k);
+            for (uint32_t i = 0; i < result.n_ids; i++)
+                assert_in_range(result.ids[i], begin, range.end - 1);
+        }
+        kv_op_free(op);
+    }
+}
+
+/* Two sessions publish a prompt in turns: who opens it has blocks of both, and a chapter of one of
+ * them with a hole in it. */
+static void published_in_turns(void **state)
+{
+    struct prompt prompt;
+    struct kv_session *first, *second, *third;
+
+    (void)state;
+    make_prompt(client, 61, BLOCKS, 61, &prompt);
+    first = open_prompt(&prompt, 0);
+    put(first, 0, 2 * KV_BLOCK_TOKENS, 61);
+    expect_published(first, &prompt, 0, 2, 2 * KV_BLOCK_TOKENS);
+    second = open_prompt(&prompt, 2 * KV_BLOCK_TOKENS);
+    put(second, 2 * KV_BLOCK_TOKENS, TOKENS, 61);
+    put(first, 2 * KV_BLOCK_TOKENS, 4 * KV_BLOCK_TOKENS, 61);
+    expect_published(first, &prompt, 0, 4, 4 * KV_BLOCK_TOKENS);
+    make_codes(second);
+    expect_published(second, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
+    third = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
+    /* The last ones first: a query gives codes to the rows that it reads. */
+    for (uint32_t block = BLOCKS; block-- > 0;) {
+        expect_answers_from(second, block * KV_BLOCK_TOKENS + 9);
+        expect_answers_from(third, block * KV_BLOCK_TOKENS + 9);
+    }
+    close_session(first);
+    close_session(second);
+    close_session(third);
+}
+
 /* A session that truncates what it has published, or was opened with, writes other rows there; what
  * is kept under the names stays. */
 static void truncated_and_written_again(void **state)
@@ -678,6 +756,7 @@ int main(void)
         cmocka_unit_test(a_part_is_there),
         cmocka_unit_test(blocks_as_they_come),
         cmocka_unit_test(the_first_copy_stays),
+        cmocka_unit_test(published_in_turns),
         cmocka_unit_test(truncated_and_written_again),
         cmocka_unit_test(others_find_nothing),
         cmocka_unit_test(refused),
