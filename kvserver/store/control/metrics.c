@@ -135,6 +135,8 @@ static const struct {
      offsetof(struct kvs_stats, unsaved_objects)},
     {"unsaved_object_bytes", "bytes of these",
      offsetof(struct kvs_stats, unsaved_object_bytes)},
+    {"objects_away", "objects that are on disk, and not in memory",
+     offsetof(struct kvs_stats, objects_away)},
     {"object_pieces_away", "pieces of objects that are on disk, not in memory",
      offsetof(struct kvs_stats, object_pieces_away)},
     {"refused_rows", "bad rows in memory, not served until put again",

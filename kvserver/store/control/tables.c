@@ -432,7 +432,9 @@ static void table_reuse(struct kvs_control *control, struct builder *table)
 static void table_tiers(struct kvs_control *control, struct builder *table)
 {
     const uint64_t away = kvs_prefixes_away(control->prefixes);
-    const uint64_t n_objects = kvs_stats_total(control, offsetof(struct kvs_stats, objects));
+    const uint64_t n_objects =
+        kvs_stats_total(control, offsetof(struct kvs_stats, objects)) -
+        kvs_stats_total(control, offsetof(struct kvs_stats, objects_away));
     struct kvs_saver_facts facts;
     struct kv_histogram us, pieces_us;
     Kvpb__Row *to;

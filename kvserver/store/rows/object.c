@@ -205,6 +205,8 @@ static uint64_t spare_of(const struct kvs_objects *objects,
 /* Takes a published object out of its list, before what it is changes. */
 static void leave_list(struct kvs_objects *objects, struct kvs_stored_object *object)
 {
+    objects->n_absent -= object->is_absent;
+    object->is_absent = false;
     objects->spare_bytes -= object->spare_bytes;
     kvs_pages_sub_spare(kvs_arena_pages(objects->arena), object->spare_bytes);
     object->spare_bytes = 0;
@@ -226,6 +228,8 @@ static void leave_list(struct kvs_objects *objects, struct kvs_stored_object *ob
 /* Puts it at the end of the list that it belongs to. */
 static void enter_list(struct kvs_objects *objects, struct kvs_stored_object *object)
 {
+    object->is_absent = object->n_here == 0;
+    objects->n_absent += object->is_absent;
     object->spare_bytes = spare_of(objects, object);
     objects->spare_bytes += object->spare_bytes;
     kvs_pages_add_spare(kvs_arena_pages(objects->arena), object->spare_bytes);
@@ -658,7 +662,7 @@ check_list(const struct kvs_objects *objects, enum kvs_object_list list, size_t 
 void kvs_objects_check(const struct kvs_objects *objects)
 {
     const struct kvs_stored_object *prev = NULL;
-    uint64_t bytes = 0, memory = 0, spare = 0, n_bad = 0, n_away = 0;
+    uint64_t bytes = 0, memory = 0, spare = 0, n_bad = 0, n_away = 0, n_absent = 0;
     size_t n = 0, n_expiries = 0, n_listed[KVS_OBJECTS_LISTS + 1] = {0};
     bool looked = objects->looked == NULL, walked = objects->walk == NULL;
     unsigned n_marks = 0;
@@ -673,6 +677,8 @@ void kvs_objects_check(const struct kvs_objects *objects)
         memory += memory_of(objects, object);
         n_bad += kvs_object_n_bad(object);
         n_away += object->n_pieces - object->n_here;
+        n_absent += object->is_absent;
+        assert(object->is_absent == (object->n_here == 0));
         spare += object->spare_bytes;
         n_listed[object->list]++;
         n_expiries += object->expiry.at_us != KVS_EXPIRY_NEVER;
@@ -685,7 +691,8 @@ void kvs_objects_check(const struct kvs_objects *objects)
         n_marks += objects->marks[i].object == NULL;
     assert(objects->last == prev && n == kv_map_count(objects->map));
     assert(bytes <= objects->bytes && memory <= objects->memory);
-    assert(n_bad == objects->health->objects_bad && n_away == objects->n_away);
+    assert(n_bad == objects->health->objects_bad && n_away == objects->n_away &&
+           n_absent == objects->n_absent);
     assert(looked && walked && n_marks == KVS_OBJECTS_MARKS);
     for (unsigned i = 0; i < KVS_OBJECTS_LISTS; i++)
         check_list(objects, i, n_listed[i]);

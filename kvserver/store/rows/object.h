@@ -90,7 +90,8 @@ struct kvs_stored_object {
     uint8_t list;    /* enum kvs_object_list */
     bool is_evictable;
     bool is_saved;
-    bool is_stuck; /* it cannot be saved for now */
+    bool is_absent; /* none of its pieces are here */
+    bool is_stuck;  /* it cannot be saved for now */
     bool published;
     uint8_t class_id; /* of this record */
     uint8_t name_bytes;
@@ -142,6 +143,7 @@ struct kvs_objects {
     struct kvs_object_use lists[KVS_OBJECTS_LISTS];
     uint64_t spare_bytes;                   /* of all published objects */
     uint64_t n_away;                        /* pieces that are away, of published objects */
+    uint64_t n_absent;                      /* published objects that are, as a whole */
     uint32_t n_lent;                        /* pieces that are KVS_PIECE_LENT */
     const struct kvs_object_keeper *keeper; /* NULL: none is saved */
     void *keeper_arg;

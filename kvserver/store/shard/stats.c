@@ -29,6 +29,7 @@ static void tell_memory(struct kvs_shard *shard)
     kvs_stat_set(&stats->object_bytes, shard->objects.bytes);
     kvs_stat_set(&stats->objects_memory, shard->objects.memory);
     kvs_stat_set(&stats->objects_evictable, shard->objects.spare_bytes);
+    kvs_stat_set(&stats->objects_away, shard->objects.n_absent);
     kvs_stat_set(&stats->object_pieces_away, shard->objects.n_away);
     kvs_stat_set(&stats->objects_expired, shard->objects.n_expired);
     kvs_stat_set(&stats->objects_evicted, shard->objects.n_evicted);

@@ -129,7 +129,7 @@ struct kvs_stats {
     _Atomic uint64_t objects;
     _Atomic uint64_t object_bytes;
     _Atomic uint64_t objects_evictable; /* bytes of memory that they can give */
-    _Atomic uint64_t object_pieces_away, saved_objects, saved_object_bytes;
+    _Atomic uint64_t objects_away, object_pieces_away, saved_objects, saved_object_bytes;
     _Atomic uint64_t unsaved_objects, unsaved_object_bytes; /* that wait to be saved */
     _Atomic uint64_t objects_memory; /* bytes of memory, names and records included */
     _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
