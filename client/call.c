@@ -56,6 +56,8 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
         return &kvpb__table_reply__descriptor;
     case KV_OP_PREFIX:
         return &kvpb__prefix_reply__descriptor;
+    case KV_OP_VERIFY:
+        return &kvpb__verify_reply__descriptor;
     case KV_OP_OBJECTS:
         return &kvpb__objects_reply__descriptor;
     case KV_OP_DRAIN:

@@ -130,6 +130,7 @@ static struct kvs_node_config node_config(const struct kvs_server_options *optio
     return (struct kvs_node_config){
         .memory_bytes = info->memory,
         .scrub_bytes = options->scrub,
+        .scrub_disk_bytes = options->scrub_disk,
         .n_threads = info->n_threads,
         .sessions_max = (uint32_t)options->sessions,
         .root_sessions = (uint32_t)options->root_sessions,

@@ -42,6 +42,7 @@ struct kvs_server_options {
     uint64_t events_buffer; /* bytes */
     uint64_t memory;        /* bytes; 0: a quarter of the memory available */
     uint64_t scrub;         /* bytes per second; 0: none */
+    uint64_t scrub_disk;    /* likewise */
     uint64_t threads;       /* 0: one per core */
     uint64_t sessions;
     uint64_t root_sessions; /* 0: a sixteenth of those */

@@ -911,6 +911,43 @@ KV_API kv_status_t kv_table_begin(struct kv_client *client,
  */
 KV_API const struct kv_table *kv_op_table(const struct kv_op *op);
 
+/* What a node has counted since it started, of all that it verifies in the background or because
+ * somebody asks.  On disk, bad, mended, lost and unread are blocks; in memory, bad and mended are
+ * rows, pieces of objects, and what is made of rows. */
+struct kv_verify_counts {
+    /* Verified; in memory: of sessions, in the last pass of each data thread. */
+    uint64_t blocks;
+    uint64_t bytes;   /* likewise */
+    uint64_t bad;     /* including those that were mended */
+    uint64_t mended;  /* written again, or made again */
+    uint64_t lost;    /* no longer kept: bad ones, and those behind them */
+    uint64_t unread;  /* could not be read, or not be mended; they are kept */
+    uint64_t refused; /* in memory, now: rows and pieces of objects, until they are put again */
+    uint64_t all_bytes; /* about as much there is, now */
+};
+
+struct kv_verification {
+    uint64_t since_us; /* of the node's clock: for the next operation */
+    bool is_done;      /* all that was there at that time has been verified since */
+    struct kv_verify_counts memory, disk;
+};
+
+/* Has a node verify all that it has, in memory and on disk, in times when it has nothing else to
+ * do.  The operation ends at once, with what has been counted so far: repeat it, twice a second
+ * or so, until it says that all is done.  A node goes on for five seconds after the last one.
+ * What is bad on disk is mended from memory or, if it is not there, not kept any more.
+ *   since_us  0: begins; else as the first one of this node has returned it
+ * Fails with KV_UNSUPPORTED on a node of a version below 11. */
+KV_API kv_status_t kv_verify_begin(struct kv_client *client,
+                                   uint32_t node,
+                                   uint64_t since_us,
+                                   uint32_t deadline_ms,
+                                   struct kv_op **ret_op);
+
+/* Returns what the node says; NULL unless the operation succeeded.  Valid until the operation is
+ * freed. */
+KV_API const struct kv_verification *kv_op_verification(const struct kv_op *op);
+
 /* Drains a node: it rejects new clients, sessions and writes with KV_DRAINING, finishes the
  * requests that it has, and stops. */
 KV_API kv_status_t kv_drain_begin(struct kv_client *client,

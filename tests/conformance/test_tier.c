@@ -36,6 +36,7 @@ enum {
     PROMPT_BYTES = BLOCKS * BLOCK_BYTES,
     BUFFER_BYTES = 2 << 20,
     FEW = 5,
+    SOME = 20,
     DAMAGED_ROUNDS = 40,
     /* Three times the memory. */
     MANY = (int)(3 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
@@ -127,6 +128,8 @@ static void connect_client(void)
     assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
 }
 
+static uint64_t scrub_disk_bytes; /* of the next stores */
+
 static void open_store(uint32_t n_nodes, uint64_t disk_bytes)
 {
     static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
@@ -137,6 +140,7 @@ static void open_store(uint32_t n_nodes, uint64_t disk_bytes)
         .n_threads = N_THREADS,
         .memory_bytes = MEMORY_BYTES,
         .disk_bytes = disk_bytes,
+        .scrub_disk_bytes = scrub_disk_bytes,
         .events = sinks,
     };
 
@@ -337,6 +341,58 @@ static void use_prompt(uint32_t prompt, uint32_t expected)
     close_session(session);
 }
 
+/* ---- verification ------------------------------------------------------------------------- */
+
+static struct kv_verification ask(uint32_t node, uint64_t since_us)
+{
+    struct kv_verification verification;
+    struct kv_op *op;
+
+    assert_int_equal(kv_verify_begin(client, node, since_us, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("verify: %s", kv_op_detail(op));
+    verification = *kv_op_verification(op);
+    kv_op_free(op);
+    return verification;
+}
+
+/* What a node finds when it verifies all that it has. */
+static struct kv_verification verify(uint32_t node)
+{
+    const struct kv_verification first = ask(node, 0);
+    struct kv_verification last = first;
+
+    for (int i = 0; !last.is_done; i++) {
+        assert_true(i < 60000);
+        kv_client_wait(client, 1000);
+        last = ask(node, first.since_us);
+        assert_int_equal(last.since_us, first.since_us);
+    }
+    last.disk.blocks -= first.disk.blocks;
+    last.disk.bytes -= first.disk.bytes;
+    last.disk.bad -= first.disk.bad;
+    last.disk.mended -= first.disk.mended;
+    last.disk.lost -= first.disk.lost;
+    last.disk.unread -= first.disk.unread;
+    last.memory.bad -= first.memory.bad;
+    return last;
+}
+
+/* All that is saved is verified, and right. */
+static void nothing_is_bad(uint32_t node, uint64_t n_blocks)
+{
+    const struct kv_verification found = verify(node);
+
+    assert_int_equal(found.disk.blocks, n_blocks);
+    assert_int_equal(found.disk.bytes, found.disk.all_bytes);
+    assert_int_equal(found.disk.bad, 0);
+    assert_int_equal(found.disk.mended, 0);
+    assert_int_equal(found.disk.lost, 0);
+    assert_int_equal(found.disk.unread, 0);
+    assert_int_equal(found.memory.bad, 0);
+    assert_int_equal(found.memory.refused, 0);
+}
+
 /* ---- what is on the disk of a node -------------------------------------------------------- */
 
 static void
@@ -372,6 +428,31 @@ flip_some(void *arg, const void *key, size_t key_bytes, const void *value, size_
     (void)key_bytes;
     if (damage->at++ % damage->every == 0)
         ((uint8_t *)value)[damage->at * 977 % value_bytes] ^= 4;
+}
+
+/* Flips bits of what is saved while the node stands still. */
+static void damage_disk(uint32_t node, uint32_t every)
+{
+    struct damage damage = {.every = every};
+
+    kvs_node_stop(cluster.nodes[node]);
+    assert_int_equal(kv_disk_scan(cluster.disks[node], KV_DISK_ROWS, "", 0, flip_some, &damage),
+                     KV_OK);
+    assert_int_equal(kvs_node_start(cluster.nodes[node], true), KV_OK);
+}
+
+/* The disk has so many blocks of a node, and nothing besides. */
+static void wait_erased(uint32_t n_blocks)
+{
+    wait_saved(n_blocks);
+    for (int i = 0; tier_number("disk", COLUMN_BYTES) > (double)n_blocks * BLOCK_BYTES; i++) {
+        assert_true(i < 60000);
+        kv_sleep_fds(NULL, 0, 1000);
+    }
+    kvs_node_stop(cluster.nodes[0]);
+    assert_int_equal(count_keys(0, KV_DISK_ROWS, ""), n_blocks * N_UNITS);
+    assert_int_equal(count_keys(0, KV_DISK_RECORDS, "prefix/"), n_blocks);
+    assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
 }
 
 struct swapped {
@@ -607,6 +688,218 @@ static void a_drain_erases(void **state)
     close_store();
 }
 
+/* Where nothing is wrong nothing is found, wherever it is. */
+static void verify_finds_nothing(void **state)
+{
+    uint32_t tokens, in_memory;
+    struct kv_session *session;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(2, UINT64_MAX);
+    nothing_is_bad(0, 0);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(2 * FEW * BLOCKS);
+    for (int round = 0; round < 2; round++) {
+        nothing_is_bad(0, FEW * BLOCKS);
+        nothing_is_bad(1, FEW * BLOCKS);
+        restart(N_THREADS);
+        /* What is away stays there. */
+        nothing_is_bad(0, FEW * BLOCKS);
+        nothing_is_bad(1, FEW * BLOCKS);
+        assert_int_equal(match(0, &in_memory), TOKENS);
+        assert_int_equal(in_memory, 0);
+        assert_true(tier_number("disk", COLUMN_LOADS) == 0);
+        session = open_prompt(0, &tokens);
+        assert_int_equal(read_rows(0, session), KV_OK);
+        assert_in_range(verify(0).memory.blocks, BLOCKS, N_THREADS * BLOCKS);
+        assert_int_equal(verify(0).memory.bytes + verify(1).memory.bytes, PROMPT_BYTES);
+        close_session(session);
+    }
+    assert_true(tier_number("disk", COLUMN_BAD) == 0);
+    assert_int_equal(kv_verify_begin(client, 0, UINT64_MAX, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_INVALID);
+    kv_op_free(op);
+    close_store();
+}
+
+/* What is bad on disk and in memory is written again, and is right after the node was killed. */
+static void verify_mends_from_memory(void **state)
+{
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    for (uint32_t every = 1; every <= 64; every *= 4) {
+        const uint64_t n_segments = FEW * BLOCKS * N_UNITS;
+        struct kv_verification found;
+
+        damage_disk(0, every);
+        found = verify(0);
+        assert_in_range(found.disk.bad, n_segments / (every < N_UNITS ? N_UNITS : every),
+                        FEW * BLOCKS);
+        assert_int_equal(found.disk.mended, found.disk.bad);
+        assert_int_equal(found.disk.lost, 0);
+        assert_int_equal(found.disk.unread, 0);
+        nothing_is_bad(0, FEW * BLOCKS);
+    }
+    assert_true(cluster_total(client, "stats", "bad_saved_blocks") ==
+                cluster_total(client, "stats", "mended_saved_blocks"));
+    assert_true(tier_number("disk", COLUMN_BAD) >= FEW * BLOCKS * N_UNITS);
+    restart(1);
+    nothing_is_bad(0, FEW * BLOCKS);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, TOKENS);
+    close_store();
+}
+
+/* What is bad on disk and away is a miss, with what is behind it, and is erased; readers are told. */
+static void verify_forgets_what_is_away(void **state)
+{
+    uint32_t n_there = 0, in_memory;
+    struct kv_verification found;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    restart(N_THREADS);
+    damage_disk(0, 3 * N_UNITS + 1);
+    found = verify(0);
+    assert_in_range(found.disk.bad, FEW, FEW * BLOCKS / 2);
+    assert_int_equal(found.disk.mended, 0);
+    assert_in_range(found.disk.lost, found.disk.bad, FEW * BLOCKS);
+    for (uint32_t i = 0; i < FEW; i++)
+        n_there += match(i, &in_memory) / KV_BLOCK_TOKENS;
+    assert_int_equal(n_there, FEW * BLOCKS - found.disk.lost);
+    assert_true(cluster_total(client, "stats", "prefixes_bad") == (double)found.disk.lost);
+    wait_erased(n_there);
+    nothing_is_bad(0, n_there);
+    for (uint32_t i = 0; i < FEW; i++) {
+        uint32_t tokens;
+        struct kv_session *session = open_prompt(i, &tokens);
+
+        if (tokens < TOKENS)
+            put(i, session, tokens);
+        assert_int_equal(read_rows(i, session), KV_OK);
+        publish(i, session);
+        close_session(session);
+    }
+    wait_saved(FEW * BLOCKS);
+    restart(N_THREADS);
+    nothing_is_bad(0, FEW * BLOCKS);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, TOKENS);
+    close_store();
+}
+
+/* Sessions that have what is found bad keep what they have of it, and it is erased after them. */
+static void verify_leaves_sessions_alone(void **state)
+{
+    struct kv_session *sessions[FEW];
+    uint32_t tokens, in_memory, n_there = 0;
+    uint64_t n_lost;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    restart(N_THREADS);
+    damage_disk(0, N_UNITS * BLOCKS);
+    for (uint32_t i = 0; i < FEW; i++) {
+        sessions[i] = open_prompt(i, &tokens);
+        assert_int_equal(tokens, TOKENS);
+    }
+    /* Of each prompt one block is bad.  What is on its way meanwhile is for the second time. */
+    n_lost = verify(0).disk.lost;
+    for (uint32_t i = 0; i < FEW; i++)
+        assert_int_equal(read_rows(i, sessions[i]), KV_CORRUPT);
+    n_lost += verify(0).disk.lost;
+    for (uint32_t i = 0; i < FEW; i++) {
+        tokens = match(i, &in_memory);
+        assert_true(tokens < TOKENS);
+        n_there += tokens / KV_BLOCK_TOKENS;
+        use_prompt(i, tokens);
+    }
+    assert_int_equal(n_lost, FEW * BLOCKS - n_there);
+    for (uint32_t i = 0; i < FEW; i++)
+        close_session(sessions[i]);
+    wait_erased(FEW * BLOCKS);
+    nothing_is_bad(0, FEW * BLOCKS);
+    close_store();
+}
+
+/* Whoever begins to have all verified, and goes, leaves nothing behind; others go on beside it. */
+static void verify_may_be_given_up(void **state)
+{
+    struct kv_verification first;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < SOME; i++)
+        use_prompt(i, 0);
+    wait_saved(SOME * BLOCKS);
+    for (int round = 0; round < 4; round++) {
+        first = ask(0, 0);
+        assert_false(first.is_done);
+        if (round == 1)
+            damage_disk(0, SOME * BLOCKS * N_UNITS / FEW);
+        if (round < 2) {
+            restart(N_THREADS);
+            continue;
+        }
+        /* Two at once, and sessions beside them. */
+        (void)ask(0, 0);
+        for (uint32_t i = 0; i < SOME; i++) {
+            uint32_t tokens;
+            struct kv_session *session = open_prompt(i, &tokens);
+
+            if (tokens < TOKENS)
+                put(i, session, tokens);
+            assert_true(read_rows(i, session) == KV_OK || tokens == TOKENS);
+            close_session(session);
+            (void)ask(0, first.since_us);
+        }
+    }
+    (void)verify(0);
+    nothing_is_bad(0, (uint64_t)tier_number("disk", COLUMN_BLOCKS));
+    close_store();
+}
+
+/* The node verifies its disk by itself. */
+static void the_background_verifies_the_disk(void **state)
+{
+    uint32_t n_there = 0, in_memory;
+
+    (void)state;
+    scrub_disk_bytes = 64 << 20;
+    open_store(1, UINT64_MAX);
+    scrub_disk_bytes = 0;
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    kv_client_close(client);
+    end_node(0);
+    assert_int_equal(kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, flip_some,
+                                  &(struct damage){.every = FEW * BLOCKS * N_UNITS / 2}),
+                     KV_OK);
+    cluster_start(&cluster, 0);
+    connect_client();
+    assert_true(cluster_becomes(client, "stats", "disk_scrub_passes", 1));
+    assert_true(cluster_total(client, "stats", "bad_saved_blocks") == 2);
+    for (uint32_t i = 0; i < FEW; i++)
+        n_there += match(i, &in_memory) / KV_BLOCK_TOKENS;
+    assert_true(cluster_total(client, "stats", "lost_saved_blocks") ==
+                (double)(FEW * BLOCKS - n_there));
+    wait_erased(n_there);
+    nothing_is_bad(0, n_there);
+    close_store();
+}
+
 struct record_flip {
     uint32_t at, which;
 };
@@ -736,15 +1029,27 @@ static void a_newer_format_is_refused(void **state)
     close_store();
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_restart_loses_nothing),   cmocka_unit_test(threads_may_be_others),
-        cmocka_unit_test(more_than_memory),          cmocka_unit_test(damage_is_a_miss),
-        cmocka_unit_test(what_is_deleted_is_gone),   cmocka_unit_test(a_drain_erases),
-        cmocka_unit_test(damaged_records_lie),       cmocka_unit_test(a_full_disk_forgets),
+        cmocka_unit_test(a_restart_loses_nothing),
+        cmocka_unit_test(threads_may_be_others),
+        cmocka_unit_test(more_than_memory),
+        cmocka_unit_test(damage_is_a_miss),
+        cmocka_unit_test(what_is_deleted_is_gone),
+        cmocka_unit_test(a_drain_erases),
+        cmocka_unit_test(damaged_records_lie),
+        cmocka_unit_test(a_full_disk_forgets),
         cmocka_unit_test(a_newer_format_is_refused),
+        cmocka_unit_test(verify_finds_nothing),
+        cmocka_unit_test(verify_mends_from_memory),
+        cmocka_unit_test(verify_forgets_what_is_away),
+        cmocka_unit_test(verify_leaves_sessions_alone),
+        cmocka_unit_test(verify_may_be_given_up),
+        cmocka_unit_test(the_background_verifies_the_disk),
     };
 
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

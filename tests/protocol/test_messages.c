@@ -1444,6 +1444,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__RenewRequest renew = KVPB__RENEW_REQUEST__INIT;
     Kvpb__SessionRequest session = KVPB__SESSION_REQUEST__INIT;
     Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
+    Kvpb__VerifyRequest verify = KVPB__VERIFY_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
@@ -1575,6 +1576,10 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
             prefix.session_id = binary(&world.session_id);
         prefix.for_ms = (uint32_t)usual_or_boundary(number, 100);
         message = &prefix.base;
+        break;
+    case KV_OP_VERIFY:
+        verify.since_us = usual_or_boundary(number, world.clock.virtual_us);
+        message = &verify.base;
         break;
     default:
         table.name = tables[kv_random_below(random, sizeof(tables) / sizeof(tables[0]))];
@@ -3499,6 +3504,51 @@ static void tables_tell_no_secrets(void **state)
     assert_int_equal(kvs_prefixes_count(world.node->control.prefixes), 0);
 }
 
+/* ---- verification ------------------------------------------------------------------------ */
+
+static Kvpb__VerifyReply *ask_verify(uint64_t since_us)
+{
+    Kvpb__VerifyRequest request = KVPB__VERIFY_REQUEST__INIT;
+    Kvpb__VerifyReply *reply;
+
+    request.since_us = since_us;
+    ask_control(KV_OP_VERIFY, &request.base);
+    reply = kvpb__verify_reply__unpack(NULL, world.reply.body_bytes, world.body);
+    assert_non_null(reply);
+    return reply;
+}
+
+/* A request is answered at once, whatever there is to do; the node does it as long as it is asked. */
+static void verify_goes_on_while_it_is_asked(void **state)
+{
+    Kvpb__VerifyRequest request = KVPB__VERIFY_REQUEST__INIT;
+    struct kvs_shard *shard = &world.node->shard[0];
+    const uint64_t begun_us = world.clock.virtual_us;
+    Kvpb__VerifyReply *reply = ask_verify(0);
+
+    (void)state;
+    assert_int_equal(reply->since_us, begun_us);
+    assert_false(reply->is_done);
+    for (unsigned i = 0; !reply->is_done; i++) {
+        assert_in_range(i, 0, 10000);
+        world.clock.virtual_us += 1000;
+        step();
+        kvpb__verify_reply__free_unpacked(reply, NULL);
+        reply = ask_verify(begun_us);
+        assert_int_equal(reply->since_us, begun_us);
+    }
+    assert_int_equal(reply->disk->blocks, 0); /* nothing is saved here */
+    kvpb__verify_reply__free_unpacked(reply, NULL);
+
+    assert_true(shard->scrub_wanted_us >= begun_us);
+    world.clock.virtual_us += KVS_VERIFY_ASKED_US + 20001;
+    step();
+    assert_int_equal(shard->scrub_wanted_us, 0);
+    request.since_us = world.clock.virtual_us + 1000000;
+    assert_int_equal(try_control(KV_OP_VERIFY, &request.base), KV_INVALID);
+    good_requests_work();
+}
+
 /* ---- counters at their ends -------------------------------------------------------------- */
 
 /* The request that is number 2^32 and names units that none has named before. */
@@ -4614,6 +4664,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(first_cuts_are_bounded),
         cmocka_unit_test(nobody_uses_a_session_that_is_cut),
         cmocka_unit_test(rows_land_while_the_session_forks),
+        cmocka_unit_test(verify_goes_on_while_it_is_asked),
         cmocka_unit_test(requests_are_counted_on),
         cmocka_unit_test(puts_wait_for_what_is_under_way),
         cmocka_unit_test(chains_of_puts_take_turns),

@@ -35,6 +35,7 @@ void cluster_start(struct cluster *cluster, uint32_t i)
         .sessions_max = setup->sessions_max,
         .root_sessions = setup->root_sessions,
         .scrub_bytes = setup->scrub_bytes,
+        .scrub_disk_bytes = setup->scrub_disk_bytes,
         .object_ttl_s = setup->object_ttl_s,
         .eviction = setup->eviction,
         .tenant_quota = setup->tenant_quota,

@@ -23,7 +23,7 @@ struct cluster_setup {
     uint32_t n_nodes, n_threads;
     uint64_t memory_bytes; /* of each node */
     uint32_t lease_ms, sessions_max, root_sessions, credits;
-    uint64_t scrub_bytes;
+    uint64_t scrub_bytes, scrub_disk_bytes;
     uint32_t object_ttl_s;
     const char *eviction; /* NULL: the node's default */
     uint64_t tenant_quota;

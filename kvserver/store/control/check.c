@@ -3,6 +3,7 @@
  */
 #include "kvserver/base/token.h"
 #include "kvserver/store/control/control.h"
+#include "kvserver/store/control/disk_verify.h"
 
 #include <assert.h>
 #include <string.h>
@@ -292,6 +293,7 @@ static void check_prefixes(const struct kvs_control *control)
     size_t cursor = 0;
 
     kvs_prefixes_check(control->prefixes);
+    kvs_disk_verify_check(control);
     while ((prefix = kvs_prefixes_next(control->prefixes, &cursor)) != NULL)
         assert(prefix->n_holders == 0 || prefix->n_holders == n_holders_of(control, prefix));
     for (uint32_t i = 0; i < control->config.sessions_max; i++) {

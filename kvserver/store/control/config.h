@@ -38,6 +38,7 @@ struct kvs_node_config {
                                 * prefix/eviction.h; NULL: the first */
     uint64_t tenant_quota;     /* bytes that are kept for each tenant in prefixes; 0: any */
     uint64_t scrub_bytes;      /* of memory verified per second in the background; 0: none */
+    uint64_t scrub_disk_bytes; /* the same of what is on disk */
     uint64_t seed;             /* for tokens and ids; 0: from the system */
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least
                                 * KV_WIRE_VERSION_LEAST; 0: KV_WIRE_VERSION */

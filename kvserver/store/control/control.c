@@ -3,6 +3,7 @@
  */
 #include "kvserver/store/control/control.h"
 
+#include "kvserver/store/control/disk_verify.h"
 #include "kvserver/store/control/saver.h"
 
 #include <assert.h>
@@ -19,10 +20,8 @@ static const struct {
     uint64_t every_us;
     void (*run)(struct kvs_control *control, uint64_t now_us);
 } periodic_tasks[KVS_PERIODIC_TASKS] = {
-    {20000, kvs_sessions_expire},
-    {20000, kvs_clients_check},
-    {20000, expire_pins},
-    {20000, kvs_memory_watch},
+    {20000, kvs_sessions_expire}, {20000, kvs_clients_check}, {20000, expire_pins},
+    {20000, kvs_memory_watch},    {20000, kvs_verify_expire},
 };
 
 bool kvs_control_begin(struct kvs_control *control,
@@ -115,6 +114,7 @@ bool kvs_control_step(struct kvs_control *control)
     kvs_keep_step(control);
     kvs_prefixes_make_room(control);
     kvs_saver_step(control, now_us);
+    kvs_disk_verify_step(control, now_us);
     return control->n_calls > 0;
 }
 
@@ -150,7 +150,8 @@ kv_status_t kvs_control_init(struct kvs_control *control,
     control->prefixes = kvs_prefixes_create(kv_mix64(secret + 1), policy, pages);
     return control->prefixes != NULL && kvs_sessions_init(control, secret) &&
                    kvs_clients_init(control, kv_mix64(kv_mix64(secret))) &&
-                   control->replies != NULL && kvs_saver_create(control)
+                   control->replies != NULL && kvs_saver_create(control) &&
+                   kvs_disk_verify_create(control)
                ? KV_OK
                : KV_NO_MEMORY;
 }
@@ -178,6 +179,7 @@ void kvs_control_fini(struct kvs_control *control)
             free(control->sessions[i].writers);
         }
     }
+    kvs_disk_verify_destroy(control);
     kvs_saver_destroy(control);
     kvs_prefixes_stop(control);
     free(control->sessions);

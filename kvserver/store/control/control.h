@@ -55,7 +55,8 @@ enum {
     KVS_CALLS_MAX = 1024, /* control requests in flight */
     KVS_LOG_ENTRIES = 16, /* lifecycle operations that a session remembers */
     KVS_CLIENT_NAME_BYTES = 64,
-    KVS_PERIODIC_TASKS = 4, /* control.c */
+    KVS_PERIODIC_TASKS = 5,                /* control.c */
+    KVS_VERIFY_ASKED_US = 5 * 1000 * 1000, /* how long a wish to have all verified counts */
 };
 
 /* A model stays known, also on disk, while sessions use it.  After that it stays until another
@@ -164,6 +165,7 @@ struct kvs_keep {
 };
 
 struct kvs_batch;
+struct kvs_disk_verify;
 struct kvs_saver;
 
 struct kvs_control_call {
@@ -244,8 +246,10 @@ struct kvs_control {
     bool has_warned_scarce, has_warned_full; /* of memory, since there was plenty */
     uint64_t quota_warned_us;                /* when a tenant's was full; 0: never */
     struct kvs_prefixes *prefixes;
-    struct kvs_saver *saver; /* NULL: nothing is saved */
+    struct kvs_saver *saver;             /* NULL: nothing is saved */
     struct kvs_disk_room disk_room;
+    struct kvs_disk_verify *disk_verify; /* likewise */
+    uint64_t scrub_asked_us; /* when that wish was heard last, of memory; 0: nobody has it */
     struct kvs_reuse reuse;
     struct kvs_prefix
         *released;     /* a list: data threads are to give refs of their blocks back */
@@ -288,10 +292,11 @@ static inline uint32_t kvs_node_requests_max(const struct kvs_node_config *confi
 }
 
 /* Returns how many commands to one data thread can be in progress at once: one per session, two
- * per client, one per call, one that gives refs of prefixes back, and two of the saver's. */
+ * per client, one per call, one that gives refs of prefixes back, two of the saver's, and one that
+ * verifies what is saved. */
 static inline uint32_t kvs_node_commands_max(const struct kvs_node_config *config)
 {
-    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 4;
+    return config->sessions_max + 2 * config->clients_max + KVS_CALLS_MAX + 5;
 }
 
 static inline bool kvs_control_has_op(const struct kvs_control *control, unsigned op)
@@ -502,6 +507,10 @@ void kvs_events_back(const struct kvs_control *control, const struct kvs_prefix 
 void kvs_control_evict(struct kvs_control *control,
                        struct kvs_prefix *prefix,
                        enum kvs_evict_why why);
+/* The same of a prefix in the index and all that are behind it.  Returns how many that were. */
+uint64_t kvs_control_evict_tree(struct kvs_control *control,
+                                struct kvs_prefix *prefix,
+                                enum kvs_evict_why why);
 /* The caller's hold and refs of blocks of a prefix that is not in the index: both go with the next
  * kvs_prefixes_release_step(). */
 void kvs_prefix_give_back(struct kvs_control *control, struct kvs_prefix *prefix);
@@ -529,6 +538,11 @@ void kvs_memory_watch(struct kvs_control *control, uint64_t now_us);
 
 /* Goes on with what clients said of prefixes, for some slices. */
 void kvs_keep_step(struct kvs_control *control);
+
+/* ---- ops_verify.c ---- */
+
+/* Nobody has asked for long: the scrubbers have time again. */
+void kvs_verify_expire(struct kvs_control *control, uint64_t now_us);
 
 /* ---- clients.c ---- */
 
@@ -603,6 +617,7 @@ void kvs_control_match(struct kvs_control_call *call);
 void kvs_control_prefix(struct kvs_control_call *call);
 void kvs_control_objects(struct kvs_control_call *call);
 void kvs_control_table(struct kvs_control_call *call);
+void kvs_control_verify(struct kvs_control_call *call);
 void kvs_control_drain_begin(struct kvs_control_call *call);
 
 /* ---- tables.c ---- */

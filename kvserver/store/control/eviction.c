@@ -92,6 +92,23 @@ void kvs_control_evict(struct kvs_control *control,
     kvs_prefix_give_back(control, prefix);
 }
 
+uint64_t kvs_control_evict_tree(struct kvs_control *control,
+                                struct kvs_prefix *prefix,
+                                enum kvs_evict_why why)
+{
+    struct kvs_prefix *last, *parent;
+    uint64_t n = 0;
+
+    /* Always on from where the last one was: the way from the first one may be long. */
+    for (last = prefix; last != NULL; last = last != prefix ? parent : NULL) {
+        last = kvs_prefix_last(last);
+        parent = last->parent;
+        kvs_control_evict(control, last, why);
+        n++;
+    }
+    return n;
+}
+
 static void tell_stats(struct kvs_control *control)
 {
     struct kvs_saver_facts facts;

@@ -145,6 +145,8 @@ static const struct {
      offsetof(struct kvs_stats, objects_bad)},
     {"scrub_pass_bytes", "bytes verified so far in the current pass",
      offsetof(struct kvs_stats, scrub_pass_bytes)},
+    {"disk_scrub_pass_bytes", "bytes on disk verified so far in the current pass, or the last",
+     offsetof(struct kvs_stats, disk_scrub_pass_bytes)},
     {"requests_in_flight", "data requests in flight", offsetof(struct kvs_stats, in_flight)},
 };
 
@@ -192,6 +194,8 @@ static void write_gauges(struct kvs_control *control, FILE *out)
     gauge(out, "scrub_pass_seconds",
           "duration of the last verification pass on the slowest thread",
           slowest_pass_us(control) / 1000000);
+    gauge(out, "disk_scrub_pass_seconds", "duration of the last verification pass of the disk",
+          kvs_counted(&control->stats.disk_scrub_pass_us) / 1000000);
     gauge(out, "sessions", "open sessions", atomic_load(&control->n_sessions_seen));
     gauge(out, "data_threads", "data threads", control->n_threads);
     gauge(out, "draining", "1 while the node is draining", atomic_load(&control->draining));

@@ -192,18 +192,12 @@ void kvs_session_found_bad(struct kvs_control *control,
 {
     const struct kvs_prefix_place place = kvs_session_prefix_place(session);
     const uint32_t block = tokens / KV_BLOCK_TOKENS;
-    struct kvs_prefix *prefix, *last, *parent;
+    struct kvs_prefix *prefix;
 
     prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
                                session->names, block + 1);
-    if (prefix != NULL && prefix->depth != block)
-        prefix = NULL;
-    /* Always on from where the last one was: the way from the first one may be long. */
-    for (last = prefix; last != NULL; last = last != prefix ? parent : NULL) {
-        last = kvs_prefix_last(last);
-        parent = last->parent;
-        kvs_control_evict(control, last, KVS_EVICT_BAD);
-    }
+    if (prefix != NULL && prefix->depth == block)
+        (void)kvs_control_evict_tree(control, prefix, KVS_EVICT_BAD);
     kvs_prefixes_release_step(control);
 }
 

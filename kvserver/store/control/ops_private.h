@@ -10,6 +10,7 @@
  *   ops_keep.c      prefix
  *   ops_objects.c   objects
  *   ops_node.c      table, drain
+ *   ops_verify.c    verify
  *
  * Threads: the control thread.
  */

@@ -3,6 +3,7 @@
 #include "kvserver/base/config.h"
 #include "kvserver/base/log.h"
 #include "kvserver/store/control/control.h"
+#include "kvserver/store/control/disk_verify.h"
 #include "kvserver/store/control/manifest.h"
 
 #include <assert.h>
@@ -182,6 +183,11 @@ static struct kvs_tier_item item_of(struct kvs_prefix *prefix)
                                   .block_bytes = home->block_bytes};
 }
 
+struct kvs_tier_item kvs_saver_item(struct kvs_prefix *prefix)
+{
+    return item_of(prefix);
+}
+
 /* Something of the block may be on disk; a ref of its prefix, if any, is the list's.  Without memory
  * to say so it stays there until the node is started again; what was saved is found again then. */
 static void add_erasure(struct kvs_saver *saver, const struct kvs_tier_item *item)
@@ -230,6 +236,7 @@ void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix)
         item.prefix = NULL; /* data threads know of it by the command that follows */
         add_erasure(saver, &item);
         saver->saved_blocks--;
+        kvs_disk_verify_remove(control, prefix);
     }
 }
 
@@ -493,6 +500,7 @@ static void saved(struct kvs_batch *batch)
         if (batch->status == KV_OK && !has_failed(batch, i) && prefix->home != NULL &&
             (parent == NULL || parent->saved == KVS_PREFIX_SAVED)) {
             kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_SAVED);
+            kvs_disk_verify_add(control, prefix, now_of(control));
             saver->saved_blocks++;
             continue;
         }

@@ -46,6 +46,9 @@ void kvs_saver_found(struct kvs_control *control,
                      const struct kvs_tier_item *item,
                      kv_status_t status);
 
+/* Returns what data threads are told of a prefix in the index, without a ref of it. */
+struct kvs_tier_item kvs_saver_item(struct kvs_prefix *prefix);
+
 /* The prefix is in the index: it will be saved. */
 void kvs_saver_add(struct kvs_control *control, struct kvs_prefix *prefix);
 /* The prefix is about to leave the index: what the disk has of it will be erased. */

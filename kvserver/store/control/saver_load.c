@@ -4,6 +4,7 @@
 #include "kvserver/base/log.h"
 #include "kvserver/cluster/placement.h"
 #include "kvserver/store/control/control.h"
+#include "kvserver/store/control/disk_verify.h"
 #include "kvserver/store/control/manifest.h"
 #include "kvserver/store/control/saver.h"
 
@@ -183,6 +184,7 @@ static void load_entry(void *arg, struct kvs_manifest_entry *entry)
     if (status == KV_OK) {
         kvs_prefix_release(control->prefixes, prefix);
         kvs_events_stored(control, prefix);
+        kvs_disk_verify_add(control, prefix, 0);
         loading->n_loaded++;
     } else if (status == KV_NO_MEMORY) {
         loading->n_left_out++;

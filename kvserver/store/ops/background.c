@@ -1,7 +1,7 @@
 /* The background jobs of a data thread, most urgent first.  Room that the node needs is given
  * back, and expired objects are freed, before anything that may take long.  The
- * scrubber limits itself to its rate and gets every other turn; then come index jobs, and
- * samples of recall. */
+ * scrubber limits itself to its rate and gets every other turn, and what is verified on disk every
+ * third, if that is not the scrubber's; then come index jobs, and samples of recall. */
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
 #include "kvserver/store/ops/ops.h"
@@ -37,6 +37,15 @@ static void scrub_tell(struct kvs_shard *shard, const void *state)
     kvs_stat_set(&stats->scrub_pass_bytes, progress.pass_bytes);
     kvs_stat_set(&stats->scrub_last_us, progress.last_pass_us);
     kvs_stat_set(&stats->scrub_last_bytes, progress.last_pass_bytes);
+    kvs_stat_set(&stats->scrub_last_blocks, progress.last_pass_blocks);
+    /* Last, and after what was found: who sees it sees that, too. */
+    atomic_store_explicit(&stats->scrub_since_us, progress.since_us, memory_order_release);
+}
+
+static bool disk_step(struct kvs_shard *shard, void *state)
+{
+    (void)state;
+    return shard->tier != NULL && kvs_disk_tier_verify(shard->tier);
 }
 
 /* When a job has ended, wakes the requests of its session that wait for codes. */
@@ -90,6 +99,7 @@ const struct kvs_background_row kvs_background[KVS_BACKGROUND_COUNT] = {
                               .close = scrub_close,
                               .step = scrub_step,
                               .tell = scrub_tell},
+    [KVS_BACKGROUND_DISK] = {.every = 3, .step = disk_step},
     [KVS_BACKGROUND_INDEX] = {.every = 1, .step = index_step},
     [KVS_BACKGROUND_RECALL] = {.every = 1, .step = recall_step},
 };

@@ -135,10 +135,14 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_TABLE] = {.name = "table",
                      .summary = "returns one of the node's tables, such as status or sessions",
                      .control = kvs_control_table},
+    [KV_OP_VERIFY] = {.name = "verify",
+                      .summary =
+                          "verifies what is in memory and on disk, and says what was found",
+                      .control = kvs_control_verify},
     [KV_OP_DRAIN] = {.name = "drain",
                      .summary = "rejects new work, finishes, stops",
                      .control = kvs_control_drain_begin},
 };
 
-static_assert(KV_OP_COUNT == 48,
+static_assert(KV_OP_COUNT == 49,
               "operation added or removed: update the table, and KV_WIRE_VERSION");

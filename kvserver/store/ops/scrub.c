@@ -360,6 +360,7 @@ static void next_block(struct kvs_scrub *scrub, const struct kvs_shard_session *
 {
     struct kvs_block *block = session->blocks.list[scrub->block];
 
+    scrub->progress.pass_blocks += block->pass != scrub->pass && kvs_block_is_here(block);
     if (block->pass != scrub->pass || block->n_checked < scrub->n_checked)
         block->n_checked = (uint8_t)scrub->n_checked;
     block->pass = scrub->pass;
@@ -469,7 +470,7 @@ static void begin_pass(struct kvs_scrub *scrub, uint64_t now_us)
     scrub->session = scrub->step = 0;
     begin_block(scrub, 0);
     scrub->serial = scrub->shard->sessions[0].serial;
-    scrub->progress.pass_bytes = 0;
+    scrub->progress.pass_bytes = scrub->progress.pass_blocks = 0;
     scrub->progress.phase = KVS_SCRUB_ROWS;
 }
 
@@ -477,7 +478,9 @@ static void end_pass(struct kvs_scrub *scrub, uint64_t now_us)
 {
     scrub->progress.n_passes++;
     scrub->progress.last_pass_us = now_us - scrub->begun_us;
+    scrub->progress.since_us = scrub->begun_us;
     scrub->progress.last_pass_bytes = scrub->progress.pass_bytes;
+    scrub->progress.last_pass_blocks = scrub->progress.pass_blocks;
     if (scrub->due_us < scrub->begun_us + PASS_US)
         scrub->due_us = scrub->begun_us + PASS_US;
 }
@@ -488,7 +491,10 @@ bool kvs_scrub_step(struct kvs_scrub *scrub)
     const uint64_t now_us = scrub->shard->now_us;
     uint64_t bytes = 0;
 
-    if (scrub->bytes_per_s == 0 || now_us < scrub->due_us)
+    const bool hurries = atomic_load_explicit(&scrub->shard->scrub_wanted_us,
+                                              memory_order_relaxed) > progress->since_us;
+
+    if (!hurries && (scrub->bytes_per_s == 0 || now_us < scrub->due_us))
         return false;
     if (progress->phase == KVS_SCRUB_RESTS)
         begin_pass(scrub, now_us);
@@ -500,8 +506,9 @@ bool kvs_scrub_step(struct kvs_scrub *scrub)
     progress->pass_bytes += bytes;
     if (scrub->due_us + LAG_US < now_us)
         scrub->due_us = now_us - LAG_US;
-    scrub->due_us +=
-        (bytes < SLICE_COST ? SLICE_COST : bytes) * UINT64_C(1000000) / scrub->bytes_per_s;
+    if (!hurries)
+        scrub->due_us +=
+            (bytes < SLICE_COST ? SLICE_COST : bytes) * UINT64_C(1000000) / scrub->bytes_per_s;
     if (progress->phase == KVS_SCRUB_RESTS)
         end_pass(scrub, now_us);
     return true;

@@ -11,7 +11,8 @@
  *
  * The scrubber runs in every other background turn (background.h), in slices of about 20 us (a
  * segment of the largest rows takes 150 us), and verifies at most the configured number of
- * bytes per second.  No request does any of its work.
+ * bytes per second; any number while somebody waits for it (shard->scrub_wanted_us).  No request
+ * does any of its work.
  *
  * Threads: the data thread; its statistics have the progress.  Memory: create/destroy.
  */
@@ -33,10 +34,12 @@ struct kvs_scrub_progress {
     enum kvs_scrub_phase phase;
     uint32_t session;      /* KVS_SCRUB_ROWS: the session being checked */
     uint64_t bytes;        /* checked since the start */
+    uint64_t since_us;     /* the last complete pass began then */
     uint64_t pass_bytes;   /* of this pass */
     uint64_t n_passes;     /* completed */
     uint64_t last_pass_us; /* duration of the last pass */
     uint64_t last_pass_bytes;
+    uint64_t pass_blocks, last_pass_blocks; /* those that several sessions have once */
 };
 void kvs_scrub_get_progress(const struct kvs_scrub *scrub,
                             struct kvs_scrub_progress *ret_progress);

@@ -118,9 +118,12 @@ struct kvs_prefix {
     uint32_t depth;     /* the block's number in its prompt */
     uint32_t n_here;    /* children in memory */
     struct kvs_prefix *save_next, **save_link; /* control/saver.c; link NULL: not listed */
-    uint64_t added_us;                         /* when it came into the index */
-    uint32_t n_refs;                           /* kvs_prefix_ref() */
-    uint32_t n_holders;                        /* kvs_prefix_hold(): sessions and calls */
+    /* What is saved of it, and when that was verified; link NULL: nothing (control/disk_verify.c). */
+    struct kvs_prefix *verify_next, **verify_link;
+    uint64_t verified_us;
+    uint64_t added_us;  /* when it came into the index */
+    uint32_t n_refs;    /* kvs_prefix_ref() */
+    uint32_t n_holders; /* kvs_prefix_hold(): sessions and calls */
     uint32_t n_uses;
     uint32_t heap_at;      /* UINT32_MAX: it may not go */
     uint8_t saved;         /* enum kvs_prefix_saved */

@@ -124,6 +124,9 @@ struct kvs_shard {
                                        * have the next free one gets it */
     struct kvs_request_queue missing; /* requests that wait for blocks that are absent */
     struct kvs_request_queue looking; /* woken requests; some are run in each step */
+    /* What was in memory at that time is to be verified soon: the control thread's; 0: no hurry. */
+    _Atomic uint64_t scrub_wanted_us;
+
     struct kvs_shard_session *woken, **woken_end;     /* sessions to wake, in that order */
     struct kv_ring *commands;                         /* from the control thread */
     struct kvs_command *command;                      /* in progress, in slices */

@@ -460,12 +460,59 @@ static bool erase_step(struct kvs_disk_tier *tier, uint32_t i)
     return erase_some(tier, i);
 }
 
+/* ---- what verify.c needs ------------------------------------------------------------------- */
+
+struct kvs_saved *kvs_saved_of_item(const struct kvs_disk_tier *tier,
+                                    const struct kvs_tier_item *item)
+{
+    const struct kvs_block *block = block_of(tier, item);
+    struct kvs_saved *saved = block != NULL ? saved_of(tier, block) : NULL;
+
+    return saved != NULL && !saved->is_doomed ? saved : NULL;
+}
+
+bool kvs_can_mend(const struct kvs_saved *saved, uint32_t at)
+{
+    return kvs_block_is_here(saved->block) && can_save(saved->block, at);
+}
+
+/* A row that has gone bad in memory, and is not known to be, is written as it is: its own CRC says so
+ * to whoever reads it. */
+bool kvs_mend(struct kvs_disk_tier *tier,
+              uint32_t i,
+              const struct kvs_saved *saved,
+              uint32_t at)
+{
+    const struct kvs_saved_key key = kvs_saved_key_at(saved, KVS_SAVED_ROWS, at);
+    struct kvs_saved_tail *tail;
+    struct kvs_segment_image image;
+    struct kvs_job_op *op =
+        op_create(tier, KVS_TIER_VERIFY, i, saved->block, sizeof(struct kvs_saved_tail));
+
+    if (op == NULL)
+        return false;
+    if (!kvs_block_image(tier->store, kvs_block_owner(saved->block, at), at, &image)) {
+        op_free(op);
+        return false;
+    }
+    tail = (struct kvs_saved_tail *)op->memory;
+    kvs_saved_tail_make(tail, &key, image.rows, image.rows_bytes, image.crcs);
+    const struct kv_disk_write write = {.key = &key,
+                                        .key_bytes = sizeof(key),
+                                        .value = image.rows,
+                                        .value_bytes = image.rows_bytes,
+                                        .tail = tail,
+                                        .tail_bytes = sizeof(*tail)};
+    return op_start(op, &write, 1);
+}
+
 /* ---- all jobs ----------------------------------------------------------------------------- */
 
 static bool (*const steps[KVS_TIER_JOBS])(struct kvs_disk_tier *tier, uint32_t i) = {
     [KVS_TIER_SAVE] = save_step,
     [KVS_TIER_LEAVE] = leave_step,
     [KVS_TIER_ERASE] = erase_step,
+    [KVS_TIER_VERIFY] = kvs_verify_item,
 };
 
 static bool is_item_over(const struct kvs_item_progress *progress)
@@ -599,6 +646,7 @@ void kvs_disk_tier_close(struct kvs_disk_tier *tier)
         free(op);
     }
     kvs_loads_close(tier);
+    kvs_verify_close(tier);
     for (unsigned i = 0; i < KVS_TIER_JOBS; i++)
         free(tier->jobs[i].progress);
     while ((saved = kv_map_next(tier->saved, &cursor)) != NULL) {
@@ -609,14 +657,29 @@ void kvs_disk_tier_close(struct kvs_disk_tier *tier)
     free(tier);
 }
 
+/* Whether verification has something to do that no end of a read would wake the thread for: its turn
+ * comes, but not in every step. */
+static bool is_verify_due(const struct kvs_disk_tier *tier)
+{
+    return tier->jobs[KVS_TIER_VERIFY].items != NULL && tier->verifying == NULL &&
+           tier->first == NULL;
+}
+
 bool kvs_disk_tier_step(struct kvs_disk_tier *tier)
 {
     bool has_moved = kv_disk_progress(tier->queue) > 0;
 
     has_moved = kvs_load_step(tier) || has_moved;
-    for (unsigned job = 0; job < KVS_TIER_JOBS; job++)
+    for (unsigned job = 0; job < KVS_TIER_VERIFY; job++)
         has_moved = job_step(tier, job) || has_moved;
-    return has_moved;
+    return has_moved || is_verify_due(tier);
+}
+
+bool kvs_disk_tier_verify(struct kvs_disk_tier *tier)
+{
+    if (tier->first != NULL)
+        return false; /* whoever needs these has the disk, and the time, to himself */
+    return kvs_verify_judge(tier) || job_step(tier, KVS_TIER_VERIFY);
 }
 
 void kvs_disk_tier_release(struct kvs_disk_tier *tier, const struct kvs_block *block)

@@ -6,6 +6,7 @@
  *   SAVE    published, not saved yet          ->  each segment of each     ->  rows and their CRCs
  *   LEAVE   saved, and memory is short        ->  kvs_block_leave()        ->  codes, if they are new
  *   ERASE   nobody is to find them any more   ->                           ->  keys are removed
+ *   VERIFY  saved                             ->  kvs_disk_tier_verify()   <-  rows and their CRCs
  *
  *        a request needs an absent block      ->  kvs_block_need()         <-  rows, CRCs, codes
  *
@@ -22,6 +23,12 @@
  * which a part is in memory never waits for another's.  Some reads are always under way, for the
  * next blocks too; what they read into is beside --memory, KVS_TIER_WINDOW bytes at most.
  *
+ * What is saved can be verified: each segment is read, and goes no further.  One that is missing or
+ * wrong is written again in its place if the block is in memory.  The record that says that the block
+ * counts need not change for that: what is read is the old value or the new one, whatever happens, and
+ * only the new one is right.  Without its rows in memory the block is bad, and the control thread's to
+ * forget.  This is work for idle times, of its own bounded window, and waits while blocks come back.
+ *
  * Threads: the data thread.  Memory: a record of some 200 bytes for each saved block, from the
  * heap.
  */
@@ -37,8 +44,10 @@ struct kv_clock;
 struct kvs_disk_tier;
 
 enum {
-    KVS_TIER_WINDOW = 8 << 20,   /* bytes that a data thread reads ahead */
-    KVS_TIER_WRITING = 16 << 20, /* bytes that it has given to the disk to be written */
+    KVS_TIER_WINDOW = 8 << 20,    /* bytes that a data thread reads ahead */
+    KVS_TIER_WRITING = 16 << 20,  /* bytes that it has given to the disk to be written */
+    KVS_TIER_VERIFYING = 1 << 20, /* bytes that it reads to verify them: what a request needs is
+                                   * behind these */
 };
 
 /* What is done with a list of blocks; one list of each kind at a time. */
@@ -46,6 +55,7 @@ enum kvs_tier_job {
     KVS_TIER_SAVE,
     KVS_TIER_LEAVE,
     KVS_TIER_ERASE,
+    KVS_TIER_VERIFY, /* the last: the others do not wait for idle times */
     KVS_TIER_JOBS,
 };
 
@@ -59,6 +69,9 @@ struct kvs_tier_item {
     uint32_t depth, n_units;
     uint64_t block_bytes;
     _Atomic uint32_t n_failed; /* data threads on which it has not been done */
+    /* verify: segments that are bad on disk, and could not be written again, or were; and those that
+     * the disk could not read, about which nothing is known. */
+    _Atomic uint32_t n_bad, n_mended, n_unread;
 };
 
 struct kvs_disk_tier_setup {
@@ -77,6 +90,7 @@ struct kvs_tier_counts {
     _Atomic uint64_t left_blocks;
     _Atomic uint64_t loaded_bytes, loaded_blocks;
     _Atomic uint64_t lost_segments; /* on the way back: missing, or with a wrong checksum */
+    _Atomic uint64_t bad_segments;  /* the same, when they were verified */
     _Atomic uint64_t failed;        /* writes and reads that the disk has refused */
     struct kv_histogram load_us;    /* from the first need of a block until it is back */
 };
@@ -96,8 +110,11 @@ void kvs_disk_tier_begin(struct kvs_disk_tier *tier,
                          struct kvs_tier_item *items,
                          uint32_t n);
 
-/* Goes on with jobs and loads, for a slice.  Returns false if there was nothing to do. */
+/* Goes on with loads, and with jobs but VERIFY, for a slice.  Returns false if there was nothing to
+ * do, and is nothing for VERIFY. */
 bool kvs_disk_tier_step(struct kvs_disk_tier *tier);
+/* The same with VERIFY. */
+bool kvs_disk_tier_verify(struct kvs_disk_tier *tier);
 
 /* The index of prefixes is about to give up its ref of the block: what is saved of it will be
  * erased.  Allowed of a block that is not saved. */

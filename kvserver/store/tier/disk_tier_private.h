@@ -1,4 +1,5 @@
-/* disk_tier_private.h - what disk_tier.c (jobs) and load.c (blocks that come back) share. */
+/* disk_tier_private.h - what disk_tier.c (jobs), load.c (blocks that come back) and verify.c (what is
+ * saved of blocks is right) share. */
 #ifndef KV_KVSERVER_STORE_TIER_DISK_TIER_PRIVATE_H
 #define KV_KVSERVER_STORE_TIER_DISK_TIER_PRIVATE_H
 
@@ -76,6 +77,18 @@ struct kvs_segment_read {
     uint64_t memory[]; /* rows with their tail, then codes */
 };
 
+/* A segment that is read to be verified.  It knows its block by the job's item: that may go
+ * meanwhile. */
+struct kvs_verify_read {
+    struct kvs_disk_tier *tier;
+    struct kvs_verify_read *next,
+        **link; /* of those under way; next: of those that are ready */
+    uint32_t item, at, n_tries;
+    kv_status_t status;
+    size_t room, bytes;
+    uint64_t memory[]; /* rows with their tail */
+};
+
 struct kvs_disk_tier {
     struct kvs_segment_store *store;
     const struct kv_clock *clock;
@@ -93,6 +106,9 @@ struct kvs_disk_tier {
         *to_read; /* of them: more is to be read of this one, and those behind it */
     struct kvs_segment_read *reads; /* under way */
     size_t reading_bytes;
+    struct kvs_verify_read *verifying; /* under way */
+    struct kvs_verify_read *verify_ready;
+    size_t verifying_bytes; /* of both */
     struct kvs_tier_counts counts;
 };
 
@@ -111,6 +127,17 @@ kvs_saved_key_at(const struct kvs_saved *saved, enum kvs_saved_kind kind, uint32
 
 /* ---- disk_tier.c ---- */
 
+/* Returns what is saved of the item here, or NULL: it has no units here, or has left the index. */
+struct kvs_saved *kvs_saved_of_item(const struct kvs_disk_tier *tier,
+                                    const struct kvs_tier_item *item);
+/* Whether the block, which is saved, has the segment in memory, as far as anybody knows as it should
+ * be; then writes it again.  The item counts a write that fails.  Returns false if it is to be tried
+ * again later. */
+bool kvs_can_mend(const struct kvs_saved *saved, uint32_t at);
+bool kvs_mend(struct kvs_disk_tier *tier,
+              uint32_t i,
+              const struct kvs_saved *saved,
+              uint32_t at);
 /* Nothing is on the disk any more of the block, or it does not matter. */
 void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 
@@ -125,5 +152,14 @@ bool kvs_load_step(struct kvs_disk_tier *tier);
 /* Frees what was under way; the queue is closed. */
 void kvs_loads_close(struct kvs_disk_tier *tier);
 void kvs_load_free_ready(struct kvs_saved *saved);
+
+/* ---- verify.c ---- */
+
+/* Goes on with an item of the job.  Returns false if nothing more can be done now. */
+bool kvs_verify_item(struct kvs_disk_tier *tier, uint32_t i);
+/* Judges what has been read, for a slice.  Returns false if there was nothing to do. */
+bool kvs_verify_judge(struct kvs_disk_tier *tier);
+/* Frees what was under way; the queue is closed. */
+void kvs_verify_close(struct kvs_disk_tier *tier);
 
 #endif

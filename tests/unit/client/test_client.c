@@ -38,6 +38,7 @@ enum {
     N_TOKENS = 8192,
     N_NAMES = 2, /* of an open's blocks */
     LEASE_MS = 60000,
+    VERIFY_SINCE_US = 7,
     REQUESTS_MAX = 512,
     CREDITS = 8,
     OPS_MAX = 16,
@@ -157,6 +158,8 @@ enum lie {
     LIE_CONTROLS, /* characters that would steer a terminal, in names */
     LIE_CELLS_FEW,
     LIE_STATUS,
+    LIE_SINCE,
+    LIE_COUNTS_NONE,
     LIE_HELLO_VERSION,
     LIE_HELLO_TOKEN,
     LIE_HELLO_NODE,
@@ -529,6 +532,20 @@ static void match(const struct kv_wire_header *request)
     reply_control(request, &reply.base);
 }
 
+static void verification(const struct kv_wire_header *request)
+{
+    Kvpb__VerifyReply reply = KVPB__VERIFY_REPLY__INIT;
+    Kvpb__VerifyCounts counts = KVPB__VERIFY_COUNTS__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+
+    reply.outcome = &outcome;
+    outcome.status = f.node.lie == LIE_STATUS ? -7777 : KV_OK;
+    reply.since_us = VERIFY_SINCE_US + (f.node.lie == LIE_SINCE);
+    reply.memory = &counts;
+    reply.disk = f.node.lie == LIE_COUNTS_NONE ? NULL : &counts;
+    reply_control(request, &reply.base);
+}
+
 static void lifecycle(const struct kv_wire_header *request, const void *body)
 {
     Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
@@ -628,6 +645,9 @@ static void on_control(
         break;
     case KV_OP_MATCH:
         match(&request);
+        break;
+    case KV_OP_VERIFY:
+        verification(&request);
         break;
     case KV_OP_GOODBYE:
         break;
@@ -3195,7 +3215,7 @@ static void test_query_first_cut(void **state)
     /* Nobody wants to know, or the node cannot count: nothing is told.  As many candidates as can
      * be said are all. */
     for (unsigned is_old = 0; is_old < 2; is_old++) {
-        f.client->nodes[0].version = KV_WIRE_VERSION_FIRST_CUT - is_old;
+        f.client->nodes[0].version = is_old ? KV_WIRE_VERSION_FIRST_CUT - 1 : KV_WIRE_VERSION;
         forget();
         *query = good;
         query->rerank = UINT32_MAX;
@@ -3387,6 +3407,8 @@ static struct kv_op *begin_control(enum kv_op_id id)
             &(struct kv_publish){.first_block = 1, .n_names = N_NAMES, .names = names}, 0, &op);
     else if (id == KV_OP_MATCH)
         status = kv_match_begin(f.client, names, N_NAMES, 0, &op);
+    else if (id == KV_OP_VERIFY)
+        status = kv_verify_begin(f.client, 0, VERIFY_SINCE_US, 0, &op);
     else if (id == KV_OP_PREFIX)
         status = kv_prefix_begin(
             f.client, 0, &(struct kv_prefix){.verb = KV_PREFIX_PIN, .name = names}, 0, &op);
@@ -3451,6 +3473,10 @@ static void test_control_lies(void **state)
         {KV_OP_MATCH, {LIE_TIER_BACK, "128 tokens matched, in 2 tiers, of 2 blocks"}},
         {KV_OP_PREFIX, {NO_LIE, NULL}},
         {KV_OP_PREFIX, {LIE_STATUS, "prefix: corrupt"}},
+        {KV_OP_VERIFY, {NO_LIE, NULL}},
+        {KV_OP_VERIFY, {LIE_STATUS, "verify: corrupt"}},
+        {KV_OP_VERIFY, {LIE_SINCE, "since_us or counts: does not match"}},
+        {KV_OP_VERIFY, {LIE_COUNTS_NONE, "since_us or counts: does not match"}},
         {KV_OP_TABLE, {NO_LIE, NULL}},
         {KV_OP_TABLE, {LIE_CELL_NAN, "a number of a row: does not match"}},
         {KV_OP_TABLE, {LIE_CELLS_FEW, "columns of a row: does not match"}},
@@ -3944,7 +3970,7 @@ static void test_summary_rows(void **state)
                                                .summaries = cases[i / 2].summaries,
                                                .summary_rows = cases[i / 2].rows};
 
-        f.client->nodes[0].version = KV_WIRE_VERSION_FIRST_CUT - is_old;
+        f.client->nodes[0].version = is_old ? KV_WIRE_VERSION_FIRST_CUT - 1 : KV_WIRE_VERSION;
         forget();
         asked->query.summaries = cases[i / 2].summaries;
         asked->query.summary_rows = cases[i / 2].rows;
