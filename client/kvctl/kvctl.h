@@ -7,6 +7,7 @@
  *   object_list.c     objects, delete --prefix
  *   ping.c            ping
  *   prefix.c          pin, unpin, evict, hint
+ *   verify.c          verify
  *   doctor.c          doctor: checks of this machine, then of each node
  *   doctor_node.c     doctor's checks of a node
  *   doctor_report.c   doctor's output
@@ -127,5 +128,6 @@ int kvctl_delete_run(const struct kvctl *ctl);
 int kvctl_delete_prefix_run(const struct kvctl *ctl);
 int kvctl_objects_run(const struct kvctl *ctl);
 int kvctl_doctor_run(const struct kvctl *ctl);
+int kvctl_verify_run(const struct kvctl *ctl);
 
 #endif

@@ -104,6 +104,7 @@ static const struct command {
     {"stats", "", "all counters; times such as index_us in microseconds", 0, 0,
      kvctl_tables_run},
     {"scrub", "", "background memory check: progress and findings", 0, 0, kvctl_tables_run},
+    {"verify", "", "check all data in memory and on disk, now", 0, 0, kvctl_verify_run},
     {"threads", "", "what each data thread holds in memory", 0, 0, kvctl_tables_run},
     {"ping", "", "latency and throughput to each node, and its transport", 0, 0,
      kvctl_ping_run},
@@ -151,6 +152,9 @@ static void print_help(void)
     printf("\n"
            "drain: a node's data is in memory only.  When it stops, its objects are lost,\n"
            "and so is every session that has rows on it, open ones included.\n"
+           "\n"
+           "verify: repairs what is damaged on disk if it is in memory, and drops it if not.\n"
+           "It may be interrupted at any time.  It fails if data was lost, or is refused.\n"
            "\n"
            "Environment variables set options, too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
            "Exit status: 0 success; 1 failure, on any of the nodes; 2 wrong usage or invalid\n"

@@ -123,7 +123,7 @@ expect 2 --deadline-ms 0 status
 expect 1 --server 127.0.0.1:1 status
 has 'node 127.0.0.1:1: .*unreachable' err
 [ ! -s "$work/out" ] || wrong "something on stdout"
-for command in status sessions clients models ops stats scrub ping drain; do
+for command in status sessions clients models ops stats scrub verify ping drain; do
     expect 1 --server 127.0.0.1:1 --json $command
     is_json
     has '^\{"node": "127.0.0.1:1", "state": "unreachable", "detail": "open: unreachable: ' out
@@ -419,6 +419,68 @@ while "$kvctl" exists brief --server "$address" >"$work/out" 2>"$work/err"; do
 done
 expect 1 exists brief --server "$address"
 expect 0 exists long --server "$address"
+kill -9 "$node"
+alive=$one
+
+# Verification of memory and disk: of nothing, and of a prompt of four blocks that is saved; that is
+# damaged in the file under the node, while it is in memory and when it is not.
+# counts TIER BLOCKS BAD MENDED LOST: of the last verify
+counts() {
+    has "^$1 +$2 +[0-9]+( \([^)]*\))? +$3 +$4 +$5 +0 +0\$" out
+}
+# scratch: a byte in each page
+scratch() {
+    pages=$(($(wc -c <"$work/kept/rows") / 4096))
+    [ "$pages" -le 4096 ] || pages=4096
+    for i in $(seq 0 $((pages - 1))); do
+        printf '\377' | dd of="$work/kept/rows" bs=1 seek=$((i * 4096 + 1000)) conv=notrunc 2>"$work/err" ||
+            wrong "dd"
+    done
+}
+# saved BLOCKS: waits until so many are
+saved() {
+    tries=0
+    until "$kvctl" tiers --server "$kept_node" 2>"$work/err" | grep -q "^disk  *$1 "; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 300 ] || wrong "not $1 blocks are saved"
+        [ "$tries" -lt 300 ] || break
+        sleep 0.1
+    done
+}
+expect 0 verify
+has '^tier +blocks +bytes +bad +mended +lost +unread +refused$' out
+counts disk 0 0 0 0
+expect 2 verify all
+start kept
+kept_node=$address
+alive="$one|$address"
+"$keeper" "$kept_node" 4 >"$work/kept.4" 2>"$work/err" || wrong "keep_prompt failed"
+saved 4
+expect 0 verify --server "$kept_node"
+counts disk 4 0 0 0
+counts memory 8 0 0 0
+scratch
+expect 0 verify --server "$kept_node"
+counts disk 4 4 4 0
+expect 0 verify --server "$kept_node" --json
+is_json
+has '"tier": "disk", "blocks": 4, "bytes": [0-9]+, "bad": 0, "mended": 0, "lost": 0, "unread": 0, "refused": 0}$' out
+[ "$(wc -l <"$work/out")" -eq 2 ] || wrong "verify: not one line for each tier"
+kill -9 "$node"
+wait "$node" 2>/dev/null || true
+rm "$work/kept.ready"
+start kept
+kept_node=$address
+alive="$one|$address"
+expect 0 verify --server "$kept_node"
+counts disk 4 0 0 0
+scratch
+expect 1 verify --server "$kept_node"
+has '^disk +[1-4] .* 0 +4 +0 +0$' out
+has ': 4 blocks on disk are lost, 0 could not be verified; 0 rows ' err
+saved 0
+expect 0 verify --server "$kept_node"
+counts disk 0 0 0 0
 kill -9 "$node"
 alive=$one
 
