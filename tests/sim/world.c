@@ -415,6 +415,7 @@ static void node_begin(struct world *world, unsigned place)
     disk_faults(world, node);
     config.disk = node->disk;
     config.disk_bytes = world->disk_bytes;
+    config.scrub_disk_bytes = one_in(world, 2) ? UINT64_C(1) << below(world, 30) : 0;
     if (kvs_node_create(&config, &node->node, detail, sizeof(detail)) != KV_OK) {
         fprintf(stderr, "kv_sim: %s\n", detail);
         abort();
@@ -1731,6 +1732,9 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
                              (uint32_t)below(world, 100000), (uint32_t)below(world, 100000),
                              task->deadline_ms, &task->op);
     case TASK_TABLE:
+        if (one_in(world, 3))
+            return kv_verify_begin(client->client, (uint32_t)below(world, world->n_nodes), 0,
+                                   task->deadline_ms, &task->op);
         return kv_table_begin(client->client, (uint32_t)below(world, world->n_nodes),
                               tables[below(world, 9)], task->deadline_ms, &task->op);
     case TASK_DRAIN:
