@@ -95,6 +95,17 @@ static void on_cleared(void *arg)
     fail_msg("all cleared");
 }
 
+/* Nothing has rows in memory that counts as away: it would never leave again. */
+static void check_is_away(const struct kvs_prefix *prefix)
+{
+    for (uint32_t thread = 0; thread < cluster.setup.n_threads; thread++) {
+        struct kvs_block *const *block =
+            kvs_prefix_block((struct kvs_prefix *)prefix, thread, cluster.setup.n_threads);
+
+        assert_true(block == NULL || *block == NULL || (*block)->residency == KVS_ABSENT);
+    }
+}
+
 /* A reader of all events knows what the node has, and where.  Nobody uses the node any more. */
 static void check_reader(uint32_t i)
 {
@@ -114,6 +125,8 @@ static void check_reader(uint32_t i)
 
         assert_non_null(known);
         assert_int_equal(known->medium, prefix->is_away ? KVS_MEDIUM_DISK : KVS_MEDIUM_CPU);
+        if (prefix->is_away)
+            check_is_away(prefix);
         n++;
     }
     assert_int_equal(n, readers[i].n);
@@ -241,10 +254,10 @@ static void finish(struct kv_op *op, const char *what)
     kv_op_free(op);
 }
 
-static struct kv_session *open_prompt(uint32_t prompt, uint32_t *ret_tokens)
+static struct kv_session *open_blocks(uint32_t prompt, uint32_t n_blocks, uint32_t *ret_tokens)
 {
     const struct kv_session_options options = {.block_names = names_of(prompt),
-                                               .n_block_names = BLOCKS};
+                                               .n_block_names = n_blocks};
     struct kv_session *session;
     struct kv_op *op;
 
@@ -255,6 +268,11 @@ static struct kv_session *open_prompt(uint32_t prompt, uint32_t *ret_tokens)
     session = kv_op_session(op);
     kv_op_free(op);
     return session;
+}
+
+static struct kv_session *open_prompt(uint32_t prompt, uint32_t *ret_tokens)
+{
+    return open_blocks(prompt, BLOCKS, ret_tokens);
 }
 
 static void close_session(struct kv_session *session)
@@ -562,6 +580,39 @@ static void more_than_memory(void **state)
 }
 
 /* What is wrong on the disk is a miss: never a wrong row, and put again. */
+/* Sessions that were opened with a beginning of their prompt, and publish a copy of the rest, whose
+ * first copy is away: what they were opened with stays theirs, and leaves when they have ended. */
+static void copies_of_what_is_away(void **state)
+{
+    struct kv_session *sessions[FEW];
+    uint32_t tokens;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < MANY; i++) {
+        use_prompt(i, 0);
+        if (i % FEW == 0)
+            wait_saved((i + 1) * BLOCKS);
+    }
+    wait_saved(MANY * BLOCKS);
+    for (uint32_t i = 0; i < FEW; i++) {
+        sessions[i] = open_blocks(i, BLOCKS / 2, &tokens);
+        assert_int_equal(tokens, TOKENS / 2);
+        put(i, sessions[i], tokens);
+        publish(i, sessions[i]);
+    }
+    for (uint32_t i = FEW; i < MANY; i++)
+        use_prompt(i, TOKENS);
+    for (uint32_t i = 0; i < FEW; i++) {
+        assert_int_equal(read_rows(i, sessions[i]), KV_OK);
+        close_session(sessions[i]);
+    }
+    for (uint32_t i = FEW; i < 2 * FEW; i++)
+        use_prompt(i, TOKENS);
+    assert_true(tier_number("disk", COLUMN_BAD) == 0);
+    close_store();
+}
+
 static void damage_is_a_miss(void **state)
 {
     uint32_t n_bad = 0, n_good = 0;
@@ -1035,6 +1086,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_restart_loses_nothing),
         cmocka_unit_test(threads_may_be_others),
         cmocka_unit_test(more_than_memory),
+        cmocka_unit_test(copies_of_what_is_away),
         cmocka_unit_test(damage_is_a_miss),
         cmocka_unit_test(what_is_deleted_is_gone),
         cmocka_unit_test(a_drain_erases),

@@ -42,22 +42,26 @@ static const struct kv_id128 *names_in(const ProtobufCBinaryData *names)
 
 /* ---- what a session has ------------------------------------------------------------------ */
 
-/* The session has this prefix and those before it, or none. */
-static void
-hold(struct kvs_control *control, struct kvs_session *session, struct kvs_prefix *prefix)
-{
-    if (prefix != NULL)
-        kvs_prefix_hold(control->prefixes, prefix);
-    if (session->prefix != NULL)
-        kvs_prefix_release(control->prefixes, session->prefix);
-    session->prefix = prefix;
-}
-
 /* What is away of the prefix and those before it is wanted in memory. */
 static void come_back(struct kvs_control *control, struct kvs_prefix *prefix)
 {
     kvs_events_back(control, prefix);
     kvs_prefix_set_here(control->prefixes, prefix);
+}
+
+/* The session has this prefix and those before it, or none.  Those that it was opened with are before
+ * the one that it has published, and must not go: also if another session's copy of that is away, for
+ * only what is here keeps what is before it here. */
+static void
+hold(struct kvs_control *control, struct kvs_session *session, struct kvs_prefix *prefix)
+{
+    if (prefix != NULL) {
+        kvs_prefix_hold(control->prefixes, prefix);
+        come_back(control, prefix);
+    }
+    if (session->prefix != NULL)
+        kvs_prefix_release(control->prefixes, session->prefix);
+    session->prefix = prefix;
 }
 
 static kv_status_t
@@ -178,7 +182,6 @@ kv_status_t kvs_session_match(struct kvs_control *control,
         session->writers = kvs_prefix_writers(prefix, writer);
         session->matched = (prefix->depth + 1) * KV_BLOCK_TOKENS;
         hold(control, session, prefix);
-        come_back(control, prefix);
         kvs_prefix_use(control->prefixes, prefix, kv_clock_now(control->config.clock));
     } else {
         session->writers = kv_writers_create(NULL, 0, writer);

@@ -352,9 +352,13 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
 
     if (progress->n_ops > 0)
         return false;
-    if (saved == NULL || saved->is_doomed || block->residency >= KVS_ABSENT) {
+    if (saved == NULL || saved->is_doomed || block->residency == KVS_ABSENT) {
         /* It has none here, has left the index, or has left memory already. */
         item_over(item, progress, true);
+        return true;
+    }
+    if (block->residency == KVS_LOADING) {
+        item_over(item, progress, false); /* it will be here, whoever asked for it */
         return true;
     }
     switch ((enum kvs_item_state)progress->state) {
