@@ -363,18 +363,29 @@ static void chat_start(struct chat *chat, const char *name, const char *store)
     assert_true(process_start(&chat->process, &spec));
 }
 
-/* One turn; the answer is that of a conversation that nothing disturbs. */
-static void chat_turn(struct chat *chat, unsigned turn)
+static void chat_ask(struct chat *chat, const char *line)
 {
-    const size_t bytes = strlen(lines[turn]);
+    const size_t bytes = strlen(line);
 
-    assert_int_equal(write(chat->process.in, lines[turn], bytes), bytes);
+    assert_int_equal(write(chat->process.in, line, bytes), bytes);
+}
+
+/* Reads the answer, which is that of a conversation that nothing disturbs: `ids`, or it is that
+ * conversation's own. */
+static void chat_hear(struct chat *chat, char ids[IDS_BYTES])
+{
     if (!process_read_line(&chat->process, chat->line, TIMEOUT_MS))
         fail_msg("no answer");
-    if (answers[turn][0] == '\0')
-        ids_of(chat->line, answers[turn]);
+    if (ids[0] == '\0')
+        ids_of(chat->line, ids);
     else
-        expect_ids(chat->line, answers[turn]);
+        expect_ids(chat->line, ids);
+}
+
+static void chat_turn(struct chat *chat, unsigned turn)
+{
+    chat_ask(chat, lines[turn]);
+    chat_hear(chat, answers[turn]);
 }
 
 static void chat_end(struct chat *chat)
@@ -741,7 +752,7 @@ static void tokens_are_told(void **state)
 
 #endif
 
-/* The only node is killed between two turns, and comes back with nothing. */
+/* The only node is killed between two turns, and comes back with nothing: no block was full. */
 static void a_node_is_restarted(void **state)
 {
     struct process_node node = {.process = {.pid = 0}};
@@ -757,6 +768,71 @@ static void a_node_is_restarted(void **state)
     chat_turn(&chat, 1);
     chat_expect_said(&chat, " tokens are computed again\n");
     chat_turn(&chat, 2);
+    chat_end(&chat);
+    system_node_stop(&node);
+}
+
+struct awaited {
+    struct kv_client *client;
+    const struct chat *chat;
+};
+
+static bool is_saved(void *arg)
+{
+    const struct awaited *wait = arg;
+
+    return system_is_saved(wait->client, 0);
+}
+
+static bool is_waiting(void *arg)
+{
+    const struct awaited *wait = arg;
+
+    return strstr(chat_said(wait->chat), "; waiting for a node\n") != NULL;
+}
+
+/* The node that has a long conversation is killed, and started again in its folder when the next line
+ * has been asked: the blocks that it had saved are not computed again. */
+static void a_node_comes_back(void **state)
+{
+    static char long_line[PROMPT_BYTES / 2], ids[2][IDS_BYTES];
+    struct process_node node = {.process = {.pid = 0}};
+    struct awaited wait;
+    struct chat chat;
+    unsigned computed, all;
+
+    (void)state;
+    worker_text(long_line, sizeof(long_line) - 1);
+    for (char *at = long_line; (at = strchr(at, '\n')) != NULL;)
+        *at = ' ';
+    long_line[strlen(long_line) - 1] = '\n';
+    chat_start(&chat, NULL, "embedded");
+    chat_ask(&chat, long_line);
+    chat_hear(&chat, ids[0]);
+    chat_ask(&chat, lines[1]);
+    chat_hear(&chat, ids[1]);
+    chat_end(&chat);
+
+    system_node_start(&node, node_options);
+    chat_start(&chat, "back", node.control);
+    chat_ask(&chat, long_line);
+    chat_hear(&chat, ids[0]);
+    wait = (struct awaited){system_open(node.control, NULL), &chat};
+    assert_true(process_until(is_saved, &wait, PROCESS_PATIENCE_MS));
+    kv_client_close(wait.client);
+    process_kill(&node.process);
+    chat_ask(&chat, lines[1]);
+    assert_true(process_until(is_waiting, &wait, PROCESS_PATIENCE_MS));
+    system_node_start(&node, node_options);
+    chat_hear(&chat, ids[1]);
+    const char *said = strstr(chat_said(&chat), " tokens are computed again");
+    assert_non_null(said);
+    while (*said != ':')
+        said--;
+    assert_int_equal(sscanf(said, ": %u of %u tokens", &computed, &all), 2);
+    print_message("%u of %u tokens were computed again\n", computed, all);
+    assert_true(all > 2 * KV_BLOCK_TOKENS && computed <= all - KV_BLOCK_TOKENS);
+    assert_true(number_of(chat.line, "\"reused_tokens\"") >= KV_BLOCK_TOKENS);
     chat_end(&chat);
     system_node_stop(&node);
 }
@@ -841,6 +917,7 @@ static int work(int argc, char **argv)
         cmocka_unit_test(tokens_are_told),
 #endif
         cmocka_unit_test(a_node_is_restarted),
+        cmocka_unit_test(a_node_comes_back),
         cmocka_unit_test(a_node_dies),
         cmocka_unit_test(a_node_dies_during_an_answer),
     };
