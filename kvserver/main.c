@@ -48,8 +48,9 @@ static const struct kv_option rows[] = {
      .choices = "auto|tcp|shm"},
     {.name = "memory",
      .default_text = "0",
-     .help = "memory for rows, objects and the work of queries, reserved at startup; 0: a "
-             "quarter of RAM, or of the container's limit if that is lower",
+     .help = "memory for rows, objects and the work of queries: address space at startup, and "
+             "taken from the system as it is used; 0: a quarter of RAM, or of the container's "
+             "limit if that is lower",
      .offset = FIELD(memory),
      .type = KV_CONFIG_SIZE},
     {.name = "scrub",

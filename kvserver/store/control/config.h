@@ -17,8 +17,8 @@ struct kvs_event_sink;
 
 struct kvs_node_config {
     const char *name;       /* shown in tables; copied */
-    uint64_t memory_bytes;  /* for rows, objects and the work of queries, of all threads,
-                             * reserved at startup */
+    uint64_t memory_bytes;  /* for rows, objects and the work of queries, of all threads:
+                             * address space at startup */
     uint32_t n_threads;     /* data threads, 1..KV_THREADS_MAX */
     uint32_t sessions_max;  /* 0: 4096 */
     uint32_t root_sessions; /* sessions here on one row of a root (placement.h) after which the
