@@ -350,7 +350,8 @@ static kv_status_t open_node(struct kvs_server *server,
 static kv_status_t open_files(struct kvs_server *server, char *detail, size_t detail_bytes)
 {
     char folder[sizeof(server->info.dir) + 8], rows[sizeof(server->info.dir) + 8];
-    const struct kv_disk_rocksdb_options options = {.folder = folder};
+    const struct kv_disk_rocksdb_options options = {.folder = folder,
+                                                    .layout = KV_DISK_LAYOUT_KEYS};
     struct kv_disk *keys;
     kv_status_t status;
 

@@ -218,6 +218,9 @@ struct kv_disk *kv_disk_memory_open(const struct kv_clock *clock, uint64_t write
 
 /* ---- RocksDB ------------------------------------------------------------------------------ */
 
+/* The layout for rows of some bytes each: the disk beside kv_disk_extents_open()'s file. */
+#define KV_DISK_LAYOUT_KEYS "keys"
+
 /* How RocksDB keeps rows. */
 struct kv_disk_layout {
     const char *name;

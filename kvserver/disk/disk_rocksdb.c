@@ -6,9 +6,10 @@
  *           <- ring --  what is done
  *
  * Each space is a column family.  That of rows has no log, and its memory is flushed by a sync: a
- * log would be every row written twice.  Rows have checksums of their own, which whoever reads them
- * compares; so where rows are in blob files, whose checksums Debian's build computes slowly, RocksDB
- * does not verify what it reads of them. */
+ * log would be every row written twice.  Where rows are some bytes each, that would be a small file for
+ * each sync, and all of these compacted: there is a log for them.  Rows have checksums of their own,
+ * which whoever reads them compares; so where rows are in blob files, whose checksums Debian's build
+ * computes slowly, RocksDB does not verify what it reads of them. */
 #include "kvserver/disk/disk.h"
 
 #include "kvserver/base/log.h"
@@ -34,7 +35,7 @@ enum {
     CLOSE_US = 1000, /* between two looks at what is under way */
     BUFFER_BYTES = 64 << 20,
     BUFFERS = 4,
-    LOG_BYTES = 16 << 20,     /* of records, before they are flushed */
+    LOG_BYTES = 16 << 20,     /* of what is logged, before it is flushed */
     TEXT_LOG_BYTES = 1 << 20, /* of RocksDB's messages, twice */
     SYNC_BYTES = 1 << 20,     /* given to the disk at once, not gathered by the system */
     FILTER_BITS = 10,
@@ -45,19 +46,21 @@ struct layout {
     int compaction;
     bool has_blobs;
     bool is_bounded; /* drops its oldest files at a size */
+    bool is_logged;  /* rows are logged, too: a sync need not flush them */
 };
 
 static const struct layout layouts[] = {
-    {{"level", "levelled compaction"}, rocksdb_level_compaction, false, false},
-    {{"universal", "universal compaction"}, rocksdb_universal_compaction, false, false},
-    {{"fifo", "no compaction: the oldest files are dropped at a size"},
-     rocksdb_fifo_compaction,
-     false,
-     true},
-    {{"blob", "levelled compaction of keys, values in blob files"},
-     rocksdb_level_compaction,
-     true,
-     false},
+    {.base = {"level", "levelled compaction"}, .compaction = rocksdb_level_compaction},
+    {.base = {"universal", "universal compaction"}, .compaction = rocksdb_universal_compaction},
+    {.base = {"fifo", "no compaction: the oldest files are dropped at a size"},
+     .compaction = rocksdb_fifo_compaction,
+     .is_bounded = true},
+    {.base = {"blob", "levelled compaction of keys, values in blob files"},
+     .compaction = rocksdb_level_compaction,
+     .has_blobs = true},
+    {.base = {KV_DISK_LAYOUT_KEYS, "levelled compaction, and a log: for small values"},
+     .compaction = rocksdb_level_compaction,
+     .is_logged = true},
 };
 enum {
     LAYOUTS = sizeof(layouts) / sizeof(layouts[0])
@@ -109,7 +112,7 @@ struct rocks_disk {
     rocksdb_column_family_handle_t *families[KV_DISK_SPACES];
     rocksdb_writeoptions_t *write_options[KV_DISK_SPACES];
     rocksdb_readoptions_t *read_options[KV_DISK_SPACES];
-    rocksdb_flushoptions_t *flush_options;
+    rocksdb_flushoptions_t *flush_options; /* NULL: rows are logged */
     struct worker workers[WORKERS];
     _Atomic bool stopping;
     _Atomic unsigned turn; /* of readers */
@@ -169,7 +172,8 @@ static void run_sync(struct rocks_disk *disk, struct task *task)
     char *error = NULL;
     kv_status_t status;
 
-    rocksdb_flush_cf(disk->db, disk->flush_options, disk->families[KV_DISK_ROWS], &error);
+    if (disk->flush_options != NULL)
+        rocksdb_flush_cf(disk->db, disk->flush_options, disk->families[KV_DISK_ROWS], &error);
     status = outcome("flush", error);
     error = NULL;
     if (status == KV_OK) {
@@ -459,6 +463,9 @@ static void usage(const struct kv_disk *base, struct kv_disk_usage *ret_usage)
         ret_usage->bytes += property(disk, space, "rocksdb.total-sst-files-size") +
                             property(disk, space, "rocksdb.total-blob-file-size");
         ret_usage->live_bytes += property(disk, space, "rocksdb.estimate-live-data-size");
+        /* Of these the log has a copy. */
+        if (disk->flush_options == NULL)
+            ret_usage->bytes += property(disk, space, "rocksdb.cur-size-all-mem-tables");
     }
 }
 
@@ -544,7 +551,8 @@ static rocksdb_options_t *rows_options(const struct layout *layout, uint64_t byt
 {
     rocksdb_options_t *options = family_options();
 
-    rocksdb_options_set_write_buffer_size(options, BUFFER_BYTES);
+    rocksdb_options_set_write_buffer_size(options,
+                                          layout->is_logged ? LOG_BYTES : BUFFER_BYTES);
     rocksdb_options_set_max_write_buffer_number(options, BUFFERS);
     rocksdb_options_set_target_file_size_base(options, BUFFER_BYTES);
     rocksdb_options_set_max_bytes_for_level_base(options, 8ull * BUFFER_BYTES);
@@ -598,10 +606,12 @@ static kv_status_t open_db(struct rocks_disk *disk,
         disk->write_options[space] = rocksdb_writeoptions_create();
         disk->read_options[space] = rocksdb_readoptions_create();
     }
-    rocksdb_writeoptions_disable_WAL(disk->write_options[KV_DISK_ROWS], 1);
+    if (!layout->is_logged) {
+        rocksdb_writeoptions_disable_WAL(disk->write_options[KV_DISK_ROWS], 1);
+        disk->flush_options = rocksdb_flushoptions_create();
+    }
     rocksdb_readoptions_set_verify_checksums(disk->read_options[KV_DISK_ROWS],
                                              !layout->has_blobs);
-    disk->flush_options = rocksdb_flushoptions_create();
     disk->db = rocksdb_open_column_families(
         disk->options[KV_DISK_RECORDS], folder, KV_DISK_SPACES, names,
         (const rocksdb_options_t *const *)disk->options, disk->families, &error);

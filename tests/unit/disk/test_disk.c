@@ -643,7 +643,7 @@ int main(int argc, char **argv)
 
     if (argc == 3) {
         make = strcmp(argv[1], "extents") == 0 ? make_extents : make_rocksdb;
-        layout = make == make_extents ? "level" : argv[1];
+        layout = make == make_extents ? KV_DISK_LAYOUT_KEYS : argv[1];
         snprintf(folder, sizeof(folder), "%s", argv[2]);
         return be_killed();
     }
@@ -660,7 +660,7 @@ int main(int argc, char **argv)
         return failed;
     lasts = true;
     make = make_extents;
-    layout = "level";
+    layout = KV_DISK_LAYOUT_KEYS;
     failed += cmocka_run_group_tests_name("extents", tests, NULL, NULL);
     make = make_rocksdb;
     for (unsigned i = 0; kv_disk_rocksdb_layout(i) != NULL; i++) {
