@@ -94,6 +94,7 @@ enum task_kind {
     TASK_PREFIX,
     TASK_PING,
     TASK_TABLE,
+    TASK_VERIFY,
     TASK_DRAIN,
     TASK_KINDS,
 };
@@ -101,7 +102,7 @@ enum task_kind {
 static const char *const task_names[TASK_KINDS] = {
     "open",    "resume", "fork",   "truncate", "close", "length",  "renew",
     "put",     "append", "read",   "fetch",    "index", "publish", "query",
-    "objects", "match",  "prefix", "ping",     "table", "drain",
+    "objects", "match",  "prefix", "ping",     "table", "verify",  "drain",
 };
 
 struct slot {
@@ -364,6 +365,23 @@ static void disk_faults(struct world *world, const struct node *node)
         faults.bytes_max = one_in(world, 4) ? 4 << 20 : 0;
     }
     disk_sim_set_faults(node->disk, &faults);
+}
+
+/* Nothing is bad on a disk that has not rotted, whatever else became of it. */
+static void check_verification(struct world *world,
+                               const struct task *task,
+                               const struct kv_verification *verification)
+{
+    uint64_t n_rotten = 0;
+
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        struct disk_sim_counts counts;
+
+        disk_sim_get_counts(world->nodes[i].disk, &counts);
+        n_rotten += counts.n_rotten;
+    }
+    if (n_rotten == 0 && verification->disk.bad + verification->disk.lost > 0)
+        complain(world, task, "blocks are bad on a disk that is good");
 }
 
 /* What the node before had saved is there, whatever it died of. */
@@ -1731,10 +1749,10 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
         return kv_ping_begin(client->client, (uint32_t)below(world, world->n_nodes), 0,
                              (uint32_t)below(world, 100000), (uint32_t)below(world, 100000),
                              task->deadline_ms, &task->op);
+    case TASK_VERIFY:
+        return kv_verify_begin(client->client, (uint32_t)below(world, world->n_nodes), 0,
+                               task->deadline_ms, &task->op);
     case TASK_TABLE:
-        if (one_in(world, 3))
-            return kv_verify_begin(client->client, (uint32_t)below(world, world->n_nodes), 0,
-                                   task->deadline_ms, &task->op);
         return kv_table_begin(client->client, (uint32_t)below(world, world->n_nodes),
                               tables[below(world, 9)], task->deadline_ms, &task->op);
     case TASK_DRAIN:
@@ -1753,6 +1771,8 @@ static struct task *task_begin(struct world *world, struct client *client, enum 
     struct task *task;
     kv_status_t status;
 
+    if (kind == TASK_TABLE && one_in(world, 3))
+        kind = TASK_VERIFY;
     if (kind == TASK_OPEN && (world->n_truths >= TRUTHS_MAX || handle_room(client) == NULL))
         kind = TASK_CLOSE;
     if ((kind == TASK_RESUME || kind == TASK_FORK) &&
@@ -1944,7 +1964,7 @@ static bool may_be_draining(const struct world *world, const struct task *task)
     if (strstr(detail, "hello: ") != NULL || strstr(detail, "cannot catch up: fork: ") != NULL)
         return true;
     return task->kind == TASK_OPEN || task->kind == TASK_FORK || task->kind == TASK_PUT ||
-           task->kind == TASK_APPEND ||
+           task->kind == TASK_APPEND || task->kind == TASK_VERIFY ||
            /* The detail is that of the first object that failed. */
            (task->kind == TASK_OBJECTS &&
             (task->verb == KV_OBJECT_PUT || kv_op_status(task->op) != KV_DRAINING));
@@ -2388,6 +2408,9 @@ end_other(struct world *world, struct client *client, struct task *task, kv_stat
         if (!has_died(world, task)) {
             check_length(world, task, task->handle->session, kv_op_tokens(task->op));
         }
+        break;
+    case TASK_VERIFY:
+        check_verification(world, task, kv_op_verification(task->op));
         break;
     default:
         break;

@@ -246,7 +246,7 @@ struct kvs_control {
     bool has_warned_scarce, has_warned_full; /* of memory, since there was plenty */
     uint64_t quota_warned_us;                /* when a tenant's was full; 0: never */
     struct kvs_prefixes *prefixes;
-    struct kvs_saver *saver;             /* NULL: nothing is saved */
+    struct kvs_saver *saver; /* NULL: nothing is saved */
     struct kvs_disk_room disk_room;
     struct kvs_disk_verify *disk_verify; /* likewise */
     uint64_t scrub_asked_us; /* when that wish was heard last, of memory; 0: nobody has it */
