@@ -480,7 +480,8 @@ KV_API size_t kv_rows_bytes(const kv_schema_t *schema, const struct kv_rows *row
 /* Computes the CRC32C of one row (row_bytes) at its place in this session.  The seed depends on
  * the session, layer, kv head and token, so the same bytes have other CRCs elsewhere.  A
  * truncate may change the seeds of the tokens that it discards: compute their CRCs after it has
- * ended. */
+ * ended.  After one that has failed they may still change, until an operation on the session has
+ * succeeded: a put with other CRCs fails with KV_CORRUPT, and stores nothing. */
 KV_API uint32_t kv_row_crc(const struct kv_session *session,
                            const void *row,
                            size_t row_bytes,

@@ -1589,6 +1589,7 @@ static kv_status_t begin_publish(struct world *world, struct task *task)
     if (status != KV_OK)
         return status;
     truth->n_publishing++;
+    truth->n_indexes += 2; /* who is opened with its blocks may ask for their codes */
     if (truth->publishing_end < task->blocks_most)
         truth->publishing_end = task->blocks_most;
     return KV_OK;
@@ -1987,7 +1988,11 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_UNREACHABLE:
         return outside != 0;
     case KV_CORRUPT:
-        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world);
+        /* Whose rows follow a truncate that has failed, the caller does not know, whose CRCs these
+         * are. */
+        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world) ||
+               ((task->kind == TASK_PUT || task->kind == TASK_APPEND) && task->crcs != NULL &&
+                truth->is_unclear);
     case KV_BUSY:
         return outside != 0;
     case KV_DRAINING:
