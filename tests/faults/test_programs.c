@@ -118,17 +118,20 @@ static kv_status_t use_node(const char *control, const struct failure *failure)
     };
     struct kv_client *client = NULL;
     struct kv_buffer *buffer;
-    char detail[256] = "";
+    char detail[256] = "", name[48];
     kv_status_t status = kv_client_open(&options, &client, detail, sizeof(detail));
 
     if (status != KV_OK)
         return status;
     buffer = system_buffer(client, OBJECT_BYTES);
+    /* What another run has put may be there. */
+    snprintf(name, sizeof(name), "%llu%s", (unsigned long long)failure->nth,
+             failure->and_on ? "+" : "");
     test_fill(kv_buffer_data(buffer), OBJECT_BYTES, failure->nth);
-    status = system_object(client, KV_OBJECT_PUT, "one", buffer, OBJECT_BYTES, deadline_ms);
+    status = system_object(client, KV_OBJECT_PUT, name, buffer, OBJECT_BYTES, deadline_ms);
     if (status == KV_OK) {
         memset(kv_buffer_data(buffer), 0, OBJECT_BYTES);
-        status = system_object(client, KV_OBJECT_GET, "one", buffer, OBJECT_BYTES, deadline_ms);
+        status = system_object(client, KV_OBJECT_GET, name, buffer, OBJECT_BYTES, deadline_ms);
         EXPECT(failure,
                status != KV_OK ||
                    test_is_filled(kv_buffer_data(buffer), OBJECT_BYTES, failure->nth),

@@ -241,7 +241,8 @@ struct world {
     struct tenant tenants[N_TENANTS];
     uint32_t turns[N_PROMPTS][TRUTH_BLOCKS_MAX]; /* what prompts' blocks say */
     struct published *published;
-    bool has_same_names; /* all models' blocks: who publishes first has them */
+    bool has_doubted_crcs; /* which a node may refuse: has_doubted_crcs() */
+    bool has_same_names;   /* all models' blocks: who publishes first has them */
     const char *eviction;
     uint64_t tenant_quota;
     uint64_t at;     /* steps so far */
@@ -723,6 +724,14 @@ static void prefix_over(struct world *world, const struct task *task, bool is_ce
     doubt(world, task->by.tenant);
 }
 
+/* Whether the task puts rows with CRCs of the caller's, who does not know whose rows follow a truncate
+ * that has failed. */
+static bool has_doubted_crcs(const struct task *task)
+{
+    return (task->kind == TASK_PUT || task->kind == TASK_APPEND) && task->crcs != NULL &&
+           task->truth->is_unclear;
+}
+
 static void client_end(struct world *world, unsigned number)
 {
     struct client *client = &world->clients[number];
@@ -739,6 +748,7 @@ static void client_end(struct world *world, unsigned number)
         }
         if (task->kind == TASK_FORK || task->kind == TASK_TRUNCATE)
             task->truth->is_unclear = true;
+        world->has_doubted_crcs = world->has_doubted_crcs || has_doubted_crcs(task);
         if (task->kind == TASK_PUBLISH)
             publish_over(task, false);
         if (task->kind == TASK_PREFIX)
@@ -1988,11 +1998,7 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_UNREACHABLE:
         return outside != 0;
     case KV_CORRUPT:
-        /* Whose rows follow a truncate that has failed, the caller does not know, whose CRCs these
-         * are. */
-        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world) ||
-               ((task->kind == TASK_PUT || task->kind == TASK_APPEND) && task->crcs != NULL &&
-                truth->is_unclear);
+        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world) || has_doubted_crcs(task);
     case KV_BUSY:
         return outside != 0;
     case KV_DRAINING:
@@ -2019,6 +2025,7 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
 
 static void end_put(struct world *world, struct task *task, kv_status_t status)
 {
+    world->has_doubted_crcs = world->has_doubted_crcs || has_doubted_crcs(task);
     if (status == KV_OK) {
         each_row(world, task, row_acknowledge);
     } else if (status == KV_CONFLICT) {
@@ -3155,7 +3162,7 @@ static void check_nodes(struct world *world)
                      (unsigned long long)look.bytes_strayed, (unsigned long long)look.codebooks,
                      (unsigned long long)look.jobs, (unsigned long long)look.queriers,
                      (unsigned long long)look.prefixes);
-        if (!has(world, WORLD_CORRUPTION | WORLD_DAMAGE) &&
+        if (!has(world, WORLD_CORRUPTION | WORLD_DAMAGE) && !world->has_doubted_crcs &&
             look.corrupt_rows + look.bad_messages > 0)
             complain(
                 world, NULL, "node %u at the end: %llu rows and %llu messages were corrupt", i,
