@@ -80,6 +80,10 @@ static void page_done(struct kvs_control_call *call)
 {
     struct kvs_object_page *page = call->object_page;
 
+    if (page->is_late) {
+        kvs_control_refuse(call, KV_BUSY, "objects: what is deleted is not erased on disk yet");
+        return;
+    }
     if (page->is_last && page->n < page->limit && call->thread + 1 < call->control->n_threads) {
         call->thread++;
         page->after = page->until = 0;

@@ -158,7 +158,7 @@ static bool is_erasing(struct kvs_request *request, const struct kv_id128 *key)
 /* Whether a put's bytes are of use to an object that has the same. */
 static bool needs_data(const struct kvs_stored_object *object)
 {
-    return object->n_here < object->n_pieces || kvs_object_n_bad(object) > 0;
+    return object->n_here - object->n_lent < object->n_pieces || kvs_object_n_bad(object) > 0;
 }
 
 /* All bytes have been verified: publishes the object, unless another put of the name was
@@ -395,7 +395,7 @@ static uint32_t piece_of(const struct kvs_request *request)
 /* Replies with a piece of the request's object, which is here, or bad. */
 static void send_piece(struct kvs_request *request)
 {
-    const struct kvs_stored_object *object = request->object;
+    struct kvs_stored_object *object = request->object;
     const uint32_t index = piece_of(request);
     const struct kvs_object_piece *piece = &object->pieces[index];
     const uint32_t bytes = kvs_object_piece_bytes(object->bytes, index);
@@ -411,6 +411,9 @@ static void send_piece(struct kvs_request *request)
     request->reply.object_crc = piece->crc;
     request->reply.object_version = object->version;
     kvs_count(&request->shard->stats.objects_out, 1);
+    request->sends_lent = piece->class_id == KVS_PIECE_LENT;
+    if (request->sends_lent)
+        kvs_object_piece_send(object, index);
     if (bytes <= KV_WIRE_INLINE_MAX / 2)
         kvs_request_reply(request, piece->bytes, bytes, NULL, 0);
     else
@@ -458,7 +461,7 @@ void kvs_op_object_get_wake(struct kvs_request *request)
     struct kvs_stored_object *object = request->object;
     const struct kvs_object_piece *piece = &object->pieces[piece_of(request)];
 
-    if (piece->bytes != NULL || piece->is_bad)
+    if (piece->bytes != NULL || (piece->is_bad && object->published))
         send_piece(request);
     else if (object->published &&
              kvs_object_need(&request->shard->objects, object, piece_of(request)) != KV_BUSY)

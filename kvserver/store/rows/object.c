@@ -153,12 +153,37 @@ void kvs_object_pin(struct kvs_stored_object *object)
 static void
 piece_leave(struct kvs_objects *objects, struct kvs_stored_object *object, uint32_t piece);
 
+static void
+lent_leave(struct kvs_objects *objects, struct kvs_stored_object *object, uint32_t piece)
+{
+    if (object->published)
+        piece_leave(objects, object, piece);
+    else
+        piece_free(objects, object, piece);
+}
+
 /* What was lent to read it leaves at once. */
 static void give_back(struct kvs_objects *objects, struct kvs_stored_object *object)
 {
-    for (uint32_t i = 0; i < object->n_pieces; i++)
+    for (uint32_t i = 0; i < object->n_pieces && object->n_lent > 0; i++)
         if (object->pieces[i].bytes != NULL && object->pieces[i].class_id == KVS_PIECE_LENT)
-            piece_leave(objects, object, i);
+            lent_leave(objects, object, i);
+}
+
+void kvs_object_piece_send(struct kvs_stored_object *object, uint32_t piece)
+{
+    object->pieces[piece].n_sends++;
+}
+
+void kvs_object_piece_sent(struct kvs_objects *objects,
+                           struct kvs_stored_object *object,
+                           uint32_t piece)
+{
+    struct kvs_object_piece *one = &object->pieces[piece];
+
+    assert(one->n_sends > 0 && one->class_id == KVS_PIECE_LENT);
+    if (--one->n_sends == 0)
+        lent_leave(objects, object, piece);
 }
 
 static struct kvs_stored_object *object_of(struct kvs_expiry *expiry)
@@ -171,12 +196,10 @@ static struct kvs_stored_object *object_of(struct kvs_expiry *expiry)
 void kvs_object_unpin(struct kvs_objects *objects, struct kvs_stored_object *object)
 {
     assert(object->pins > 0);
-    if (--object->pins > 0)
-        return;
-    if (!object->published)
+    if (--object->pins == 0 && !object->published)
         object_free(objects, object);
-    else if (object->n_lent > 0)
-        give_back(objects, object);
+    else if (object->pins == object->n_loads && object->n_lent > 0)
+        give_back(objects, object); /* nobody is left who waits for it, or sends it */
 }
 
 /* ---- how long they stay ------------------------------------------------------------------ */
@@ -247,6 +270,8 @@ static void enter_list(struct kvs_objects *objects, struct kvs_stored_object *ob
     list->n++;
 }
 
+static void tell_keeper(struct kvs_objects *objects, struct kvs_stored_object *object);
+
 void kvs_object_renew(struct kvs_objects *objects,
                       struct kvs_stored_object *object,
                       const struct kvs_object_terms *terms)
@@ -269,8 +294,12 @@ void kvs_object_renew(struct kvs_objects *objects,
         if (object->published)
             enter_list(objects, object);
     }
-    if ((stays_longer || is_to_stay) && object->published && object->kept != NULL)
+    if (!(stays_longer || is_to_stay) || !object->published || objects->keeper == NULL)
+        return;
+    if (object->kept != NULL)
         objects->keeper->renewed(objects->keeper_arg, object);
+    else if (!object->is_given_up)
+        tell_keeper(objects, object); /* its life was too short to be saved */
 }
 
 void kvs_object_touch(struct kvs_objects *objects, struct kvs_stored_object *object)
@@ -368,6 +397,7 @@ kvs_object_need(struct kvs_objects *objects, struct kvs_stored_object *object, u
         if (!objects->keeper->load(objects->keeper_arg, object, piece))
             return KV_BUSY;
         one->is_loading = true;
+        object->n_loads++;
     }
     return KV_NOT_READY;
 }
@@ -382,6 +412,7 @@ void kvs_object_piece_back(struct kvs_objects *objects,
 
     assert(one->is_loading && one->bytes == NULL);
     one->is_loading = false;
+    object->n_loads--;
     if (bytes == NULL) {
         kvs_object_mark_bad(objects, object, piece);
         one->is_bad = true;
@@ -420,8 +451,10 @@ void kvs_object_set_saved(struct kvs_objects *objects,
     assert(object->published && !object->is_saved);
     leave_list(objects, object);
     object->is_saved = is_saved;
-    if (!is_saved)
+    if (!is_saved) {
         object->kept = NULL;
+        object->is_given_up = true;
+    }
     enter_list(objects, object);
 }
 
@@ -591,7 +624,7 @@ kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_o
     kvs_object_renew(objects, object, &terms);
     /* The bytes are the same, so readers of several pieces may continue across the exchange.  But
      * what was written under the old version has to be erased, where it may be bad. */
-    if (old->kept == NULL || (old->is_saved && n_bad == 0)) {
+    if ((old->kept == NULL && !old->is_given_up) || (old->is_saved && n_bad == 0)) {
         object->version = old->version;
         object->kept = old->kept;
         object->is_saved = old->is_saved;

@@ -45,12 +45,13 @@ struct kvs_object_piece {
     uint8_t *bytes; /* NULL: away */
     uint32_t crc;   /* CRC32C, seeded with kv_object_seed(name) + index of the piece */
     uint8_t class_id;
-    bool is_bad;     /* its checksum is wrong: rejected until the object is put again */
-    bool is_loading; /* the keeper has been asked for it, and will answer */
+    bool is_bad;      /* its checksum is wrong: rejected until the object is put again */
+    bool is_loading;  /* the keeper has been asked for it, and will answer */
+    uint32_t n_sends; /* of what is lent: requests that send it */
 };
 
 enum {
-    KVS_PIECE_LENT = UINT8_MAX, /* as class_id: from the heap, until nobody uses the object */
+    KVS_PIECE_LENT = UINT8_MAX, /* as class_id: from the heap, until it has been sent */
 };
 
 struct kvs_object_kept; /* what the keeper knows of an object */
@@ -85,13 +86,15 @@ struct kvs_stored_object {
     struct kvs_object_kept *kept; /* the keeper's; NULL: nothing of it is saved, or will be */
     uint32_t seed;                /* kv_object_seed(name) */
     uint32_t tenant;
-    uint32_t n_here; /* pieces in memory */
-    uint32_t n_lent; /* of these: KVS_PIECE_LENT */
-    uint8_t list;    /* enum kvs_object_list */
+    uint32_t n_here;  /* pieces in memory */
+    uint32_t n_lent;  /* of these: KVS_PIECE_LENT */
+    uint32_t n_loads; /* pieces that are loading: each has it pinned, and uses no other piece */
+    uint8_t list;     /* enum kvs_object_list */
     bool is_evictable;
     bool is_saved;
-    bool is_absent; /* none of its pieces are here */
-    bool is_stuck;  /* it cannot be saved for now */
+    bool is_absent;   /* none of its pieces are here */
+    bool is_stuck;    /* it cannot be saved for now */
+    bool is_given_up; /* the keeper has: what was written under its version is being erased */
     bool published;
     uint8_t class_id; /* of this record */
     uint8_t name_bytes;
@@ -120,9 +123,12 @@ struct kvs_object_keeper {
     /* The piece is needed.  Answers with kvs_object_piece_back(), later; the object stays until
      * then.  Returns false if out of memory: it does not answer. */
     bool (*load)(void *arg, struct kvs_stored_object *object, uint32_t piece);
-    /* Returns what it will tell to have arrived when no object of that name (NULL: of any) that was
-     * removed can be there again once the node is started again; NULL: none can. */
+    /* Returns what it will tell to have arrived when no object of that name that was removed can be
+     * there again once the node is started again; NULL: none can. */
     const void *(*erasure)(void *arg, const struct kv_id128 *key);
+    /* Removals have numbers, from 1 on.  Returns the newest; and the oldest one whose object can be
+     * there again, UINT64_MAX: none. */
+    uint64_t (*removals)(void *arg, uint64_t *ret_oldest);
 };
 
 struct kvs_object_use {
@@ -242,6 +248,14 @@ void kvs_object_piece_back(struct kvs_objects *objects,
                            uint8_t *bytes,
                            int class_id);
 
+/* A request sends the piece, which is here, and has sent it: what was lent for that goes with the last
+ * one, whatever else has the object pinned, so that those that wait for others of its pieces get
+ * theirs. */
+void kvs_object_piece_send(struct kvs_stored_object *object, uint32_t piece);
+void kvs_object_piece_sent(struct kvs_objects *objects,
+                           struct kvs_stored_object *object,
+                           uint32_t piece);
+
 /* The keeper has saved the object, or has given up: then `kept` is NULL from now on. */
 void kvs_object_set_saved(struct kvs_objects *objects,
                           struct kvs_stored_object *object,
@@ -257,6 +271,15 @@ static inline const void *kvs_objects_erasure(const struct kvs_objects *objects,
                                               const struct kv_id128 *key)
 {
     return objects->keeper != NULL ? objects->keeper->erasure(objects->keeper_arg, key) : NULL;
+}
+
+/* Returns the keeper's removals(). */
+static inline uint64_t kvs_objects_removals(const struct kvs_objects *objects,
+                                            uint64_t *ret_oldest)
+{
+    *ret_oldest = UINT64_MAX;
+    return objects->keeper != NULL ? objects->keeper->removals(objects->keeper_arg, ret_oldest)
+                                   : 0;
 }
 
 /* Makes the hash of a name the tenant's. */
@@ -297,7 +320,7 @@ uint32_t kvs_object_n_bad(const struct kvs_stored_object *object);
 /* Replaces an object, some pieces of which are bad or away, with one that has the same bytes.  The
  * new object gets the old one's age, stays as long as either was to, and is saved if the old one was
  * and is good.  It gets its version, so that clients see no difference, unless the old one is being
- * saved, or was and is bad. */
+ * saved, or was and is bad, or the keeper has given it up. */
 kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_object *object);
 
 /* Asserts the invariants; visits all published objects. */

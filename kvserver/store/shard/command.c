@@ -371,8 +371,36 @@ static bool session_sizes(struct kvs_shard *shard, struct kvs_command *command)
 
 static bool objects_page(struct kvs_shard *shard, struct kvs_command *command)
 {
-    return kvs_object_page_slice(command->object_page, &shard->objects, shard->clock,
-                                 shard->now_us);
+    if (kvs_object_page_slice(command->object_page, &shard->objects, shard->clock,
+                              shard->now_us))
+        return true;
+    if (command->object_page->settled_us == 0)
+        return false;
+    /* It waits for the disk, and others need not. */
+    command->is_kept = true;
+    command->next_settling = shard->settling;
+    shard->settling = command;
+    return true;
+}
+
+void kvs_shard_settle(struct kvs_shard *shard)
+{
+    struct kvs_command **link = &shard->settling;
+
+    while (*link != NULL) {
+        struct kvs_command *command = *link;
+
+        if (kvs_object_page_slice(command->object_page, &shard->objects, shard->clock,
+                                  shard->now_us)) {
+            *link = command->next_settling;
+            const bool is_told = kvs_shard_notify(shard, command);
+
+            assert(is_told);
+            (void)is_told;
+        } else {
+            link = &command->next_settling;
+        }
+    }
 }
 
 static bool tier(struct kvs_shard *shard, struct kvs_command *command)

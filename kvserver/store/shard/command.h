@@ -89,6 +89,7 @@ struct kvs_command {
     uint32_t n_tier_items;
     bool is_kept; /* for the data thread: it is not done yet, though its slice is */
     struct kvs_object_page *object_page; /* objects: what is asked, and the answer */
+    struct kvs_command *next_settling;   /* of those that wait for the disk */
 };
 
 #endif

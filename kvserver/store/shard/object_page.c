@@ -59,11 +59,18 @@ static void look(struct kvs_object_page *page, struct kvs_objects *objects, uint
 static bool
 is_settled(struct kvs_object_page *page, const struct kvs_objects *objects, uint64_t now_us)
 {
-    if (!page->deletes || page->n == 0)
+    uint64_t newest, oldest;
+
+    if (!page->deletes)
         return true;
-    if (page->settled_us == 0)
+    /* Also of those that an earlier request has removed, whose reply was lost. */
+    newest = kvs_objects_removals(objects, &oldest);
+    if (page->settled_us == 0) {
         page->settled_us = now_us + SETTLE_US;
-    if (now_us < page->settled_us && kvs_objects_erasure(objects, NULL) != NULL)
+        page->removal = newest;
+    }
+    page->is_late = page->is_late || (oldest <= page->removal && now_us >= page->settled_us);
+    if (oldest <= page->removal && !page->is_late)
         return false;
     page->settled_us = 0;
     return true;

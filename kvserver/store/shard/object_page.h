@@ -34,8 +34,9 @@ struct kvs_object_page {
     uint64_t until; /* 0: the first page; it sets it */
     bool is_begun;
     uint32_t n_looks;
-    uint64_t
-        settled_us; /* when it is done whether or not the disk says so; 0: it still looks */
+    uint64_t settled_us; /* when it is late, if the disk has not said so; 0: it still looks */
+    uint64_t removal;    /* the newest when it had looked: the disk is to have all up to it */
+    bool is_late;        /* out: the disk has not; who asks again waits again */
 
     bool is_last; /* out: there are no more on this thread */
     uint32_t n;   /* out: objects listed, or deleted */

@@ -52,6 +52,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->body = request->body_slot = request->bulk_slot = NULL;
     request->reply_body = request->reply_slot = request->staging = NULL;
     request->object = NULL;
+    request->sends_lent = false;
     request->n_iov = request->n_pins = request->n_sends = 0;
     request->status = request->send_status = KV_OK;
     request->cursor_unit = request->cursor_row = 0;
@@ -159,6 +160,9 @@ void kvs_request_end(struct kvs_request *request)
     kvs_request_unlink(request);
     for (unsigned i = 0; i < request->n_pins; i++)
         kvs_block_unpin(&shard->store, request->pins[i]);
+    if (request->sends_lent)
+        kvs_object_piece_sent(&shard->objects, request->object,
+                              (uint32_t)(request->header.offset / KV_WIRE_BULK_MAX));
     if (request->object != NULL)
         kvs_object_unpin(&shard->objects, request->object);
     body_put(request, request->body_slot);

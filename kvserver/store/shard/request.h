@@ -64,6 +64,7 @@ struct kvs_request {
     const void
         *missing; /* that it waits for, in shard->missing, or did last: a block, if it is of a
                           * session; NULL: it waits for something else */
+    bool sends_lent; /* an object's piece that goes when it has been sent */
     uint8_t at_work; /* of kvs_work_begin(); 0: it is not */
     struct kv_wire_header header;
     uint64_t begin_us, deadline_us;

@@ -40,6 +40,7 @@ bool kvs_shard_step(struct kvs_shard *shard)
         shard->timers_us = shard->now_us + TIMERS_EVERY_US;
         atomic_store_explicit(&shard->seen_us, shard->now_us, memory_order_relaxed);
         kvs_shard_timers(shard);
+        kvs_shard_settle(shard);
         kvs_replies_flush(shard);
         kvs_shard_tell_stats(shard);
         busy = busy || kv_pool_used(shard->requests) > 0;

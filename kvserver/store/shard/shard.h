@@ -133,8 +133,9 @@ struct kvs_shard {
     struct kvs_disk_tier *tier;                       /* NULL: nothing is on disk */
     struct kvs_object_tier *object_tier;              /* likewise */
     struct kvs_command *tier_commands[KVS_TIER_JOBS]; /* of the jobs that it has */
-    _Atomic bool is_asleep;                           /* who gives it a command must wake it */
-    struct kv_ring *replies; /* to the control thread; shared by all data
+    struct kvs_command *settling; /* pages of objects that are deleted, and wait for the disk */
+    _Atomic bool is_asleep;       /* who gives it a command must wake it */
+    struct kv_ring *replies;      /* to the control thread; shared by all data
                                                    * threads */
     bool replies_due; /* `replies` has new entries, or pages are wanted; the driver wakes the
                        * control thread */

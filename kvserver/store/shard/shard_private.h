@@ -225,6 +225,8 @@ void kvs_shard_client_lost(struct kvs_shard *shard, struct kvs_shard_client *cli
 
 /* Runs a slice of the current command.  Returns true if there was one. */
 bool kvs_shard_command_step(struct kvs_shard *shard);
+/* Ends the pages of objects whose deletion the disk has. */
+void kvs_shard_settle(struct kvs_shard *shard);
 
 /* A job of the tier is done: its command goes back. */
 void kvs_shard_tier_done(void *arg, enum kvs_tier_job job);

@@ -107,7 +107,8 @@ static void piece_read(void *arg, kv_status_t status, size_t bytes)
         tier->n_lent -= load->class_id == KVS_PIECE_LENT;
         kvs_object_piece_back(tier->objects, object, load->piece, load->memory, load->class_id);
     } else {
-        kvs_object_count(&tier->counts.lost_pieces, 1);
+        /* What has been removed may have been erased. */
+        kvs_object_count(&tier->counts.lost_pieces, object->published);
         free_memory(load);
         kvs_object_piece_back(tier->objects, object, load->piece, NULL, 0);
     }

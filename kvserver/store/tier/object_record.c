@@ -105,12 +105,12 @@ static bool is_sound(const Kvpb__SavedObject *message, const struct kvs_object_r
     struct kv_id128 key;
 
     if (message->n_pieces == 0 ||
-        message->n_pieces > kvs_object_n_pieces(KV_OBJECT_BYTES_MAX) || record->version == 0)
+        message->n_pieces > kvs_object_n_pieces(KV_OBJECT_BYTES_MAX) || record->version == 0 ||
+        message->bytes > KV_OBJECT_BYTES_MAX)
         return false;
     if (!message->counts)
         return true;
     if (message->name.len == 0 || message->name.len > KV_NAME_BYTES_MAX ||
-        message->bytes > KV_OBJECT_BYTES_MAX ||
         message->n_pieces != kvs_object_n_pieces(message->bytes) ||
         message->n_crcs != message->n_pieces)
         return false;

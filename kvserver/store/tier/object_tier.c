@@ -15,7 +15,6 @@ enum {
     DELAY_US = 500000,
     SHORT_LIFE_US = 2000000, /* what lives no longer is not saved */
     RETRY_US = 1000000,
-    TRIES = 5,
     BYTES_AT_ONCE = 64 << 20,
     WRITING_BYTES = 16 << 20, /* given to the disk at once */
     EVICT_AT_ONCE = 64,       /* from the disk */
@@ -88,6 +87,8 @@ static bool fits(const struct kvs_object_tier *tier, uint64_t bytes)
 /* Evicts what is away until so many bytes will fit.  Returns false if they will not. */
 static bool make_room(struct kvs_object_tier *tier, uint64_t bytes)
 {
+    if (bytes > kvs_disk_left(tier->setup.room, KVS_DISK_OBJECTS))
+        return false;
     for (int i = 0; i < EVICT_AT_ONCE; i++) {
         const uint64_t on_its_way = tier->erasures.bytes;
 
@@ -102,10 +103,12 @@ static bool make_room(struct kvs_object_tier *tier, uint64_t bytes)
 /* Those that wait can leave memory soon, or cannot. */
 static void set_full(struct kvs_object_tier *tier, bool is_full)
 {
+    /* Another data thread may have said that there is some again. */
+    if (is_full || tier->is_full)
+        kvs_disk_lack(tier->setup.room, KVS_DISK_OBJECTS, is_full);
     if (tier->is_full == is_full)
         return;
     tier->is_full = is_full;
-    kvs_disk_lack(tier->setup.room, KVS_DISK_OBJECTS, is_full);
     for (struct kvs_object_kept *kept = tier->waiting.first; kept != NULL; kept = kept->next)
         kvs_object_set_stuck(tier->objects, kept->object, is_full);
     if (is_full)
@@ -121,12 +124,22 @@ static void may_return(struct kvs_object_tier *tier, struct kvs_object_kept *kep
     kept->returns =
         kv_map_set(tier->returns, &kept->key, kept) ? KVS_RETURNS_LISTED : KVS_RETURNS_UNLISTED;
     tier->n_unlisted += kept->returns == KVS_RETURNS_UNLISTED;
+    kept->removal = ++tier->removal;
+    kept->newer = NULL;
+    kept->newer_link = tier->newest_end;
+    *tier->newest_end = kept;
+    tier->newest_end = &kept->newer;
 }
 
 static void cannot_return(struct kvs_object_tier *tier, struct kvs_object_kept *kept)
 {
     struct kvs_object_kept *first = kv_map_get(tier->returns, &kept->key);
 
+    *kept->newer_link = kept->newer;
+    if (kept->newer != NULL)
+        kept->newer->newer_link = kept->newer_link;
+    else
+        tier->newest_end = kept->newer_link;
     tier->n_unlisted -= kept->returns == KVS_RETURNS_UNLISTED;
     if (kept->returns != KVS_RETURNS_LISTED) {
         kept->returns = KVS_RETURNS_NEVER;
@@ -365,6 +378,8 @@ static void wait_to_save(struct kvs_object_tier *tier, struct kvs_object_kept *k
 {
     kept->added_us = now_of(tier);
     list_add(&tier->waiting, kept);
+    /* Before the put that brought it has ended: a node that drains waits for both. */
+    atomic_store_explicit(&tier->counts.is_busy, true, memory_order_relaxed);
 }
 
 /* The batch of the object is over. */
@@ -374,10 +389,10 @@ object_over(struct kvs_object_tier *tier, struct kvs_object_kept *kept, bool is_
     struct kvs_stored_object *object = kept->object;
 
     kept->is_in_batch = false;
-    kept->n_tries += !is_good && !kept->has_record;
+    kept->is_tried = true;
     if (kept->is_removed) {
         list_add(&tier->erasures, kept);
-    } else if (kept->is_spoiled || kept->n_tries >= TRIES) {
+    } else if (kept->is_spoiled) {
         kvs_object_set_saved(tier->objects, object, false);
         kept->is_removed = true;
         may_return(tier, kept);
@@ -551,6 +566,8 @@ static bool save_step(struct kvs_object_tier *tier)
     uint64_t bytes = 0, n_pieces = 0;
     bool has_room = true;
 
+    if (tier->waiting.first == NULL)
+        set_full(tier, false); /* nobody needs it any more */
     if (!is_time(tier))
         return false;
     while (tier->waiting.first != NULL && batch->n < KVS_OBJECTS_AT_ONCE &&
@@ -578,6 +595,7 @@ static bool save_step(struct kvs_object_tier *tier)
         return false;
     }
     set_full(tier, false);
+    tier->saving_bytes = bytes;
     write_records(batch, RECORD_IS_VOID, true, announcement_written);
     return true;
 }
@@ -635,7 +653,7 @@ static void removed(void *arg, struct kvs_stored_object *object)
         kvs_object_count(&tier->counts.saved_objects, -UINT64_C(1));
         kvs_object_count(&tier->counts.saved_bytes, -kept->bytes);
     }
-    if (!kept->has_record && kept->n_tries == 0 && !kept->is_in_batch) {
+    if (!kept->has_record && !kept->is_tried && !kept->is_in_batch) {
         give_room(tier, kept);
         free(kept);
         return;
@@ -648,14 +666,21 @@ static void removed(void *arg, struct kvs_stored_object *object)
 static const void *erasure(void *arg, const struct kv_id128 *key)
 {
     const struct kvs_object_tier *tier = arg;
-    size_t cursor = 0;
-    const void *what =
-        key != NULL ? kv_map_get(tier->returns, key) : kv_map_next(tier->returns, &cursor);
+    const void *what = kv_map_get(tier->returns, key);
 
     /* Of these it is not known which they are: any that is being erased may be the one. */
     if (what == NULL && tier->n_unlisted > 0)
         what = tier->erasures.first != NULL ? tier->erasures.first : tier->erase.kept[0];
     return what;
+}
+
+static uint64_t removals(void *arg, uint64_t *ret_oldest)
+{
+    const struct kvs_object_tier *tier = arg;
+
+    if (tier->oldest != NULL)
+        *ret_oldest = tier->oldest->removal;
+    return tier->removal;
 }
 
 static const struct kvs_object_keeper keeper = {
@@ -664,6 +689,7 @@ static const struct kvs_object_keeper keeper = {
     .removed = removed,
     .load = kvs_object_load,
     .erasure = erasure,
+    .removals = removals,
 };
 
 /* ---- the interface ------------------------------------------------------------------------ */
@@ -681,6 +707,7 @@ kv_status_t kvs_object_tier_open(const struct kvs_object_tier_setup *setup,
     tier->save.tier = tier->erase.tier = tier;
     list_init(&tier->waiting);
     list_init(&tier->erasures);
+    tier->newest_end = &tier->oldest;
     tier->returns = kv_map_create(kv_clock_now(setup->clock)); /* keys are hashes */
     if (tier->returns != NULL && kvs_object_loads_open(tier))
         status =
@@ -754,9 +781,8 @@ static void tell(struct kvs_object_tier *tier)
 
     is_busy = is_busy || (tier->waiting.first != NULL && now_us >= tier->retry_us);
     is_busy = is_busy || (tier->erasures.first != NULL && now_us >= tier->erase_us);
-    for (uint32_t i = 0; i < tier->save.n; i++)
-        bytes += tier->save.kept[i]->bytes;
     n += tier->save.n;
+    bytes += tier->save.n > 0 ? tier->saving_bytes : 0;
     atomic_store_explicit(&counts->waiting_objects, n, memory_order_relaxed);
     atomic_store_explicit(&counts->waiting_bytes, bytes, memory_order_relaxed);
     atomic_store_explicit(&counts->is_busy, is_busy, memory_order_relaxed);
@@ -848,6 +874,8 @@ bool kvs_object_tier_found(struct kvs_object_tier *tier, const struct kvs_object
     }
     if (object == NULL) {
         kept->is_removed = true;
+        if (record->counts)
+            may_return(tier, kept);
         list_add(&tier->erasures, kept);
         return true;
     }

@@ -25,9 +25,11 @@ struct kvs_object_kept {
     struct kvs_stored_object *object;     /* in a batch it is pinned */
     struct kvs_object_kept *next, **link; /* list: waiting, or to be erased; NULL: in none */
     struct kvs_object_kept *same_name;    /* what else may come back under its name */
+    struct kvs_object_kept *newer, **newer_link; /* of all that may come back */
+    uint64_t removal;                            /* its number */
     uint64_t added_us;
     uint32_t n_pieces;
-    uint8_t n_tries;
+    bool is_tried;    /* it has been in a batch: the disk may have something of it */
     bool has_record;  /* it is saved: if it waits, for its terms to be written */
     bool is_in_batch; /* it is being saved */
     bool is_removed;  /* the object is not in the map any more; outside of a batch it is gone */
@@ -79,13 +81,16 @@ struct kvs_object_tier {
     struct kvs_kept_list waiting, erasures;
     struct kv_map *returns; /* by key: what has been removed and may return */
     uint64_t n_unlisted;    /* of these, those that found no memory in the map */
+    struct kvs_object_kept *oldest, **newest_end; /* the same, in the order of their removal */
+    uint64_t removal;                             /* of the newest */
     struct kvs_object_batch save, erase;
     uint32_t next_kept, next_piece; /* of `save`: the next piece to write */
     struct kvs_piece_write *writes; /* under way */
     uint64_t writing_bytes;
-    bool is_writing; /* `save` has pieces to write, or under way */
-    bool has_failed; /* one of these */
-    bool is_full;    /* there is no room: what waits is stuck */
+    uint64_t saving_bytes; /* of `save` */
+    bool is_writing;       /* `save` has pieces to write, or under way */
+    bool has_failed;       /* one of these */
+    bool is_full;          /* there is no room: what waits is stuck */
     uint64_t retry_us, erase_us;
     struct kvs_piece_load *loads, **loads_end; /* that have not begun */
     uint32_t n_loading;

@@ -404,8 +404,15 @@ static const void *on_erasure(void *arg, const struct kv_id128 *key)
     return NULL;
 }
 
-static const struct kvs_object_keeper keeper = {on_published, on_renewed, on_removed, on_load,
-                                                on_erasure};
+static uint64_t on_removals(void *arg, uint64_t *ret_oldest)
+{
+    (void)arg;
+    (void)ret_oldest;
+    return 0;
+}
+
+static const struct kvs_object_keeper keeper = {on_published, on_renewed, on_removed,
+                                                on_load,      on_erasure, on_removals};
 
 static void bring_back(struct bench *bench)
 {
