@@ -47,6 +47,7 @@ enum {
     KV_DISK_VALUE_MAX = 1 << 30,
     KV_DISK_WRITES_MAX = 1024, /* keys of one write */
     KV_DISK_QUEUE_MAX = 1024,  /* what one queue has under way */
+    KV_DISK_PAGE = 4096,       /* rows take whole ones, where they are in a file */
 };
 
 enum kv_disk_space {

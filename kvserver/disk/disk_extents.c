@@ -50,6 +50,8 @@ enum {
     SLEEP_US = 1000000,
     CLOSE_US = 1000,
 };
+static_assert((int)KV_PLACE_PAGE == (int)KV_DISK_PAGE,
+              "who counts the room counts these pages");
 
 static_assert(sizeof(struct kv_place) == sizeof(uint64_t) && sizeof(void *) == 8,
               "a map has places for its values");

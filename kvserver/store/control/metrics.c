@@ -129,7 +129,7 @@ static const struct {
      offsetof(struct kvs_stats, unsaved_blocks)},
     {"unsaved_bytes", "bytes of rows in them", offsetof(struct kvs_stats, unsaved_bytes)},
     {"saved_objects", "objects on disk", offsetof(struct kvs_stats, saved_objects)},
-    {"saved_object_bytes", "bytes of objects on disk",
+    {"saved_object_bytes", "bytes that they take there, in whole pages",
      offsetof(struct kvs_stats, saved_object_bytes)},
     {"unsaved_objects", "objects that wait to be saved",
      offsetof(struct kvs_stats, unsaved_objects)},

@@ -169,7 +169,7 @@ void kvs_saver_add(struct kvs_control *control, struct kvs_prefix *prefix)
     kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_SAVING);
 }
 
-static struct kvs_tier_item item_of(struct kvs_prefix *prefix)
+struct kvs_tier_item kvs_saver_item(struct kvs_prefix *prefix)
 {
     const struct kvs_prefix_home *home = prefix->home;
 
@@ -181,11 +181,6 @@ static struct kvs_tier_item item_of(struct kvs_prefix *prefix)
                                   .depth = prefix->depth,
                                   .n_units = home->n_units,
                                   .block_bytes = home->block_bytes};
-}
-
-struct kvs_tier_item kvs_saver_item(struct kvs_prefix *prefix)
-{
-    return item_of(prefix);
 }
 
 /* Something of the block may be on disk; a ref of its prefix, if any, is the list's.  Without memory
@@ -231,7 +226,7 @@ void kvs_saver_remove(struct kvs_control *control, struct kvs_prefix *prefix)
     if (prefix->save_link != NULL)
         unlist(saver, prefix);
     if (prefix->saved == KVS_PREFIX_SAVED) {
-        struct kvs_tier_item item = item_of(prefix);
+        struct kvs_tier_item item = kvs_saver_item(prefix);
 
         item.prefix = NULL; /* data threads know of it by the command that follows */
         add_erasure(saver, &item);
@@ -575,7 +570,7 @@ static bool is_to_be_erased(const struct kvs_saver *saver, struct kvs_prefix *pr
 {
     if (saver->erasures.first == NULL && saver->needed.first == NULL)
         return false;
-    const struct kvs_tier_item item = item_of(prefix);
+    const struct kvs_tier_item item = kvs_saver_item(prefix);
 
     return has_item(&saver->erasures, &item) || has_item(&saver->needed, &item);
 }
@@ -655,7 +650,7 @@ static void begin_saving(struct kvs_control *control)
             break;
         }
         unlist(saver, prefix);
-        item = item_of(prefix);
+        item = kvs_saver_item(prefix);
         batch_add(batch, &item);
         saver->saving_blocks++;
         saver->saving_bytes += block_bytes;
@@ -686,7 +681,7 @@ bool kvs_saver_is_slow(const struct kvs_control *control)
 bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
 {
     struct kvs_saver *saver = control->saver;
-    const struct kvs_tier_item item = item_of(prefix);
+    const struct kvs_tier_item item = kvs_saver_item(prefix);
 
     assert(prefix->save_link == NULL);
     if (!list_add(&saver->leaving, &item))

@@ -467,7 +467,8 @@ void kvs_op_object_get_wake(struct kvs_request *request)
              kvs_object_need(&request->shard->objects, object, piece_of(request)) != KV_BUSY)
         kvs_request_wait_for(request, piece);
     else
-        kvs_request_fail(request, KV_BUSY, "object_get: the object has changed");
+        kvs_request_fail(request, KV_BUSY,
+                         "object_get: the object has changed, or there is no memory");
 }
 
 void kvs_op_object_exists_begin(struct kvs_request *request)

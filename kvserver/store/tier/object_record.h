@@ -27,7 +27,7 @@ struct kvs_object_record {
     struct kv_id128 key;
     uint64_t version;
     uint32_t n_pieces;
-    uint64_t bytes; /* of all pieces; 0 if it is not known */
+    uint64_t bytes; /* of all pieces; of one that does not count, about */
     bool counts;
     /* Of one that counts; borrowed. */
     const void *name;

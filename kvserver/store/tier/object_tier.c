@@ -59,6 +59,12 @@ static void list_remove(struct kvs_kept_list *list, struct kvs_object_kept *kept
 
 /* ---- the room on the disk ----------------------------------------------------------------- */
 
+/* Returns what an object takes of the disk: each piece but the last is whole pages. */
+static uint64_t on_disk(uint64_t bytes)
+{
+    return bytes == 0 ? KV_DISK_PAGE : (bytes + KV_DISK_PAGE - 1) / KV_DISK_PAGE * KV_DISK_PAGE;
+}
+
 static void take_room(struct kvs_object_tier *tier, struct kvs_object_kept *kept)
 {
     if (!kept->has_room)
@@ -159,7 +165,8 @@ static void cannot_return(struct kvs_object_tier *tier, struct kvs_object_kept *
 
 /* ---- steps of a batch --------------------------------------------------------------------- */
 
-static void records_written(void *arg, kv_status_t status, size_t bytes)
+/* A write or a sync of a batch is done. */
+static void step_done(void *arg, kv_status_t status, size_t bytes)
 {
     struct kvs_object_batch *batch = arg;
 
@@ -173,19 +180,14 @@ static void records_written(void *arg, kv_status_t status, size_t bytes)
     batch->next(batch);
 }
 
-static void synced(void *arg, kv_status_t status, size_t bytes)
-{
-    records_written(arg, status, bytes);
-}
-
 static void sync(struct kvs_object_batch *batch, void (*next)(struct kvs_object_batch *batch))
 {
     kv_status_t status;
 
     batch->next = next;
-    status = kv_disk_sync(batch->tier->queue, synced, batch);
+    status = kv_disk_sync(batch->tier->queue, step_done, batch);
     if (status != KV_OK)
-        synced(batch, status, 0);
+        step_done(batch, status, 0);
 }
 
 /* Goes on with `good` after a step that has not failed, and else with `end`. */
@@ -230,6 +232,7 @@ static bool make_record(const struct kvs_object_tier *tier,
         for (uint32_t i = 0; i < object->n_pieces; i++)
             crcs[i] = object->pieces[i].crc;
         record.counts = true;
+        record.bytes = object->bytes;
         record.name = kvs_object_name(object);
         record.name_bytes = object->name_bytes;
         record.tenant = object->tenant;
@@ -266,12 +269,12 @@ static void write_records(struct kvs_object_batch *batch,
     }
     batch->n_records = n;
     if (n > 0 && status == KV_OK) {
-        status = kv_disk_write(batch->tier->queue, KV_DISK_RECORDS, writes, n, records_written,
-                               batch);
+        status =
+            kv_disk_write(batch->tier->queue, KV_DISK_RECORDS, writes, n, step_done, batch);
         if (status == KV_OK)
             return;
     }
-    records_written(batch, status, 0);
+    step_done(batch, status, 0);
 }
 
 /* ---- erasing ------------------------------------------------------------------------------ */
@@ -302,13 +305,6 @@ static void rows_gone(struct kvs_object_batch *batch)
         write_records(batch, RECORD_IS_GONE, false, erased);
     else
         erased(batch);
-}
-
-static void rows_removed(void *arg, kv_status_t status, size_t bytes)
-{
-    struct kvs_object_batch *batch = arg;
-
-    records_written(batch, status, bytes);
 }
 
 static void removed_or_not(struct kvs_object_batch *batch)
@@ -342,9 +338,9 @@ static void voided(struct kvs_object_batch *batch)
         }
     }
     batch->next = removed_or_not;
-    status = kv_disk_write(tier->queue, KV_DISK_ROWS, writes, n, rows_removed, batch);
+    status = kv_disk_write(tier->queue, KV_DISK_ROWS, writes, n, step_done, batch);
     if (status != KV_OK)
-        rows_removed(batch, status, 0);
+        step_done(batch, status, 0);
 }
 
 static void void_written(struct kvs_object_batch *batch)
@@ -615,7 +611,7 @@ static void published(void *arg, struct kvs_stored_object *object)
         return;
     kept->key = object->key;
     kept->version = object->version;
-    kept->bytes = object->bytes;
+    kept->bytes = on_disk(object->bytes);
     kept->n_pieces = object->n_pieces;
     kept->object = object;
     object->kept = kept;
@@ -801,9 +797,22 @@ static bool give(struct kvs_object_tier *tier)
     return n > 0;
 }
 
+/* Whether there is nothing to do, or to wait for. */
+static bool is_at_rest(const struct kvs_object_tier *tier)
+{
+    return tier->waiting.first == NULL && tier->erasures.first == NULL && tier->save.n == 0 &&
+           tier->erase.n == 0 && tier->loads == NULL && tier->n_loading == 0 &&
+           tier->objects->lists[KVS_OBJECTS_AWAY].n == 0 && !tier->is_full &&
+           kvs_object_tier_is_idle(tier);
+}
+
 bool kvs_object_tier_step(struct kvs_object_tier *tier)
 {
-    bool has_moved = kv_disk_progress(tier->queue) > 0;
+    bool has_moved;
+
+    if (is_at_rest(tier))
+        return false;
+    has_moved = kv_disk_progress(tier->queue) > 0;
 
     has_moved = kvs_object_loads_step(tier) || has_moved;
     has_moved = give(tier) || has_moved;
@@ -856,7 +865,7 @@ bool kvs_object_tier_found(struct kvs_object_tier *tier, const struct kvs_object
         return false;
     kept->key = record->key;
     kept->version = record->version;
-    kept->bytes = record->bytes;
+    kept->bytes = on_disk(record->bytes);
     kept->n_pieces = record->n_pieces;
     kept->has_record = true;
     take_room(tier, kept);

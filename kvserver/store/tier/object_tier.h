@@ -16,7 +16,7 @@
  * Objects whose time ends within two seconds are not saved.  When there is no room on the disk, those
  * that are evictable and away go, the least recently used first; the others wait in memory.
  *
- * Threads: the data thread.  Memory: a record of some 100 bytes for each object, from the heap.
+ * Threads: the data thread.  Memory: a record of some 120 bytes for each object, from the heap.
  */
 #ifndef KV_KVSERVER_STORE_TIER_OBJECT_TIER_H
 #define KV_KVSERVER_STORE_TIER_OBJECT_TIER_H
@@ -45,8 +45,8 @@ struct kvs_object_tier_setup {
 
 /* Counted by the data thread, read by any. */
 struct kvs_object_tier_counts {
-    _Atomic uint64_t saved_objects, saved_bytes;
-    _Atomic uint64_t waiting_objects, waiting_bytes; /* to be saved */
+    _Atomic uint64_t saved_objects, saved_bytes;     /* bytes: of the disk, in whole pages */
+    _Atomic uint64_t waiting_objects, waiting_bytes; /* to be saved, likewise */
     _Atomic uint64_t written_bytes, loaded_bytes;
     _Atomic bool is_busy;         /* something waits to be saved or erased that can be now */
     _Atomic uint64_t lost_pieces; /* on the way back: missing, or with a wrong checksum */

@@ -21,7 +21,7 @@ enum kvs_returns {
 struct kvs_object_kept {
     struct kv_id128 key;
     uint64_t version;
-    uint64_t bytes;                       /* of all its pieces */
+    uint64_t bytes;                       /* that its pieces take of the disk */
     struct kvs_stored_object *object;     /* in a batch it is pinned */
     struct kvs_object_kept *next, **link; /* list: waiting, or to be erased; NULL: in none */
     struct kvs_object_kept *same_name;    /* what else may come back under its name */
