@@ -422,6 +422,38 @@ static void renewed_is_saved(void **state)
     assert_true(n == 1);
 }
 
+/* What is deleted stays so when the client has heard that it is, however slow the disk. */
+static void a_delete_is_for_good(void **state)
+{
+    struct kv_object other = {.name = "object 1"};
+    struct kv_op *op;
+
+    (void)state;
+    open_store(UINT64_MAX);
+    kv_client_close(client);
+    cluster_end(&cluster, 0);
+    kv_disk_close(cluster.disks[0]);
+    cluster.disks[0] = kv_disk_memory_open(&kv_clock_real, 300000);
+    cluster_start(&cluster, 0);
+    connect_client();
+    deadline_ms = 10000;
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(put_terms(i, 0, 0, false), KV_OK);
+    while (disk_number(COLUMN_OBJECTS) != 2)
+        pass(50);
+    /* The disk is at work for another: a node that ends finishes only what it has begun. */
+    assert_int_equal(kv_objects_begin(client, KV_OBJECT_DELETE, &other, 1, 10000, &op), KV_OK);
+    pass(100);
+    assert_int_equal(drop(0), KV_OK);
+    kv_op_free(op);
+    kv_client_close(client);
+    cluster_end(&cluster, 0);
+    cluster_start(&cluster, 0);
+    connect_client();
+    assert_int_equal(get(0, 0), KV_NOT_FOUND);
+    close_store();
+}
+
 /* What is deleted by the beginning of its name stays so when the client has heard that it is. */
 static void pages_are_deleted(void **state)
 {
@@ -462,10 +494,15 @@ static void pages_are_deleted(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(renewed_is_saved),           cmocka_unit_test(pages_are_deleted),
-        cmocka_unit_test(what_is_mended_stays),       cmocka_unit_test(deleted_is_not_corrupt),
-        cmocka_unit_test(a_delete_holds_nobody_up),   cmocka_unit_test(lack_ends),
-        cmocka_unit_test(one_lack_is_not_the_others), cmocka_unit_test(lent_pieces_end),
+        cmocka_unit_test(renewed_is_saved),
+        cmocka_unit_test(a_delete_is_for_good),
+        cmocka_unit_test(pages_are_deleted),
+        cmocka_unit_test(what_is_mended_stays),
+        cmocka_unit_test(deleted_is_not_corrupt),
+        cmocka_unit_test(a_delete_holds_nobody_up),
+        cmocka_unit_test(lack_ends),
+        cmocka_unit_test(one_lack_is_not_the_others),
+        cmocka_unit_test(lent_pieces_end),
     };
 
     if (argc > 1)
