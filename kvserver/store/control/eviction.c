@@ -144,13 +144,16 @@ static bool have_many_records(const struct kvs_control *control)
            control->pages->bytes / 2;
 }
 
-/* What goes next for memory: when leaving is slow, what is not saved. */
+/* What goes next for memory: when leaving is slow, what is not saved; else what is saved first, and
+ * then nothing while the disk is at work: those who lack memory write no faster than it does. */
 static struct kvs_prefix *choose_victim(const struct kvs_control *control)
 {
-    struct kvs_prefix *victim = kvs_saver_is_slow(control)
-                                    ? kvs_prefixes_unsaved_victim(control->prefixes)
-                                    : kvs_prefixes_victim(control->prefixes, NULL);
+    const bool is_slow = kvs_saver_is_slow(control);
+    struct kvs_prefix *victim = is_slow ? kvs_prefixes_unsaved_victim(control->prefixes)
+                                        : kvs_prefixes_victim(control->prefixes, NULL);
 
+    if (victim != NULL && !is_slow && kvs_saver_will_save(control, victim))
+        return NULL;
     if (victim == NULL && have_many_records(control))
         victim = kvs_prefixes_disk_victim(control->prefixes);
     return victim;

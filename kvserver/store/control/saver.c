@@ -19,6 +19,7 @@ enum {
     LOOKS_AT_ONCE = 4 * BLOCKS_AT_ONCE,
     TRIES = 5,
     SLOW_US = 1000000,     /* that leaving may take */
+    WORTH_US = 2000000,    /* that a batch may take, and be waited for */
     GIVE_BYTES = 16 << 20, /* to objects that lack room, at once */
     WARN_US = 60 * 1000 * 1000,
 };
@@ -60,6 +61,7 @@ struct kvs_saver {
     uint64_t retry_us;  /* nothing is begun before */
     uint64_t needed_us; /* when what is needed is looked at again */
     uint64_t leave_us;  /* when the batch that leaves began */
+    uint64_t disk_us;   /* when the batch of the disk began */
     uint64_t warned_us;
     uint64_t saved_bytes, saved_blocks;
 };
@@ -457,6 +459,7 @@ static void begin_erasing(struct kvs_control *control)
 
     if (!batch_begin(control, batch))
         return;
+    saver->disk_us = now_of(control);
     while (batch->n < BLOCKS_AT_ONCE && take_erasure(saver, &item)) {
         batch_add(batch, &item);
         item_unref(&item);
@@ -623,6 +626,7 @@ static void begin_saving(struct kvs_control *control)
     make_room(control, batch_bytes(control));
     if (!batch_begin(control, batch))
         return;
+    saver->disk_us = now_of(control);
     for (uint64_t i = 0; i < n_looks && batch->n < BLOCKS_AT_ONCE && bytes < BYTES_AT_ONCE;
          i++) {
         struct kvs_prefix *prefix = saver->first;
@@ -666,6 +670,16 @@ static void begin_saving(struct kvs_control *control)
     /* What waits needs something that takes time. */
     if (saver->first != NULL && saver->erasures.first == NULL)
         saver->retry_us = now_of(control) + RETRY_US;
+}
+
+bool kvs_saver_will_save(const struct kvs_control *control, const struct kvs_prefix *prefix)
+{
+    const struct kvs_saver *saver = control->saver;
+
+    if (saver == NULL || prefix->saved != KVS_PREFIX_SAVING)
+        return false;
+    return saver->disk.call != NULL ? now_of(control) < saver->disk_us + WORTH_US
+                                    : now_of(control) >= saver->retry_us;
 }
 
 /* ---- leaving ------------------------------------------------------------------------------ */

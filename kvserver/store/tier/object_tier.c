@@ -549,7 +549,11 @@ static bool is_time(const struct kvs_object_tier *tier)
     const struct kvs_object_kept *first = tier->waiting.first;
     const uint64_t now_us = now_of(tier);
 
-    if (first == NULL || tier->save.n > 0 || now_us < tier->retry_us)
+    if (first == NULL || tier->save.n > 0)
+        return false;
+    /* Some may have left memory since, which can leave the disk as well. */
+    if (now_us < tier->retry_us &&
+        !(tier->is_full && tier->objects->lists[KVS_OBJECTS_AWAY].n > 0))
         return false;
     return atomic_load_explicit(tier->setup.draining, memory_order_relaxed) ||
            tier->waiting.bytes >= BYTES_AT_ONCE || now_us >= first->added_us + DELAY_US ||
