@@ -38,7 +38,8 @@ enum {
     FEW = 5,
     SOME = 20,
     DAMAGED_ROUNDS = 40,
-    /* Three times the memory. */
+    /* Twice, and three times, the memory. */
+    N_OPEN = (int)(2 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
     MANY = (int)(3 * (int64_t)MEMORY_BYTES / PROMPT_BYTES),
 };
 
@@ -579,7 +580,60 @@ static void more_than_memory(void **state)
     close_store();
 }
 
-/* What is wrong on the disk is a miss: never a wrong row, and put again. */
+/* Tokens of open sessions that are on disk only. */
+static double tokens_away(void)
+{
+    const struct kv_table *table;
+    struct kv_op *op;
+    double total = 0;
+
+    assert_int_equal(kv_table_begin(client, 0, "sessions", 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    table = kv_op_table(op);
+    assert_string_equal(table->columns[table->n_columns - 1], "away_tokens");
+    for (uint32_t i = 0; i < table->n_rows; i++)
+        total += table->cells[(i + 1) * table->n_columns - 1].number;
+    kv_op_free(op);
+    return total;
+}
+
+/* Sessions that stay open, of twice the memory together: those that nobody uses leave it, and are
+ * read and written again as if they had not. */
+static void idle_sessions_leave_memory(void **state)
+{
+    struct kv_session *sessions[N_OPEN];
+    uint32_t tokens;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < N_OPEN; i++) {
+        sessions[i] = open_prompt(i, &tokens);
+        assert_int_equal(tokens, 0);
+        put(i, sessions[i], 0);
+        publish(i, sessions[i]);
+    }
+    wait_saved(N_OPEN * BLOCKS);
+    print_message("%.0f of %d tokens are away\n", tokens_away(), N_OPEN * TOKENS);
+    assert_true(tokens_away() >=
+                (N_OPEN * PROMPT_BYTES - MEMORY_BYTES) / PROMPT_BYTES * TOKENS);
+    for (uint32_t i = 0; i < 2 * N_OPEN; i++)
+        assert_int_equal(read_rows(i * 7 % N_OPEN, sessions[i * 7 % N_OPEN]), KV_OK);
+    for (uint32_t i = 0; i < N_OPEN; i += 3) {
+        struct kv_session *session = open_prompt(i, &tokens);
+
+        assert_int_equal(tokens, TOKENS);
+        assert_int_equal(read_rows(i, session), KV_OK);
+        close_session(session);
+    }
+    assert_true(tier_number("disk", COLUMN_BAD) == 0);
+    for (uint32_t i = 0; i < N_OPEN; i++) {
+        if (i % 2 == 0)
+            assert_int_equal(read_rows(i, sessions[i]), KV_OK);
+        close_session(sessions[i]);
+    }
+    close_store();
+}
+
 /* Sessions that were opened with a beginning of their prompt, and publish a copy of the rest, whose
  * first copy is away: what they were opened with stays theirs, and leaves when they have ended. */
 static void copies_of_what_is_away(void **state)
@@ -613,6 +667,7 @@ static void copies_of_what_is_away(void **state)
     close_store();
 }
 
+/* What is wrong on the disk is a miss: never a wrong row, and put again. */
 static void damage_is_a_miss(void **state)
 {
     uint32_t n_bad = 0, n_good = 0;
@@ -1086,6 +1141,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_restart_loses_nothing),
         cmocka_unit_test(threads_may_be_others),
         cmocka_unit_test(more_than_memory),
+        cmocka_unit_test(idle_sessions_leave_memory),
         cmocka_unit_test(copies_of_what_is_away),
         cmocka_unit_test(damage_is_a_miss),
         cmocka_unit_test(what_is_deleted_is_gone),

@@ -334,6 +334,26 @@ bool node_bring_back(struct kvs_node *node)
     return are_here;
 }
 
+bool node_has_all(const struct kvs_node *node, const struct kv_id128 *token)
+{
+    for (uint32_t i = 0; i < node->n_threads; i++) {
+        const struct kvs_shard *shard = &node->shard[i];
+
+        for (uint32_t j = 0; j < shard->n_sessions; j++) {
+            const struct kvs_shard_session *session = &shard->sessions[j];
+
+            if (!session->used || memcmp(&session->token, token, sizeof(*token)) != 0)
+                continue;
+            for (uint32_t k = 0; k < session->blocks.n; k++)
+                for (const struct kvs_block *block = session->blocks.list[k]; block != NULL;
+                     block = block->under)
+                    if (!kvs_block_is_here(block))
+                        return false;
+        }
+    }
+    return true;
+}
+
 uint64_t node_n_loaded(const struct kvs_node *node)
 {
     uint64_t n = 0;

@@ -45,6 +45,8 @@ node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, ui
 
 /* Has all blocks of sessions come back from disk.  Returns false if some are not there yet. */
 bool node_bring_back(struct kvs_node *node);
+/* Whether all blocks of the session of that token are in memory. */
+bool node_has_all(const struct kvs_node *node, const struct kv_id128 *token);
 /* How many have come back. */
 uint64_t node_n_loaded(const struct kvs_node *node);
 

@@ -63,6 +63,7 @@ enum {
     CREDITS_LATE_US = 5000,  /* a message and its answer may take that long */
     STRAGGLER_US = 60000000, /* no message is older */
     SETTLE_US = 40000000,
+    BACK_US = 1000000,
     STUCK_MS = 10000, /* a node gives up a client whose data has not moved for so long */
     CLOCK_SPREAD_DAYS = 1000,
     CLOCK_DRIFT_MAX = 1000, /* parts in a million */
@@ -493,6 +494,20 @@ static bool bring_back_blocks(struct world *world)
             are_here = node_bring_back(node->node) && are_here;
     }
     return are_here;
+}
+
+/* Whether all blocks of the session are in memory; what does not depend on memory is brought back. */
+static bool has_all_blocks(struct world *world, const struct kv_id128 *token)
+{
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        struct node *node = &world->nodes[i];
+
+        if (node->tier != NULL)
+            tier_sim_bring_back(node->tier);
+        else if (node->node != NULL && !node_has_all(node->node, token))
+            return false;
+    }
+    return true;
 }
 
 static void node_end(struct world *world, unsigned place)
@@ -2082,7 +2097,7 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
     } else if (status == KV_OK) {
         struct kvs_node *nodes[WORLD_NODES_MAX];
 
-        const bool are_here = bring_back_blocks(world);
+        const bool are_here = has_all_blocks(world, &truth->ticket.token);
 
         for (unsigned i = 0; i < world->n_nodes; i++)
             nodes[i] = world->nodes[i].node;
@@ -2838,10 +2853,10 @@ static unsigned n_tasks(const struct world *world)
     return n;
 }
 
-/* Returns false if some blocks do not come back. */
+/* Returns false if some blocks do not come back: they may be more than memory. */
 static bool wait_for_blocks(struct world *world)
 {
-    const uint64_t until_us = world->clock.virtual_us + SETTLE_US;
+    const uint64_t until_us = world->clock.virtual_us + BACK_US;
 
     while (!bring_back_blocks(world)) {
         if (world->clock.virtual_us > until_us)
@@ -2851,16 +2866,18 @@ static bool wait_for_blocks(struct world *world)
     return true;
 }
 
+/* Of what is in memory. */
 static void check_codes(struct world *world)
 {
     if (world->result->n_damaged > 0) /* keys are not what their codes were made of */
         return;
-    if (!wait_for_blocks(world))
-        return;
     for (unsigned i = 0; i < world->n_nodes; i++) {
-        const char *why =
-            world->nodes[i].node != NULL ? node_codes_fault(world->nodes[i].node) : NULL;
+        const struct node *node = &world->nodes[i];
+        const char *why;
 
+        if (node->tier != NULL)
+            tier_sim_bring_back(node->tier);
+        why = node->node != NULL ? node_codes_fault(node->node) : NULL;
         if (why != NULL)
             complain(world, NULL, "node %u: %s", i, why);
     }

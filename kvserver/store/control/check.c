@@ -290,6 +290,7 @@ static uint32_t n_holders_of(const struct kvs_control *control, const struct kvs
 static void check_prefixes(const struct kvs_control *control)
 {
     const struct kvs_prefix *prefix;
+    uint32_t n_sharing = 0, n_resting = 0;
     size_t cursor = 0;
 
     kvs_prefixes_check(control->prefixes);
@@ -300,8 +301,13 @@ static void check_prefixes(const struct kvs_control *control)
         const struct kvs_session *session = &control->sessions[i];
 
         assert(session->prefix == NULL || (session->used && session->prefix->n_holders > 0));
+        assert(!session->is_resting ||
+               (session->prefix != NULL && session->prefix->n_resting > 0));
+        n_resting += session->is_resting;
+        n_sharing += session->prefix != NULL;
         assert(session->matched <= session->tokens_max);
     }
+    assert(n_sharing == control->n_sharing && n_resting == control->n_resting);
 }
 
 void kvs_control_check(const struct kvs_control *control)

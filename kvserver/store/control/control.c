@@ -21,7 +21,7 @@ static const struct {
     void (*run)(struct kvs_control *control, uint64_t now_us);
 } periodic_tasks[KVS_PERIODIC_TASKS] = {
     {20000, kvs_sessions_expire}, {20000, kvs_clients_check}, {20000, expire_pins},
-    {20000, kvs_memory_watch},    {20000, kvs_verify_expire},
+    {20000, kvs_memory_watch},    {20000, kvs_verify_expire}, {20000, kvs_sessions_rest},
 };
 
 bool kvs_control_begin(struct kvs_control *control,
@@ -175,6 +175,8 @@ void kvs_control_fini(struct kvs_control *control)
     kvs_roots_fini(control);
     if (control->sessions != NULL) {
         for (uint32_t i = 0; i < control->config.sessions_max; i++) {
+            /* Data threads have ended: when they used it cannot be asked. */
+            control->sessions[i].is_resting = false;
             kvs_session_leave_prefix(control, &control->sessions[i]);
             free(control->sessions[i].writers);
         }

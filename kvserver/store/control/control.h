@@ -55,7 +55,7 @@ enum {
     KVS_CALLS_MAX = 1024, /* control requests in flight */
     KVS_LOG_ENTRIES = 16, /* lifecycle operations that a session remembers */
     KVS_CLIENT_NAME_BYTES = 64,
-    KVS_PERIODIC_TASKS = 5,                /* control.c */
+    KVS_PERIODIC_TASKS = 6,                /* control.c */
     KVS_VERIFY_ASKED_US = 5 * 1000 * 1000, /* how long a wish to have all verified counts */
 };
 
@@ -123,7 +123,9 @@ struct kvs_session {
     uint32_t n_names;
     uint32_t n_asked; /* of these, the first ones that its open looked for */
     struct kvs_prefix
-        *prefix; /* the deepest that it has, or had when it was looked for; NULL: none */
+        *prefix;        /* the deepest that it has, or had when it was looked for; NULL: none */
+    bool is_resting;    /* its prefix may leave memory: rest.c */
+    uint64_t rested_us; /* its last use before that */
     struct kvs_log_entry log[KVS_LOG_ENTRIES];
     uint32_t n_log; /* entries ever added; the last KVS_LOG_ENTRIES are kept */
 };
@@ -234,7 +236,10 @@ struct kvs_control {
     struct kv_disk_queue *disk; /* closed by kvs_control_fini() */
     struct kvs_model *models[KVS_MODELS_MAX];
     uint32_t n_models;
-    struct kvs_session *sessions; /* (sessions_max) */
+    struct kvs_session *sessions;  /* (sessions_max) */
+    uint32_t n_sharing, n_resting; /* of the sessions: have a prefix; of these, rest */
+    uint32_t rest_at;              /* in `due`: which one was looked at last */
+    uint64_t lack_us; /* since when memory lacks, and nothing may go; 0: it does not */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
     struct kvs_session *free_session; /* the first */
@@ -414,6 +419,9 @@ bool kvs_session_is_on(const struct kvs_control *control,
                        const struct kvs_session *session,
                        uint32_t thread);
 
+/* Returns when a client last used the session, or had a request of it waiting for rows. */
+uint64_t kvs_session_used_us(const struct kvs_control *control,
+                             const struct kvs_session *session);
 /* Returns what is left of the lease at that time; 0: it has ended. */
 uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
                                    const struct kvs_session *session,
@@ -425,6 +433,16 @@ void kvs_session_set_lease(struct kvs_control *control,
 /* Closes the sessions whose lease has ended.  Looks only at those that could have: a session is
  * looked at about once per lease, however often it is used. */
 void kvs_sessions_expire(struct kvs_control *control, uint64_t now_us);
+
+/* ---- rest.c ---- */
+
+/* Looks which sessions are used, and which rest. */
+void kvs_sessions_rest(struct kvs_control *control, uint64_t now_us);
+/* Sessions that are in use may rest, and then leave memory: whoever lacks some waits for that, but not
+ * for long. */
+void kvs_sessions_tell_soon(struct kvs_control *control, bool is_lacking);
+/* The session does not rest any more, if it did: it is used again, or gives its prefix up. */
+void kvs_session_wake(struct kvs_control *control, struct kvs_session *session);
 
 /* ---- roots.c ---- */
 
@@ -470,6 +488,8 @@ void kvs_match_elsewhere(struct kvs_control *control,
 void kvs_session_found_bad(struct kvs_control *control,
                            const struct kvs_session *session,
                            uint32_t tokens);
+/* What is away of the prefix and those before it is wanted in memory. */
+void kvs_prefix_come_back(struct kvs_control *control, struct kvs_prefix *prefix);
 /* The session ends. */
 void kvs_session_leave_prefix(struct kvs_control *control, struct kvs_session *session);
 /* The session has only `tokens` tokens left. */

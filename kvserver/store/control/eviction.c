@@ -152,7 +152,7 @@ static struct kvs_prefix *choose_victim(const struct kvs_control *control)
     struct kvs_prefix *victim = is_slow ? kvs_prefixes_unsaved_victim(control->prefixes)
                                         : kvs_prefixes_victim(control->prefixes, NULL);
 
-    if (victim != NULL && !is_slow && kvs_saver_will_save(control, victim))
+    if (victim != NULL && kvs_saver_will_save(control, victim))
         return NULL;
     if (victim == NULL && have_many_records(control))
         victim = kvs_prefixes_disk_victim(control->prefixes);
@@ -186,6 +186,7 @@ void kvs_prefixes_make_room(struct kvs_control *control)
                           kvs_stats_total(control, offsetof(struct kvs_stats, memory_unused)),
                           memory_order_relaxed);
     lacking = kvs_pages_lacking(control->pages) * (uint64_t)KVS_ARENA_PAGE;
+    kvs_sessions_tell_soon(control, lacking > 0);
 
     /* What is on its way may be enough. */
     if (!control->is_releasing && control->released == NULL &&

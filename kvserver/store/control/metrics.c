@@ -114,6 +114,8 @@ static const struct {
     {"object_bytes", "bytes of objects in memory", offsetof(struct kvs_stats, object_bytes)},
     {"evictable_bytes", "memory that objects give when it is short",
      offsetof(struct kvs_stats, objects_evictable)},
+    {"sessions_resting", "open sessions without a request for 0.1 s, which may leave memory",
+     offsetof(struct kvs_stats, sessions_resting)},
     {"prefixes", "blocks that are kept under their names",
      offsetof(struct kvs_stats, prefixes)},
     {"prefix_bytes", "bytes of rows in them", offsetof(struct kvs_stats, prefix_bytes)},

@@ -42,8 +42,7 @@ static const struct kv_id128 *names_in(const ProtobufCBinaryData *names)
 
 /* ---- what a session has ------------------------------------------------------------------ */
 
-/* What is away of the prefix and those before it is wanted in memory. */
-static void come_back(struct kvs_control *control, struct kvs_prefix *prefix)
+void kvs_prefix_come_back(struct kvs_control *control, struct kvs_prefix *prefix)
 {
     kvs_events_back(control, prefix);
     kvs_prefix_set_here(control->prefixes, prefix);
@@ -57,10 +56,12 @@ hold(struct kvs_control *control, struct kvs_session *session, struct kvs_prefix
 {
     if (prefix != NULL) {
         kvs_prefix_hold(control->prefixes, prefix);
-        come_back(control, prefix);
+        kvs_prefix_come_back(control, prefix);
     }
+    kvs_session_wake(control, session);
     if (session->prefix != NULL)
         kvs_prefix_release(control->prefixes, session->prefix);
+    control->n_sharing += (prefix != NULL) - (session->prefix != NULL);
     session->prefix = prefix;
 }
 
@@ -281,7 +282,7 @@ static struct kvs_prefix *index_one(struct kvs_control_call *call,
     }
     /* Blocks in memory are behind others in memory.  Those come back when somebody needs them. */
     if (parent != NULL)
-        come_back(control, parent);
+        kvs_prefix_come_back(control, parent);
     if (!name_writers(prefix, call->session->writers) ||
         !kvs_prefixes_add(control->prefixes, parent, home, prefix,
                           kv_clock_now(control->config.clock)))

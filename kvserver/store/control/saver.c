@@ -19,6 +19,7 @@ enum {
     LOOKS_AT_ONCE = 4 * BLOCKS_AT_ONCE,
     TRIES = 5,
     SLOW_US = 1000000,     /* that leaving may take */
+    STAY_US = 10000,       /* after nothing could leave, until it is tried again */
     WORTH_US = 2000000,    /* that a batch may take, and be waited for */
     GIVE_BYTES = 16 << 20, /* to objects that lack room, at once */
     WARN_US = 60 * 1000 * 1000,
@@ -61,6 +62,7 @@ struct kvs_saver {
     uint64_t retry_us;  /* nothing is begun before */
     uint64_t needed_us; /* when what is needed is looked at again */
     uint64_t leave_us;  /* when the batch that leaves began */
+    uint64_t stay_us;   /* until then nothing is expected to leave */
     uint64_t disk_us;   /* when the batch of the disk began */
     uint64_t warned_us;
     uint64_t saved_bytes, saved_blocks;
@@ -688,8 +690,9 @@ bool kvs_saver_is_slow(const struct kvs_control *control)
 {
     const struct kvs_saver *saver = control->saver;
 
-    return saver != NULL && saver->leave.call != NULL &&
-           now_of(control) > saver->leave_us + SLOW_US;
+    return saver != NULL &&
+           (now_of(control) < saver->stay_us ||
+            (saver->leave.call != NULL && now_of(control) > saver->leave_us + SLOW_US));
 }
 
 bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix)
@@ -718,10 +721,12 @@ static void have_left(struct kvs_control_call *call)
 {
     struct kvs_batch *batch = call->batch;
     struct kvs_control *control = batch->control;
+    bool has_any = false;
 
     for (uint32_t i = 0; i < batch->n; i++) {
         struct kvs_prefix *prefix = batch->items[i].prefix;
 
+        has_any = has_any || !has_failed(batch, i);
         kvs_pages_sub_spare(control->pages, batch->items[i].block_bytes);
         control->saver->leaving_bytes -= batch->items[i].block_bytes;
         if (prefix->home == NULL || !prefix->is_away || !has_failed(batch, i))
@@ -731,6 +736,7 @@ static void have_left(struct kvs_control_call *call)
         kvs_prefix_set_here(control->prefixes, prefix);
         kvs_prefix_use(control->prefixes, prefix, now_of(control));
     }
+    control->saver->stay_us = has_any ? 0 : now_of(control) + STAY_US;
     batch_end(batch);
 }
 

@@ -61,7 +61,8 @@ uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control);
 
 /* Whether a prefix that is not saved will be soon: memory that waits for that loses nothing. */
 bool kvs_saver_will_save(const struct kvs_control *control, const struct kvs_prefix *prefix);
-/* Whether leaving takes so long that what is not saved is to be evicted meanwhile. */
+/* Whether leaving takes so long, or has failed so lately, that what is not saved is to be evicted
+ * meanwhile. */
 bool kvs_saver_is_slow(const struct kvs_control *control);
 /* Whether nothing waits to be saved or erased that could be now. */
 bool kvs_saver_is_idle(const struct kvs_control *control);

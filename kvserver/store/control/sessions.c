@@ -178,9 +178,8 @@ void kvs_session_close(struct kvs_control_call *call,
     kvs_control_broadcast_session(call, session, &command, next);
 }
 
-/* Data threads note when they last served the session, each in a place that no
- * other thread writes.  The latest counts. */
-static uint64_t last_used_us(const struct kvs_control *control,
+/* Data threads note that in places that no other thread writes. */
+uint64_t kvs_session_used_us(const struct kvs_control *control,
                              const struct kvs_session *session)
 {
     uint64_t used_us = session->renewed_us;
@@ -199,7 +198,7 @@ uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
                                    const struct kvs_session *session,
                                    uint64_t now_us)
 {
-    uint64_t used_us = last_used_us(control, session);
+    uint64_t used_us = kvs_session_used_us(control, session);
     /* A data thread may have read the clock later than the caller. */
     uint64_t idle_us = now_us > used_us ? now_us - used_us : 0;
 

@@ -175,13 +175,23 @@ static void table_status(struct kvs_control *control, struct builder *table)
 }
 
 /* Of the sessions whose sizes the data threads have told. */
+/* Of the prefix and those before it. */
+static uint64_t tokens_away(const struct kvs_prefix *prefix)
+{
+    uint64_t n = 0;
+
+    for (; prefix != NULL && prefix->home != NULL && prefix->is_away; prefix = prefix->parent)
+        n += KV_BLOCK_TOKENS;
+    return n;
+}
+
 static void table_sessions(struct kvs_control *control, struct builder *table)
 {
     uint64_t now_us = kv_clock_now(control->config.clock);
 
     columns(table,
             "session id model generation tenant lease_left_ms nodes position tokens bytes "
-            "owner age_s");
+            "owner age_s away_tokens");
     for (uint32_t i = 0; i < table->n_sizes; i++) {
         const struct kvs_session_size *size = &table->sizes[i];
         const struct kvs_session *session = &control->sessions[size->index];
@@ -201,6 +211,7 @@ static void table_sessions(struct kvs_control *control, struct builder *table)
         number(table, to, (double)atomic_load_explicit(&size->bytes, memory_order_relaxed));
         text(table, to, session->owner);
         number(table, to, (double)(now_us - session->opened_us) / 1e6);
+        number(table, to, (double)tokens_away(session->prefix));
     }
 }
 

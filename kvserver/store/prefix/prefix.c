@@ -170,8 +170,11 @@ static void heap_leave(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
 
 static bool may_go(const struct kvs_prefix *prefix)
 {
+    const bool is_in_both = where_of(prefix) == KVS_PREFIX_IN_BOTH;
+
     return (prefix->is_away ? prefix->child == NULL : prefix->n_here == 0) &&
-           prefix->n_holders == 0 && prefix->pinned_link == NULL;
+           prefix->n_holders == (is_in_both ? prefix->n_resting : 0) &&
+           prefix->pinned_link == NULL;
 }
 
 /* Something has changed of what the heap depends on. */
@@ -548,6 +551,24 @@ void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix
         prefix_free(prefix);
 }
 
+void kvs_prefix_rest(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, uint64_t used_us)
+{
+    assert(prefix->n_resting < prefix->n_holders);
+    prefix->n_resting++;
+    if (prefix->used_us < used_us)
+        prefix->used_us = used_us;
+    if (prefix->home != NULL)
+        heap_update(prefixes, prefix);
+}
+
+void kvs_prefix_wake(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix)
+{
+    assert(prefix->n_resting > 0);
+    prefix->n_resting--;
+    if (prefix->home != NULL)
+        heap_update(prefixes, prefix);
+}
+
 void kvs_prefix_ref(struct kvs_prefix *prefix)
 {
     prefix->n_refs++;
@@ -852,7 +873,7 @@ static void check_prefix(const struct kvs_prefixes *prefixes, const struct kvs_p
 
     for (const struct kvs_prefix *child = prefix->child; child != NULL; child = child->next)
         n_here += !child->is_away;
-    assert(n_here == prefix->n_here);
+    assert(n_here == prefix->n_here && prefix->n_resting <= prefix->n_holders);
     assert(!prefix->is_away || (prefix->saved == KVS_PREFIX_SAVED && n_here == 0));
     assert(parent == NULL || prefix->saved != KVS_PREFIX_SAVED ||
            parent->saved == KVS_PREFIX_SAVED);

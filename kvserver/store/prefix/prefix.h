@@ -20,7 +20,8 @@
  *
  * When memory or a tenant's quota is short, a policy (eviction.h) chooses among the prefixes in
  * memory that have no children there, that no session has, and that are not pinned.  What is saved on
- * disk leaves memory and stays in the index, `is_away`; what is not is evicted.  When the disk is
+ * disk leaves memory and stays in the index, `is_away`; what is not is evicted.  What only sessions
+ * have that rest may leave memory if it is saved: they get it back when they go on.  When the disk is
  * full, the same policy chooses among those that are away and have no children at all.  So the
  * parent of every prefix in the index is in the index, the longest match is found by binary search,
  * and what is away of a prompt is its end.
@@ -124,6 +125,7 @@ struct kvs_prefix {
     uint64_t added_us;  /* when it came into the index */
     uint32_t n_refs;    /* kvs_prefix_ref() */
     uint32_t n_holders; /* kvs_prefix_hold(): sessions and calls */
+    uint32_t n_resting; /* of these */
     uint32_t n_uses;
     uint32_t heap_at;      /* UINT32_MAX: it may not go */
     uint8_t saved;         /* enum kvs_prefix_saved */
@@ -196,6 +198,13 @@ void kvs_prefix_use(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix, ui
  * a release. */
 void kvs_prefix_hold(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 void kvs_prefix_release(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
+/* A holder of the prefix, which has used it last at that time, can wait until it is back in memory;
+ * from kvs_prefix_wake() on it cannot.  While it rests it stays a holder: nothing is lost, on disk
+ * either. */
+void kvs_prefix_rest(struct kvs_prefixes *prefixes,
+                     struct kvs_prefix *prefix,
+                     uint64_t used_us);
+void kvs_prefix_wake(struct kvs_prefixes *prefixes, struct kvs_prefix *prefix);
 /* A prefix with refs may leave the index, and memory, but is not freed. */
 void kvs_prefix_ref(struct kvs_prefix *prefix);
 void kvs_prefix_unref(struct kvs_prefix *prefix);

@@ -131,7 +131,7 @@ bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes)
     const uint32_t n_wanted = n < pages->n_pages ? (uint32_t)n : pages->n_pages;
     uint32_t wanted = atomic_load_explicit(&pages->wanted, memory_order_relaxed);
 
-    if (atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0)
+    if (!kvs_pages_have_spare(pages))
         return false;
     while (wanted < n_wanted &&
            !atomic_compare_exchange_weak_explicit(&pages->wanted, &wanted, n_wanted,
@@ -149,8 +149,7 @@ uint32_t kvs_pages_lacking(struct kvs_pages *pages)
         (pages->n_pages / 8 < KVS_PAGES_SPARE ? pages->n_pages / 8 : KVS_PAGES_SPARE);
 
     /* They are there, or there is nothing left to free. */
-    if (wanted != 0 && (n_free >= wanted ||
-                        atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0))
+    if (wanted != 0 && (n_free >= wanted || !kvs_pages_have_spare(pages)))
         atomic_store_explicit(&pages->wanted, 0, memory_order_relaxed);
     const uint64_t n_loose =
         atomic_load_explicit(&pages->loose_bytes, memory_order_relaxed) / 2 / KVS_ARENA_PAGE;

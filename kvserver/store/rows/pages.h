@@ -51,6 +51,7 @@ struct kvs_pages {
     _Atomic uint32_t n_free, n_arenas;
     _Atomic uint32_t wanted;      /* pages that are to be free; 0: nobody lacks any */
     _Atomic uint64_t spare_bytes; /* evictable: of elements that their owners can free */
+    _Atomic bool spare_soon; /* there may be some of it in a moment, though there is none */
     _Atomic uint64_t
         loose_bytes;          /* free elements of used pages, as the control thread last saw */
     _Atomic uint64_t touched; /* bytes from the base on that the system has provided */
@@ -101,8 +102,15 @@ static inline void kvs_pages_sub_spare(struct kvs_pages *pages, uint64_t bytes)
     atomic_fetch_sub_explicit(&pages->spare_bytes, bytes, memory_order_relaxed);
 }
 
+/* Whether something is evictable, or will be in a moment. */
+static inline bool kvs_pages_have_spare(const struct kvs_pages *pages)
+{
+    return atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) > 0 ||
+           atomic_load_explicit(&pages->spare_soon, memory_order_relaxed);
+}
+
 /* Wants pages for `bytes` to become free, because a caller has not found them.  Returns false if
- * no data is evictable; otherwise the caller may try again. */
+ * no data is evictable, and none will be in a moment; otherwise the caller may try again. */
 bool kvs_pages_want(struct kvs_pages *pages, uint64_t bytes);
 /* Returns how many more pages the owners of evictable data should free: until a few are free, and
  * as many as were wanted.  Toward the few, half of the free elements of used pages count as well,

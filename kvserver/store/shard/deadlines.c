@@ -7,6 +7,7 @@
 
 enum {
     LOOK_AGAIN_US = 1000, /* after a look at a client that has something overdue */
+    NOTE_US = 10000,
 };
 
 /* ---- when to look at which client -------------------------------------------------------- */
@@ -199,8 +200,22 @@ static void check_pending_receives(struct kvs_shard *shard)
     }
 }
 
+/* A session whose request waits for rows is in use: what is back already is not to leave meanwhile. */
+static void note_waiting(struct kvs_shard *shard)
+{
+    if (shard->missing.first == NULL || shard->now_us < shard->noted_us + NOTE_US)
+        return;
+    shard->noted_us = shard->now_us;
+    for (const struct kvs_request *request = shard->missing.first; request != NULL;
+         request = request->next)
+        if (request->session != NULL)
+            atomic_store_explicit(&request->session->used_us, shard->now_us,
+                                  memory_order_relaxed);
+}
+
 void kvs_shard_timers(struct kvs_shard *shard)
 {
+    note_waiting(shard);
     while (shard->n_clients > 0 && shard->due[0]->due_us <= shard->now_us) {
         struct kvs_shard_client *client = shard->due[0];
 

@@ -30,7 +30,7 @@ struct kvs_shard_session {
     bool is_woken; /* waiters that need at most woken_to tokens are to be woken */
     uint32_t woken_to;
     struct kvs_shard_session *woken_next;
-    _Atomic uint64_t used_us; /* time of the last request */
+    _Atomic uint64_t used_us; /* by a request */
 };
 
 struct kvs_shard;

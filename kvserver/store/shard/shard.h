@@ -92,6 +92,7 @@ struct kvs_shard {
     const struct kv_clock *clock;
     uint64_t now_us;       /* at the start of this step */
     uint64_t moved_us;     /* of the last step that did anything */
+    uint64_t noted_us;     /* when the use of sessions whose requests wait for rows was noted */
     uint64_t memory_bytes; /* of the node's, this thread's share */
     struct kv_port *port;
     struct kvs_pages *pages; /* of the node */

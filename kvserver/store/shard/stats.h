@@ -141,6 +141,7 @@ struct kvs_stats {
     _Atomic uint64_t objects_memory; /* bytes of memory, names and records included */
     _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
     _Atomic uint64_t prefix_tokens_bytes;                     /* likewise */
+    _Atomic uint64_t sessions_resting;                        /* likewise */
     _Atomic uint64_t prefixes_away, saved_blocks, saved_bytes, unsaved_blocks, unsaved_bytes,
         unsaved_us; /* likewise */
     _Atomic uint64_t in_flight;

@@ -74,7 +74,8 @@ struct kvs_segment_read {
     uint32_t n_tries;
     size_t rows_room, codes_room;
     bool has_rows, has_codes;
-    uint64_t memory[]; /* rows with their tail, then codes */
+    bool is_checked, is_good; /* the rows are those that were saved */
+    uint64_t memory[];        /* rows with their tail, then codes */
 };
 
 /* A segment that is read to be verified.  It knows its block by the job's item: that may go

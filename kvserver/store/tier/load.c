@@ -166,17 +166,20 @@ restore(struct kvs_disk_tier *tier, struct kvs_saved *saved, struct kvs_segment_
         .codes = read->has_codes ? (const uint8_t *)read->memory + read->rows_room : NULL,
         .codes_bytes = read->codes_room,
     };
-    bool is_good;
 
     memcpy(&tail, (const uint8_t *)read->memory + rows_bytes, sizeof(tail));
-    is_good = read->has_rows && kvs_saved_tail_is_right(&tail, &key, image.rows, rows_bytes);
-    if (!kvs_block_restore(tier->store, saved->block, read->at, is_good ? &image : NULL))
+    /* Once, however often there is no memory. */
+    if (!read->is_checked)
+        read->is_good =
+            read->has_rows && kvs_saved_tail_is_right(&tail, &key, image.rows, rows_bytes);
+    read->is_checked = true;
+    if (!kvs_block_restore(tier->store, saved->block, read->at, read->is_good ? &image : NULL))
         return false;
     if (read->has_rows)
         kvs_tier_count(&tier->counts.loaded_bytes, read->rows_room);
     if (read->has_codes)
         kvs_tier_count(&tier->counts.loaded_bytes, read->codes_room);
-    if (!is_good)
+    if (!read->is_good)
         kvs_tier_count(&tier->counts.lost_segments, 1);
     return true;
 }

@@ -102,6 +102,7 @@ struct known {
     struct known *parent;
     uint64_t number, used_us, n_uses;
     uint32_t tenant, n_children, n_holds;
+    uint32_t n_resting; /* of these */
     uint64_t pinned_us; /* 0: it is not */
     bool is_saved, is_away;
 };
@@ -121,7 +122,9 @@ static uint32_t n_here_behind(const struct known *known)
 /* From memory, or, if it is away, from the disk. */
 static bool may_go(const struct known *known)
 {
-    return known->prefix != NULL && known->n_holds == 0 && known->pinned_us == 0 &&
+    const uint32_t n_waive = known->is_saved && !known->is_away ? known->n_resting : 0;
+
+    return known->prefix != NULL && known->n_holds == n_waive && known->pinned_us == 0 &&
            (known->is_away ? known->n_children == 0 : n_here_behind(known) == 0);
 }
 
@@ -299,6 +302,14 @@ static void use(struct kvs_prefixes *prefixes, struct known *known, uint64_t now
         known->used_us = now_us;
 }
 
+static void model_rest(struct kvs_prefixes *prefixes, struct known *known, uint64_t used_us)
+{
+    kvs_prefix_rest(prefixes, known->prefix, used_us);
+    known->n_resting++;
+    if (known->used_us < used_us)
+        known->used_us = used_us;
+}
+
 static void model_check(const struct kvs_prefixes *prefixes)
 {
     uint64_t n = 0, n_may_go = 0, n_away = 0;
@@ -324,7 +335,7 @@ static void agrees_with_model(void **state)
     memset(model, 0, sizeof(model));
     for (int i = 0; i < STEPS; i++) {
         struct known *known = any_known(true);
-        const uint64_t what = kv_random_below(&rnd, 24);
+        const uint64_t what = kv_random_below(&rnd, 28);
 
         now_us += kv_random_below(&rnd, 3);
         if (what < 6 || known == NULL)
@@ -348,17 +359,26 @@ static void agrees_with_model(void **state)
         else if (what < 22 && known->n_holds < 3) {
             kvs_prefix_hold(prefixes, known->prefix);
             known->n_holds++;
-        } else if (known->n_holds > 0) {
+        } else if (what < 24 && known->n_holds > known->n_resting) {
             kvs_prefix_release(prefixes, known->prefix);
             known->n_holds--;
+        } else if (what < 26 && known->n_holds > known->n_resting) {
+            model_rest(prefixes, known, now_us - kv_random_below(&rnd, 100));
+        } else if (known->n_resting > 0) {
+            kvs_prefix_wake(prefixes, known->prefix);
+            known->n_resting--;
         }
         if (i % 16 == 0)
             model_check(prefixes);
     }
     model_check(prefixes);
     for (uint32_t i = 0; i < MODEL_MAX; i++)
-        while (model[i].prefix != NULL && model[i].n_holds-- > 0)
+        while (model[i].prefix != NULL && model[i].n_holds-- > 0) {
+            if (model[i].n_resting > 0)
+                kvs_prefix_wake(prefixes, model[i].prefix);
+            model[i].n_resting -= model[i].n_resting > 0;
             kvs_prefix_release(prefixes, model[i].prefix);
+        }
     kvs_prefixes_destroy(prefixes);
     atomic_store(&pages->spare_bytes, 0);
 }
