@@ -62,6 +62,9 @@ struct bench_params {
     unsigned queries; /* query heads at once */
     unsigned n, k;    /* rows, and how many of them are chosen */
     unsigned run;     /* rows that lie side by side */
+    unsigned rerank;  /* candidates for each of k */
+    unsigned away;    /* per cent of the rows that are on disk only */
+    double loads;     /* blocks that are read from there for an operation */
     const char *isa;  /* instruction set of the kernels */
     const char *form; /* of the codes: "cells", "tiles", "bytes" */
     unsigned chapter; /* rows with one codebook */
@@ -337,6 +340,7 @@ extern const struct bench_load bench_scale_loads[];
 extern const struct bench_load bench_bookkeeping_loads[];
 extern const struct bench_load bench_match_loads[];
 extern const struct bench_load bench_prefix_loads[];
+extern const struct bench_load bench_spilled_loads[];
 extern const struct bench_load bench_disk_loads[];
 
 #endif

@@ -90,9 +90,9 @@ static const struct kv_option rows[] = {
 };
 
 static const struct bench_load *const groups[] = {
-    bench_rpc_loads,     bench_row_loads,    bench_query_loads, bench_object_loads,
-    bench_machine_loads, bench_kernel_loads, bench_scale_loads, bench_bookkeeping_loads,
-    bench_match_loads,   bench_prefix_loads, bench_disk_loads,
+    bench_rpc_loads,     bench_row_loads,    bench_query_loads,   bench_object_loads,
+    bench_machine_loads, bench_kernel_loads, bench_scale_loads,   bench_bookkeeping_loads,
+    bench_match_loads,   bench_prefix_loads, bench_spilled_loads, bench_disk_loads,
 };
 enum {
     N_GROUPS = sizeof(groups) / sizeof(groups[0]),

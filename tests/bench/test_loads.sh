@@ -62,6 +62,16 @@ tier)
     expect 1 '"name": "tier\.kept"' "\"value\": $number, \"unit\": \"%\""
     expect 1 '"name": "tier\.start"' "\"value\": $number, \"unit\": \"s/GB\""
     expect 1 '"name": "tier\.match"' "\"value\": $number, \"unit\": \"us\""
+    for k in 64 1024; do
+        for rerank in 1 4; do
+            expect 1 '"name": "tier\.query"' "\"k\": $k, \"rerank\": $rerank, \"p99\"" \
+                "\"value\": $number, \"unit\": \"us\"" '"limit_name": "in memory \+ raw disk"'
+            for away in 50 100; do
+                expect 1 '"name": "tier\.query"' \
+                    "\"k\": $k, \"rerank\": $rerank, \"away\": $away, \"loads\": [1-9]"
+            done
+        done
+    done
     ;;
 query.worst)
     transports=1
