@@ -913,16 +913,17 @@ KV_API kv_status_t kv_table_begin(struct kv_client *client,
 KV_API const struct kv_table *kv_op_table(const struct kv_op *op);
 
 /* What a node has counted since it started, of all that it verifies in the background or because
- * somebody asks.  On disk, bad, mended, lost and unread are blocks; in memory, bad and mended are
- * rows, pieces of objects, and what is made of rows. */
+ * somebody asks.  On disk, blocks, bad, mended, lost and unread are blocks and pieces of objects; in
+ * memory, bad and mended are rows, pieces of objects, and what is made of rows. */
 struct kv_verify_counts {
     /* Verified; in memory: of sessions, in the last pass of each data thread. */
     uint64_t blocks;
-    uint64_t bytes;   /* likewise */
-    uint64_t bad;     /* including those that were mended */
-    uint64_t mended;  /* written again, or made again */
-    uint64_t lost;    /* no longer kept: bad ones, and those behind them */
-    uint64_t unread;  /* could not be read, or not be mended; they are kept */
+    uint64_t bytes;  /* likewise */
+    uint64_t bad;    /* including those that were mended */
+    uint64_t mended; /* written again, or made again */
+    uint64_t lost;   /* no longer kept: bad blocks, and those behind them; or not read any more,
+                         until the object is put again: pieces */
+    uint64_t unread; /* could not be read, or not be mended; they are kept */
     uint64_t refused; /* in memory, now: rows and pieces of objects, until they are put again */
     uint64_t all_bytes; /* about as much there is, now */
 };

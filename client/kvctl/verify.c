@@ -125,8 +125,9 @@ static bool verify_node(const struct kvctl *ctl, unsigned index)
         return true;
     kvctl_error(
         ctl,
-        "node %s: %llu blocks on disk are lost, %llu could not be verified; %llu rows and "
-        "pieces of objects in memory are refused until they are put again",
+        "node %s: %llu blocks or pieces of objects on disk are lost, %llu could not be "
+        "verified; %llu rows and pieces of objects in memory are refused until they are "
+        "put again",
         node, (unsigned long long)disk.lost, (unsigned long long)disk.unread,
         (unsigned long long)memory.refused);
     return false;

@@ -100,6 +100,8 @@ static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
         .pages = node->pages,
         .memory_bytes = config->memory_bytes / config->n_threads,
         .scrub_bytes = (config->scrub_bytes + config->n_threads - 1) / config->n_threads,
+        .scrub_disk_bytes =
+            (config->scrub_disk_bytes + config->n_threads - 1) / config->n_threads,
         .stuck_send_us = config->stuck_send_ms * UINT64_C(1000),
         .object_ttl_us = config->object_ttl_s * UINT64_C(1000000),
         .secret = kv_random_next(&control->random),

@@ -386,6 +386,116 @@ static void damage_is_found(void **state)
     close_store();
 }
 
+/* What the node finds when it verifies all that it has. */
+static struct kv_verify_counts verify_disk(void)
+{
+    struct kv_verification first = {0}, last = {0};
+
+    for (int i = 0; i == 0 || !last.is_done; i++) {
+        struct kv_op *op;
+
+        assert_true(i < 60000);
+        assert_int_equal(kv_verify_begin(client, 0, first.since_us, 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        last = *kv_op_verification(op);
+        kv_op_free(op);
+        if (i == 0)
+            first = last;
+        kv_client_wait(client, 1000);
+    }
+    last.disk.blocks -= first.disk.blocks;
+    last.disk.bytes -= first.disk.bytes;
+    last.disk.bad -= first.disk.bad;
+    last.disk.mended -= first.disk.mended;
+    last.disk.lost -= first.disk.lost;
+    last.disk.unread -= first.disk.unread;
+    return last.disk;
+}
+
+/* What was saved is verified: all of it, again and again; while objects come and go. */
+static void saved_objects_are_verified(void **state)
+{
+    uint64_t n_pieces = 0, bytes = 0;
+    struct kv_verify_counts found;
+
+    (void)state;
+    open_store(UINT64_MAX);
+    found = verify_disk();
+    assert_true(found.blocks == 0 && found.bad == 0);
+    for (uint32_t i = 0; i < FEW; i++) {
+        put(i, 0);
+        n_pieces += bytes_of(i) == 0 ? 1 : (bytes_of(i) + (1 << 20) - 1) >> 20;
+        bytes += bytes_of(i);
+    }
+    wait_until(COLUMN_OBJECTS, FEW);
+    for (int round = 0; round < 2; round++) {
+        for (int again = 0; again < 2; again++) {
+            found = verify_disk();
+            assert_int_equal(found.blocks, n_pieces);
+            assert_int_equal(found.bytes, bytes);
+            assert_int_equal(found.bad + found.unread + found.lost + found.mended, 0);
+        }
+        restart(N_THREADS);
+    }
+    for (uint32_t i = 0; i < FEW; i++)
+        erase(i);
+    found = verify_disk();
+    assert_true(found.blocks <= n_pieces && found.bad == 0);
+    close_store();
+}
+
+/* Bad pieces on disk are written again from memory; without these they are bad until the object is
+ * put again, and never read. */
+static void verify_mends_objects(void **state)
+{
+    (void)state;
+    open_store(UINT64_MAX);
+    for (uint32_t i = 0; i < FEW; i++)
+        put(i, 0);
+    wait_until(COLUMN_OBJECTS, FEW);
+    for (uint32_t round = 0; round < 6; round++) {
+        const bool is_in_memory = round % 2 == 0;
+        struct flip some = {.which = round / 2};
+        struct kv_verify_counts found;
+        uint32_t n_bad = 0;
+
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        if (!is_in_memory)
+            assert_int_equal(kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, flip, &some),
+                             KV_OK);
+        cluster_start(&cluster, 0);
+        connect_client();
+        if (is_in_memory) {
+            for (uint32_t i = 0; i < FEW; i++)
+                assert_int_equal(get(i, 0), KV_OK);
+            /* Nobody uses the disk: it is the node's, which is at rest. */
+            (void)verify_disk();
+            assert_int_equal(kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, flip, &some),
+                             KV_OK);
+        }
+        found = verify_disk();
+        assert_true(found.bad > 0 && found.bad == some.n && found.unread == 0);
+        assert_int_equal(is_in_memory ? found.mended : found.lost, found.bad);
+        for (uint32_t i = 0; i < FEW; i++) {
+            const kv_status_t status = get(i, 0);
+
+            assert_true(status == KV_OK || (status == KV_CORRUPT && !is_in_memory));
+            n_bad += status == KV_CORRUPT;
+            put(i, 0);
+        }
+        assert_true((n_bad > 0) == !is_in_memory);
+        wait_until(COLUMN_WAITING, 0);
+        wait_until(COLUMN_OBJECTS, FEW);
+        found = verify_disk();
+        assert_int_equal(found.bad, 0);
+        restart(N_THREADS);
+        for (uint32_t i = 0; i < FEW; i++)
+            assert_int_equal(get(i, 0), KV_OK);
+    }
+    close_store();
+}
+
 /* Puts one that is to stay: what can go leaves memory, and then the disk, which takes a moment. */
 static kv_status_t put_at_last(uint32_t number)
 {
@@ -508,10 +618,16 @@ static void damaged_records_lie(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_restart_loses_nothing), cmocka_unit_test(more_than_memory),
-        cmocka_unit_test(what_is_deleted_is_gone), cmocka_unit_test(terms_are_kept),
-        cmocka_unit_test(damage_is_found),         cmocka_unit_test(a_full_disk_is_told),
-        cmocka_unit_test(a_drain_saves),           cmocka_unit_test(damaged_records_lie),
+        cmocka_unit_test(a_restart_loses_nothing),
+        cmocka_unit_test(more_than_memory),
+        cmocka_unit_test(what_is_deleted_is_gone),
+        cmocka_unit_test(terms_are_kept),
+        cmocka_unit_test(damage_is_found),
+        cmocka_unit_test(a_full_disk_is_told),
+        cmocka_unit_test(saved_objects_are_verified),
+        cmocka_unit_test(verify_mends_objects),
+        cmocka_unit_test(a_drain_saves),
+        cmocka_unit_test(damaged_records_lie),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -477,7 +477,7 @@ counts disk 4 0 0 0
 scratch
 expect 1 verify --server "$kept_node"
 has '^disk +[1-4] .* 0 +4 +0 +0$' out
-has ': 4 blocks on disk are lost, 0 could not be verified; 0 rows ' err
+has ': 4 blocks or pieces of objects on disk are lost, 0 could not be verified; 0 rows ' err
 saved 0
 expect 0 verify --server "$kept_node"
 counts disk 0 0 0 0

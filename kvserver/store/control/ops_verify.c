@@ -24,6 +24,9 @@ static bool ask_scrubs(struct kvs_control *control, uint64_t since_us, uint64_t 
 
         if (atomic_load_explicit(&shard->scrub_wanted_us, memory_order_relaxed) < since_us)
             atomic_store_explicit(&shard->scrub_wanted_us, since_us, memory_order_relaxed);
+        is_done = is_done && (shard->object_tier == NULL ||
+                              atomic_load_explicit(&shard->stats.objects_verified_since_us,
+                                                   memory_order_acquire) >= since_us);
         is_done = is_done && atomic_load_explicit(&shard->stats.scrub_since_us,
                                                   memory_order_acquire) >= since_us;
     }
@@ -64,7 +67,7 @@ static void count_disk(struct kvs_control *control, uint64_t now_us, Kvpb__Verif
     counts->mended = TOTAL(control, mended_saved_blocks);
     counts->lost = TOTAL(control, lost_saved_blocks);
     counts->unread = TOTAL(control, disk_scrub_unread);
-    counts->all_bytes = facts.saved_bytes;
+    counts->all_bytes = facts.saved_bytes + TOTAL(control, saved_object_bytes);
 }
 
 static void verify(struct kvs_control_call *call, const Kvpb__VerifyRequest *request)

@@ -44,8 +44,13 @@ static void scrub_tell(struct kvs_shard *shard, const void *state)
 
 static bool disk_step(struct kvs_shard *shard, void *state)
 {
+    bool has_moved;
+
     (void)state;
-    return shard->tier != NULL && kvs_disk_tier_verify(shard->tier);
+    if (shard->tier == NULL)
+        return false;
+    has_moved = kvs_disk_tier_verify(shard->tier);
+    return kvs_object_tier_verify(shard->object_tier) || has_moved;
 }
 
 /* When a job has ended, wakes the requests of its session that wait for codes. */

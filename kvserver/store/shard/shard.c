@@ -130,6 +130,9 @@ static kv_status_t object_tier_open(struct kvs_shard *shard,
                                                        .objects = &shard->objects,
                                                        .clock = shard->clock,
                                                        .draining = &shard->draining,
+                                                       .verify_wanted_us =
+                                                           &shard->scrub_wanted_us,
+                                                       .verify_bytes = setup->scrub_disk_bytes,
                                                        .wake = wake,
                                                        .arrived = kvs_shard_arrived,
                                                        .arg = shard};

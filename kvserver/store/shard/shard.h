@@ -155,7 +155,8 @@ struct kvs_shard_setup {
     struct kvs_pages *pages; /* of the node */
     uint64_t memory_bytes;   /* of the node's, this thread's share: what operations take is a
                               * part of it */
-    uint64_t scrub_bytes, stuck_send_us, object_ttl_us, secret, object_version;
+    uint64_t scrub_bytes, scrub_disk_bytes, stuck_send_us, object_ttl_us, secret,
+        object_version;
     const struct kv_clock *clock;
     struct kv_transport *transport;
     struct kv_ring *replies;

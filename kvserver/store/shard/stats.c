@@ -88,7 +88,14 @@ static void tell_tier(struct kvs_shard *shard)
                  kvs_counted(&counts->written_bytes) + kvs_counted(&of_objects->written_bytes));
     kvs_stat_set(&stats->disk_read_bytes,
                  kvs_counted(&counts->loaded_bytes) + kvs_counted(&of_objects->loaded_bytes));
-    kvs_stat_set(&stats->bad_saved_pieces, kvs_counted(&of_objects->lost_pieces));
+    kvs_stat_set(&stats->bad_saved_pieces,
+                 kvs_counted(&of_objects->lost_pieces) + kvs_counted(&of_objects->bad_pieces));
+    kvs_stat_set(&stats->disk_scrub_blocks, kvs_counted(&of_objects->verified_pieces));
+    kvs_stat_set(&stats->disk_scrub_bytes, kvs_counted(&of_objects->verified_bytes));
+    kvs_stat_set(&stats->disk_scrub_unread, kvs_counted(&of_objects->unread_pieces));
+    kvs_stat_set(&stats->bad_saved_blocks, kvs_counted(&of_objects->bad_pieces));
+    kvs_stat_set(&stats->mended_saved_blocks, kvs_counted(&of_objects->mended_pieces));
+    kvs_stat_set(&stats->lost_saved_blocks, kvs_counted(&of_objects->dropped_pieces));
     kvs_stat_set(&stats->saved_objects, kvs_counted(&of_objects->saved_objects));
     kvs_stat_set(&stats->saved_object_bytes, kvs_counted(&of_objects->saved_bytes));
     kvs_stat_set(&stats->unsaved_objects, kvs_counted(&of_objects->waiting_objects));
@@ -99,6 +106,9 @@ static void tell_tier(struct kvs_shard *shard)
                  kvs_counted(&counts->lost_segments) + kvs_counted(&counts->bad_segments));
     kvs_stat_set(&stats->disk_errors,
                  kvs_counted(&counts->failed) + kvs_counted(&of_objects->failed));
+    atomic_store_explicit(&stats->objects_verified_since_us,
+                          kvs_object_tier_verified_since(shard->object_tier),
+                          memory_order_release);
 }
 
 void kvs_shard_tell_stats(struct kvs_shard *shard)

@@ -74,13 +74,13 @@
     X(mended_objects, "bad object pieces repaired by a new put")                      \
     X(scrub_bytes, "bytes of memory verified in the background")                      \
     X(scrub_passes, "complete passes of background verification")                     \
-    X(disk_scrub_blocks, "blocks on disk verified in the background")                 \
-    X(disk_scrub_bytes, "bytes on disk verified in the background")                   \
+    X(disk_scrub_blocks, "blocks, and pieces of objects, on disk verified")           \
+    X(disk_scrub_bytes, "bytes on disk verified")                                     \
     X(disk_scrub_passes, "complete passes of verification of the disk")               \
-    X(disk_scrub_unread, "blocks on disk that could not be read, or not mended")      \
-    X(bad_saved_blocks, "blocks that verification found missing on disk, or wrong")   \
-    X(mended_saved_blocks, "such blocks written again from memory")                   \
-    X(lost_saved_blocks, "blocks no longer kept because one on disk was bad")         \
+    X(disk_scrub_unread, "of these, those that could not be read, or not mended")     \
+    X(bad_saved_blocks, "of these, those that were missing, or wrong")                \
+    X(mended_saved_blocks, "of these, those written again from memory")               \
+    X(lost_saved_blocks, "blocks no longer kept, pieces no longer read, for them")    \
     X(bad_messages, "malformed messages dropped")                                     \
     X(unknown_clients, "messages with an unknown client or token")                    \
     X(rejected, "requests answered with an error other than KV_BUSY")                 \
@@ -151,6 +151,8 @@ struct kvs_stats {
     _Atomic uint64_t scrub_phase, scrub_session, scrub_pass_bytes;
     _Atomic uint64_t scrub_last_us, scrub_last_bytes, scrub_last_blocks;
     _Atomic uint64_t scrub_since_us; /* what was there at that time has been verified since */
+    /* Of objects on disk; stored after what was found, for who sees this to see that. */
+    _Atomic uint64_t objects_verified_since_us;
     _Atomic uint64_t disk_scrub_pass_bytes, disk_scrub_pass_us; /* of the control thread */
     struct kvs_op_stats ops[KV_OP_COUNT];
 };

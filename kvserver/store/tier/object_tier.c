@@ -353,7 +353,8 @@ static bool erase_step(struct kvs_object_tier *tier)
     struct kvs_object_batch *batch = &tier->erase;
     uint32_t n_pieces = 0;
 
-    if (batch->n > 0 || tier->erasures.first == NULL || now_of(tier) < tier->erase_us)
+    if (batch->n > 0 || tier->erasures.first == NULL || now_of(tier) < tier->erase_us ||
+        kvs_object_verify_is_writing(tier))
         return false;
     while (tier->erasures.first != NULL && batch->n < KVS_OBJECTS_AT_ONCE) {
         struct kvs_object_kept *kept = tier->erasures.first;
@@ -399,6 +400,7 @@ object_over(struct kvs_object_tier *tier, struct kvs_object_kept *kept, bool is_
             kvs_object_set_saved(tier->objects, object, true);
             kvs_object_count(&tier->counts.saved_objects, 1);
             kvs_object_count(&tier->counts.saved_bytes, kept->bytes);
+            kvs_object_verify_add(tier, kept, now_of(tier));
         }
         if (!is_good || kept->is_renewed)
             wait_to_save(tier, kept);
@@ -649,6 +651,7 @@ static void removed(void *arg, struct kvs_stored_object *object)
     if (kept->link != NULL)
         list_remove(&tier->waiting, kept);
     kept->is_removed = true;
+    kvs_object_verify_remove(tier, kept);
     if (kept->has_record) {
         kvs_object_count(&tier->counts.saved_objects, -UINT64_C(1));
         kvs_object_count(&tier->counts.saved_bytes, -kept->bytes);
@@ -716,6 +719,7 @@ kv_status_t kvs_object_tier_open(const struct kvs_object_tier_setup *setup,
         kvs_object_tier_close(tier);
         return status;
     }
+    tier->verify.end = &tier->verify.first;
     kvs_objects_set_keeper(tier->objects, &keeper, tier);
     *ret_tier = tier;
     return KV_OK;
@@ -758,6 +762,7 @@ void kvs_object_tier_close(struct kvs_object_tier *tier)
          object = object->next)
         free(object->kept);
     kvs_object_loads_close(tier);
+    kvs_object_verify_close(tier);
     kv_map_destroy(tier->returns);
     free(tier);
 }
@@ -806,8 +811,8 @@ static bool is_at_rest(const struct kvs_object_tier *tier)
 {
     return tier->waiting.first == NULL && tier->erasures.first == NULL && tier->save.n == 0 &&
            tier->erase.n == 0 && tier->loads == NULL && tier->n_loading == 0 &&
-           tier->objects->lists[KVS_OBJECTS_AWAY].n == 0 && !tier->is_full &&
-           kvs_object_tier_is_idle(tier);
+           tier->verify.check == NULL && tier->objects->lists[KVS_OBJECTS_AWAY].n == 0 &&
+           !tier->is_full && kvs_object_tier_is_idle(tier);
 }
 
 bool kvs_object_tier_step(struct kvs_object_tier *tier)
@@ -902,6 +907,7 @@ bool kvs_object_tier_found(struct kvs_object_tier *tier, const struct kvs_object
     kvs_object_unpin(tier->objects, object);
     kvs_object_count(&tier->counts.saved_objects, 1);
     kvs_object_count(&tier->counts.saved_bytes, kept->bytes);
+    kvs_object_verify_add(tier, kept, 0);
     return true;
 }
 

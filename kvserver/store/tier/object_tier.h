@@ -13,6 +13,8 @@
  * So a delete is answered after that, and a put under the same name is refused until then
  * (kvs_objects_erasure()): the bytes that a client reads are those that it put last, or none.
  *
+ * What is saved is verified, piece by piece (object_verify.c).
+ *
  * Objects whose time ends within two seconds are not saved.  When there is no room on the disk, those
  * that are evictable and away go, the least recently used first; the others wait in memory.
  *
@@ -36,7 +38,10 @@ struct kvs_object_tier_setup {
     struct kvs_objects *objects;
     const struct kv_clock *clock;
     const _Atomic bool *draining; /* it does not wait for more to save */
-    void (*wake)(void *arg);      /* any thread: kvs_object_tier_step() has something to do */
+    /* Somebody waits for all to be verified since then; 0: nobody. */
+    const _Atomic uint64_t *verify_wanted_us;
+    uint64_t verify_bytes;   /* a second, verified in the background; 0: none */
+    void (*wake)(void *arg); /* any thread: kvs_object_tier_step() has something to do */
     /* A piece is back (its address), or what was removed cannot come back (what
      * kvs_objects_erasure() has returned). */
     void (*arrived)(void *arg, const void *what);
@@ -50,8 +55,13 @@ struct kvs_object_tier_counts {
     _Atomic uint64_t written_bytes, loaded_bytes;
     _Atomic bool is_busy;         /* something waits to be saved or erased that can be now */
     _Atomic uint64_t lost_pieces; /* on the way back: missing, or with a wrong checksum */
-    _Atomic uint64_t failed;      /* writes and reads that the disk has refused */
-    struct kv_histogram load_us;  /* from the first need of a piece until it is back */
+    _Atomic uint64_t verified_pieces, verified_bytes;
+    _Atomic uint64_t bad_pieces;     /* of these: missing, or with a wrong checksum; of which */
+    _Atomic uint64_t mended_pieces;  /* are written again, and */
+    _Atomic uint64_t dropped_pieces; /* cannot be read any more */
+    _Atomic uint64_t unread_pieces;  /* could not be read, or not be mended */
+    _Atomic uint64_t failed;         /* writes and reads that the disk has refused */
+    struct kv_histogram load_us;     /* from the first need of a piece until it is back */
 };
 
 /* Becomes the keeper of objects.  Fails with KV_NO_MEMORY, or what the disk fails with. */
@@ -65,6 +75,12 @@ void kvs_object_tier_close(struct kvs_object_tier *tier);
 
 /* Goes on with all that is under way, for a slice.  Returns false if there was nothing to do. */
 bool kvs_object_tier_step(struct kvs_object_tier *tier);
+
+/* Goes on with verifying what is saved, a piece at a time, in idle times.  Returns false if there was
+ * nothing to do. */
+bool kvs_object_tier_verify(struct kvs_object_tier *tier);
+/* Returns since when all that is saved has been verified. */
+uint64_t kvs_object_tier_verified_since(const struct kvs_object_tier *tier);
 
 /* An earlier process wrote this record: its object is there again, away; or what is left of it will
  * be erased, if it does not count or its time is over.  Returns false if there is no memory. */

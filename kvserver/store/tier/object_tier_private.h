@@ -1,5 +1,5 @@
-/* object_tier_private.h - what object_tier.c (saving and erasing) and object_load.c (pieces that come
- * back) share. */
+/* object_tier_private.h - what object_tier.c (saving and erasing), object_load.c (pieces that come
+ * back) and object_verify.c share. */
 #ifndef KV_KVSERVER_STORE_TIER_OBJECT_TIER_PRIVATE_H
 #define KV_KVSERVER_STORE_TIER_OBJECT_TIER_PRIVATE_H
 
@@ -27,6 +27,9 @@ struct kvs_object_kept {
     struct kvs_object_kept *same_name;    /* what else may come back under its name */
     struct kvs_object_kept *newer, **newer_link; /* of all that may come back */
     uint64_t removal;                            /* its number */
+    /* What is saved of it, and when that was verified; link NULL: nothing. */
+    struct kvs_object_kept *verify_next, **verify_link;
+    uint64_t verified_us;
     uint64_t added_us;
     uint32_t n_pieces;
     bool is_tried;    /* it has been in a batch: the disk may have something of it */
@@ -74,6 +77,18 @@ struct kvs_piece_load {
     int class_id;
 };
 
+struct kvs_piece_check;
+
+/* Objects that are saved, the one that was verified longest ago first. */
+struct kvs_object_verify {
+    struct kvs_object_kept *first, **end;
+    struct kvs_object_kept *at; /* the first one, with pieces that are verified; NULL: none */
+    uint32_t piece;             /* of it: the next one */
+    struct kvs_piece_check *check; /* under way; NULL: none */
+    uint64_t begun_us, due_us;     /* of the pass in the background; of its next piece */
+    uint64_t warned_us;
+};
+
 struct kvs_object_tier {
     struct kvs_object_tier_setup setup;
     struct kvs_objects *objects;
@@ -96,6 +111,7 @@ struct kvs_object_tier {
     uint32_t n_loading;
     uint32_t n_lent;                 /* of these: KVS_PIECE_LENT */
     struct kvs_piece_load **loading; /* under way; NULL: a free place */
+    struct kvs_object_verify verify;
     struct kvs_object_tier_counts counts;
 };
 
@@ -112,5 +128,19 @@ bool kvs_object_loads_open(struct kvs_object_tier *tier);
 void kvs_object_loads_close(struct kvs_object_tier *tier);
 bool kvs_object_load(void *arg, struct kvs_stored_object *object, uint32_t piece);
 bool kvs_object_loads_step(struct kvs_object_tier *tier);
+
+/* ---- object_verify.c ---- */
+
+/* The object is saved; `verified_us`: 0 if that was an earlier process, and else now.  It is not any
+ * more: not listed is allowed. */
+void kvs_object_verify_add(struct kvs_object_tier *tier,
+                           struct kvs_object_kept *kept,
+                           uint64_t verified_us);
+void kvs_object_verify_remove(struct kvs_object_tier *tier, struct kvs_object_kept *kept);
+/* Whether a piece is being written again: nothing is erased until that is over, or what is erased
+ * could be there again. */
+bool kvs_object_verify_is_writing(const struct kvs_object_tier *tier);
+/* Frees what was under way; the queue is closed. */
+void kvs_object_verify_close(struct kvs_object_tier *tier);
 
 #endif
