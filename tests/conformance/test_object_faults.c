@@ -5,9 +5,9 @@
  * client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/objects.h"
 
 #include "kvserver/base/clock.h"
-#include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/cluster/placement.h"
 #include "kvserver/store/node_private.h"
@@ -62,29 +62,6 @@ static void close_store(void)
     cluster_close(&cluster);
 }
 
-enum {
-    COLUMN_OBJECTS = 2,
-    COLUMN_BYTES = 3,
-    COLUMN_WAITING = 5,
-    COLUMN_LOADS = 6,
-    COLUMN_BAD = 8,
-};
-
-static double disk_number(uint32_t column)
-{
-    const struct kv_table *table;
-    struct kv_op *op;
-    double number;
-
-    assert_int_equal(kv_table_begin(client, 0, "tiers", 0, &op), KV_OK);
-    assert_int_equal(kv_wait(op), KV_OK);
-    table = kv_op_table(op);
-    assert_string_equal(table->cells[table->n_columns].text, "disk");
-    number = table->cells[table->n_columns + column].number;
-    kv_op_free(op);
-    return number;
-}
-
 /* ---- objects ------------------------------------------------------------------------------ */
 
 static size_t bytes_of(uint32_t number)
@@ -93,57 +70,26 @@ static size_t bytes_of(uint32_t number)
     return OBJECT_MAX;
 }
 
-static void fill(uint8_t *to, uint32_t number, uint32_t content)
-{
-    for (size_t i = 0; i < bytes_of(number); i++)
-        to[i] = (uint8_t)(kv_mix64(number * 1000 + content + (i / 8 << 32)) >> i % 8 * 8);
-}
-
-static bool is_filled(const uint8_t *bytes, uint32_t number, uint32_t content)
-{
-    for (size_t i = 0; i < bytes_of(number); i++)
-        if (bytes[i] !=
-            (uint8_t)(kv_mix64(number * 1000 + content + (i / 8 << 32)) >> i % 8 * 8))
-            return false;
-    return true;
-}
-
 static uint32_t deadline_ms = 3000;
-static kv_status_t act(enum kv_object_verb verb, struct kv_object *object, uint32_t number)
-{
-    char name[32];
-    struct kv_op *op;
 
-    snprintf(name, sizeof(name), "object %u", number);
-    object->name = name;
-    object->buffer = buffer;
-    assert_int_equal(kv_objects_begin(client, verb, object, 1, deadline_ms, &op), KV_OK);
-    (void)kv_wait(op);
-    kv_op_free(op);
-    return object->status;
+static struct test_objects objects(void)
+{
+    return (struct test_objects){
+        .client = client, .buffer = buffer, .bytes_of = bytes_of, .deadline_ms = deadline_ms};
 }
 
 static kv_status_t put_terms(uint32_t number, uint32_t content, uint32_t ttl_ms, bool evictable)
 {
-    struct kv_object object = {
-        .bytes = bytes_of(number), .ttl_ms = ttl_ms, .evictable = evictable};
+    const struct test_objects all = objects();
 
-    fill(kv_buffer_data(buffer), number, content);
-    return act(KV_OBJECT_PUT, &object, number);
+    return test_object_put(&all, number, content, ttl_ms, evictable);
 }
 
 static kv_status_t get(uint32_t number, uint32_t content)
 {
-    struct kv_object object = {.bytes = OBJECT_MAX};
-    kv_status_t status;
+    const struct test_objects all = objects();
 
-    memset(kv_buffer_data(buffer), 0, OBJECT_MAX);
-    status = act(KV_OBJECT_GET, &object, number);
-    if (status == KV_OK) {
-        assert_int_equal(object.bytes, bytes_of(number));
-        assert_true(is_filled(kv_buffer_data(buffer), number, content));
-    }
-    return status;
+    return test_object_get(&all, number, content);
 }
 
 /* Memory is full of what cannot leave, and so is the disk: what is on it is read nevertheless, of
@@ -170,8 +116,9 @@ static void lent_pieces_end(void **state)
 
 static kv_status_t drop(uint32_t number)
 {
-    struct kv_object object = {0};
-    return act(KV_OBJECT_DELETE, &object, number);
+    const struct test_objects all = objects();
+
+    return test_object_delete(&all, number);
 }
 
 static void pass(uint32_t ms)
@@ -230,7 +177,7 @@ static void one_lack_is_not_the_others(void **state)
     assert_int_equal(drop(of[0][0]), KV_OK);
     pass(6000);
     lacks = atomic_load(&room->lacks[KVS_DISK_OBJECTS]);
-    waiting = disk_number(COLUMN_WAITING);
+    waiting = test_disk_number(client, "waiting");
     close_store();
     assert_true(lacks == (waiting > 0));
 }
@@ -257,7 +204,7 @@ static void deleted_is_not_corrupt(void **state)
     deadline_ms = 10000;
     for (uint32_t i = 0; i < N; i++)
         assert_int_equal(put_terms(i, 0, 0, false), KV_OK);
-    while (disk_number(COLUMN_OBJECTS) != N)
+    while (test_disk_number(client, "objects") != N)
         pass(50);
     kv_client_close(client);
     cluster_end(&cluster, 0);
@@ -276,7 +223,7 @@ static void deleted_is_not_corrupt(void **state)
     assert_int_equal(drop(N - 1), KV_OK);
     (void)kv_wait(op);
     pass(100);
-    const double bad = disk_number(COLUMN_BAD);
+    const double bad = test_disk_number(client, "bad");
     const kv_status_t status = objects[N - 1].status;
     kv_op_free(op);
     kv_buffer_free(large);
@@ -303,7 +250,7 @@ static void a_delete_holds_nobody_up(void **state)
     connect_client();
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(put_terms(i, 0, 0, false), KV_OK);
-    while (disk_number(COLUMN_OBJECTS) != 2)
+    while (test_disk_number(client, "objects") != 2)
         pass(50);
     assert_int_equal(kv_object_list_begin(client, 0, &options, 0, &op), KV_OK);
     pass(100);
@@ -394,7 +341,7 @@ static void what_is_mended_stays(void **state)
         pass(10);
     status = put_terms(0, 0, 0, false);
     assert_int_equal(status, KV_OK);
-    for (int i = 0; i < 300 && disk_number(COLUMN_OBJECTS) != 1; i++)
+    for (int i = 0; i < 300 && test_disk_number(client, "objects") != 1; i++)
         pass(10);
     pass(3000);
     kv_client_close(client);
@@ -416,7 +363,7 @@ static void renewed_is_saved(void **state)
     assert_int_equal(put_terms(0, 0, 1500, false), KV_OK);
     assert_int_equal(put_terms(0, 0, KV_OBJECT_TTL_NONE, false), KV_OK);
     pass(4000);
-    n = disk_number(COLUMN_OBJECTS);
+    n = test_disk_number(client, "objects");
     print_message("get: %s; saved: %g\n", kv_status_name(get(0, 0)), n);
     close_store();
     assert_true(n == 1);
@@ -439,7 +386,7 @@ static void a_delete_is_for_good(void **state)
     deadline_ms = 10000;
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(put_terms(i, 0, 0, false), KV_OK);
-    while (disk_number(COLUMN_OBJECTS) != 2)
+    while (test_disk_number(client, "objects") != 2)
         pass(50);
     /* The disk is at work for another: a node that ends finishes only what it has begun. */
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_DELETE, &other, 1, 10000, &op), KV_OK);
@@ -472,7 +419,7 @@ static void pages_are_deleted(void **state)
     deadline_ms = 20000;
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(put_terms(i, 0, 0, false), KV_OK);
-    while (disk_number(COLUMN_OBJECTS) != 2)
+    while (test_disk_number(client, "objects") != 2)
         pass(50);
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_DELETE, &first, 1, 20000, &other),
                      KV_OK);

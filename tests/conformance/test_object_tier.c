@@ -5,9 +5,9 @@
  * client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/objects.h"
 
 #include "kvserver/base/clock.h"
-#include "kvserver/base/hash.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/store/node_private.h"
 
@@ -70,34 +70,16 @@ static void restart(uint32_t n_threads)
     connect_client();
 }
 
-enum {
-    COLUMN_OBJECTS = 2,
-    COLUMN_BYTES = 3,
-    COLUMN_WAITING = 5,
-    COLUMN_LOADS = 6,
-    COLUMN_BAD = 8,
-};
-
-static double disk_number(uint32_t column)
+static double disk_number(const char *column)
 {
-    const struct kv_table *table;
-    struct kv_op *op;
-    double number;
-
-    assert_int_equal(kv_table_begin(client, 0, "tiers", 0, &op), KV_OK);
-    assert_int_equal(kv_wait(op), KV_OK);
-    table = kv_op_table(op);
-    assert_string_equal(table->cells[table->n_columns].text, "disk");
-    number = table->cells[table->n_columns + column].number;
-    kv_op_free(op);
-    return number;
+    return test_disk_number(client, column);
 }
 
-static void wait_until(uint32_t column, double number)
+static void wait_until(const char *column, double number)
 {
     for (int i = 0; disk_number(column) != number; i++) {
         if (i == 60000)
-            fail_msg("column %u is %.0f, not %.0f", column, disk_number(column), number);
+            fail_msg("%s is %.0f, not %.0f", column, disk_number(column), number);
         kv_client_wait(client, 1000);
         kv_sleep_fds(NULL, 0, 1000);
     }
@@ -112,42 +94,16 @@ static size_t bytes_of(uint32_t number)
     return sizes[number % (sizeof(sizes) / sizeof(sizes[0]))];
 }
 
-static void fill(uint8_t *to, uint32_t number, uint32_t content)
+static struct test_objects objects(void)
 {
-    for (size_t i = 0; i < bytes_of(number); i++)
-        to[i] = (uint8_t)(kv_mix64(number * 1000 + content + (i / 8 << 32)) >> i % 8 * 8);
-}
-
-static bool is_filled(const uint8_t *bytes, uint32_t number, uint32_t content)
-{
-    for (size_t i = 0; i < bytes_of(number); i++)
-        if (bytes[i] !=
-            (uint8_t)(kv_mix64(number * 1000 + content + (i / 8 << 32)) >> i % 8 * 8))
-            return false;
-    return true;
-}
-
-static kv_status_t act(enum kv_object_verb verb, struct kv_object *object, uint32_t number)
-{
-    char name[32];
-    struct kv_op *op;
-
-    snprintf(name, sizeof(name), "object %u", number);
-    object->name = name;
-    object->buffer = buffer;
-    assert_int_equal(kv_objects_begin(client, verb, object, 1, 0, &op), KV_OK);
-    (void)kv_wait(op);
-    kv_op_free(op);
-    return object->status;
+    return (struct test_objects){.client = client, .buffer = buffer, .bytes_of = bytes_of};
 }
 
 static kv_status_t put_terms(uint32_t number, uint32_t content, uint32_t ttl_ms, bool evictable)
 {
-    struct kv_object object = {
-        .bytes = bytes_of(number), .ttl_ms = ttl_ms, .evictable = evictable};
+    const struct test_objects all = objects();
 
-    fill(kv_buffer_data(buffer), number, content);
-    return act(KV_OBJECT_PUT, &object, number);
+    return test_object_put(&all, number, content, ttl_ms, evictable);
 }
 
 static void put(uint32_t number, uint32_t content)
@@ -157,22 +113,15 @@ static void put(uint32_t number, uint32_t content)
 
 static kv_status_t get(uint32_t number, uint32_t content)
 {
-    struct kv_object object = {.bytes = OBJECT_MAX};
-    kv_status_t status;
+    const struct test_objects all = objects();
 
-    memset(kv_buffer_data(buffer), 0, OBJECT_MAX);
-    status = act(KV_OBJECT_GET, &object, number);
-    if (status == KV_OK) {
-        assert_int_equal(object.bytes, bytes_of(number));
-        assert_true(is_filled(kv_buffer_data(buffer), number, content));
-    }
-    return status;
+    return test_object_get(&all, number, content);
 }
 
 static void erase(uint32_t number)
 {
-    struct kv_object object = {0};
-    const kv_status_t status = act(KV_OBJECT_DELETE, &object, number);
+    const struct test_objects all = objects();
+    const kv_status_t status = test_object_delete(&all, number);
 
     assert_true(status == KV_OK || status == KV_NOT_FOUND);
 }
@@ -224,16 +173,16 @@ static void a_restart_loses_nothing(void **state)
     open_store(UINT64_MAX);
     for (uint32_t i = 0; i < FEW; i++)
         put(i, 0);
-    wait_until(COLUMN_OBJECTS, FEW);
+    wait_until("objects", FEW);
     for (uint32_t round = 0; round < 3; round++) {
         restart(1 + round);
         for (uint32_t i = 0; i < FEW; i++)
             assert_int_equal(get(i, 0), KV_OK);
         /* The same bytes again are no other object, and bytes that come are kept. */
         put(FEW - 1, 0);
-        assert_int_equal(disk_number(COLUMN_OBJECTS), FEW);
+        assert_int_equal(disk_number("objects"), FEW);
     }
-    assert_int_equal(disk_number(COLUMN_BAD), 0);
+    assert_int_equal(disk_number("bad"), 0);
     close_store();
 }
 
@@ -251,8 +200,8 @@ static void more_than_memory(void **state)
     assert_true(bytes > 2.5 * MEMORY_BYTES);
     for (uint32_t i = 0; i < MANY; i++)
         assert_int_equal(get(i, 0), KV_OK);
-    assert_true(disk_number(COLUMN_LOADS) > MANY / 3);
-    wait_until(COLUMN_OBJECTS, MANY);
+    assert_true(disk_number("loads") > MANY / 3);
+    wait_until("objects", MANY);
     restart(N_THREADS);
     for (uint32_t i = MANY; i-- > 0;)
         assert_int_equal(get(i, 0), KV_OK);
@@ -266,7 +215,7 @@ static void what_is_deleted_is_gone(void **state)
     open_store(UINT64_MAX);
     for (uint32_t i = 0; i < FEW; i++)
         put(i, 0);
-    wait_until(COLUMN_OBJECTS, FEW);
+    wait_until("objects", FEW);
     for (uint32_t i = 0; i < FEW; i += 2)
         erase(i);
     /* Put again with other bytes, which nobody waits for until they are saved. */
@@ -285,7 +234,7 @@ static void what_is_deleted_is_gone(void **state)
     restart(N_THREADS);
     for (uint32_t i = 0; i < FEW; i++)
         assert_int_equal(get(i, 0), KV_NOT_FOUND);
-    wait_until(COLUMN_BYTES, 0);
+    wait_until("bytes", 0);
     kv_client_close(client);
     cluster_end(&cluster, 0);
     assert_int_equal(count_keys(KV_DISK_ROWS, ""), 0);
@@ -306,11 +255,11 @@ static void terms_are_kept(void **state)
     assert_int_equal(put_terms(2, 0, 4000, false), KV_OK);
     begin_us = kv_clock_now(&kv_clock_real);
     assert_int_equal(put_terms(3, 0, NEVER_US / 1000, true), KV_OK);
-    wait_until(COLUMN_OBJECTS, 2);
+    wait_until("objects", 2);
     /* A later put renews: what is on disk says so after a while. */
     assert_int_equal(put_terms(3, 0, 0, true), KV_OK);
     kv_sleep_fds(NULL, 0, 50000); /* its numbers are told every millisecond */
-    wait_until(COLUMN_WAITING, 0);
+    wait_until("waiting", 0);
     restart(N_THREADS);
     status = get(2, 0);
     assert_true(status == KV_OK || kv_clock_now(&kv_clock_real) > begin_us + 3900000);
@@ -356,7 +305,7 @@ static void damage_is_found(void **state)
     open_store(UINT64_MAX);
     for (uint32_t i = 0; i < FEW; i++)
         put(i, 0);
-    wait_until(COLUMN_OBJECTS, FEW);
+    wait_until("objects", FEW);
     for (uint32_t round = 0; round < 3; round++) {
         struct flip one = {.which = round};
         uint32_t n_bad = 0;
@@ -376,9 +325,9 @@ static void damage_is_found(void **state)
             assert_int_equal(get(i, 0), KV_OK);
         }
         assert_true(n_bad > 0 && n_bad <= one.n);
-        assert_true(disk_number(COLUMN_BAD) >= n_bad);
-        wait_until(COLUMN_WAITING, 0);
-        wait_until(COLUMN_OBJECTS, FEW);
+        assert_true(disk_number("bad") >= n_bad);
+        wait_until("waiting", 0);
+        wait_until("objects", FEW);
         restart(N_THREADS);
         for (uint32_t i = 0; i < FEW; i++)
             assert_int_equal(get(i, 0), KV_OK);
@@ -427,7 +376,7 @@ static void saved_objects_are_verified(void **state)
         n_pieces += bytes_of(i) == 0 ? 1 : (bytes_of(i) + (1 << 20) - 1) >> 20;
         bytes += bytes_of(i);
     }
-    wait_until(COLUMN_OBJECTS, FEW);
+    wait_until("objects", FEW);
     for (int round = 0; round < 2; round++) {
         for (int again = 0; again < 2; again++) {
             found = verify_disk();
@@ -452,7 +401,7 @@ static void verify_mends_objects(void **state)
     open_store(UINT64_MAX);
     for (uint32_t i = 0; i < FEW; i++)
         put(i, 0);
-    wait_until(COLUMN_OBJECTS, FEW);
+    wait_until("objects", FEW);
     for (uint32_t round = 0; round < 6; round++) {
         const bool is_in_memory = round % 2 == 0;
         struct flip some = {.which = round / 2};
@@ -485,8 +434,8 @@ static void verify_mends_objects(void **state)
             put(i, 0);
         }
         assert_true((n_bad > 0) == !is_in_memory);
-        wait_until(COLUMN_WAITING, 0);
-        wait_until(COLUMN_OBJECTS, FEW);
+        wait_until("waiting", 0);
+        wait_until("objects", FEW);
         found = verify_disk();
         assert_int_equal(found.bad, 0);
         restart(N_THREADS);
@@ -523,13 +472,13 @@ static void a_full_disk_is_told(void **state)
     open_store(room);
     for (uint32_t i = 0; i < MANY; i++)
         assert_int_equal(put_terms(i, 0, 0, true), KV_OK);
-    assert_true(disk_number(COLUMN_BYTES) <= (double)room);
+    assert_true(disk_number("bytes") <= (double)room);
     for (uint32_t i = 0; i < MANY; i++)
         n_there += get(i, 0) == KV_OK;
     print_message("%u of %d evictable objects are there\n", n_there, MANY);
     assert_true(n_there > 5 && n_there < MANY);
     restart(N_THREADS);
-    assert_true(disk_number(COLUMN_BYTES) <= (double)room);
+    assert_true(disk_number("bytes") <= (double)room);
     for (uint32_t i = 0; i < MANY; i++)
         (void)get(i, 0);
     /* They make room for those that are to stay. */
@@ -602,7 +551,7 @@ static void damaged_records_lie(void **state)
                 put(i, 0);
             }
         }
-        wait_until(COLUMN_WAITING, 0);
+        wait_until("waiting", 0);
         kv_client_close(client);
         cluster_end(&cluster, 0);
         assert_int_equal(

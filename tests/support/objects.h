@@ -1,0 +1,33 @@
+/* objects.h - objects by number, whose bytes follow from the number and from a content; and what a node
+ * says that it has of them on disk.
+ *
+ * Threads: one.  Memory: the caller's.
+ */
+#ifndef KV_TESTS_SUPPORT_OBJECTS_H
+#define KV_TESTS_SUPPORT_OBJECTS_H
+
+#include "client/include/kvclient.h"
+
+#include <stdbool.h>
+
+struct test_objects {
+    struct kv_client *client;
+    struct kv_buffer *buffer;            /* as large as the largest */
+    size_t (*bytes_of)(uint32_t number); /* of each */
+    uint32_t deadline_ms;                /* 0: the client's */
+};
+
+/* Each returns the object's status.  A get that succeeds has brought these bytes, or fails the test. */
+kv_status_t test_object_put(const struct test_objects *objects,
+                            uint32_t number,
+                            uint32_t content,
+                            uint32_t ttl_ms,
+                            bool evictable);
+kv_status_t
+test_object_get(const struct test_objects *objects, uint32_t number, uint32_t content);
+kv_status_t test_object_delete(const struct test_objects *objects, uint32_t number);
+
+/* A number in the line "disk" of the first node's table of tiers. */
+double test_disk_number(struct kv_client *client, const char *column);
+
+#endif
