@@ -392,13 +392,17 @@ static bool candidates_code(struct candidates *candidates,
     const unsigned place =
         truth->node_of_unit[kv_schema_unit(&truth->schema, question->query.layer, kv_head)];
     uint32_t n_coded = 0;
+    bool has_book = false;
     const bool is_there =
         nodes[place] != NULL &&
         node_codes(nodes[place], &truth->ticket.token, question->query.layer, kv_head, rows);
 
-    for (uint32_t i = 0; is_there && i < rows->n; i++)
+    for (uint32_t i = 0; is_there && i < rows->n; i++) {
         n_coded += rows->coded[i];
-    return is_there && n_coded == found->n_scored_by_code;
+        has_book = has_book || rows->books_of[i] > 0;
+    }
+    /* A job that has begun since, and coded none of these, decides how rows without codes are scored. */
+    return is_there && n_coded == found->n_scored_by_code && (n_coded > 0 || !has_book);
 }
 
 static struct oracle_question asked(const struct question *question, uint32_t d, uint32_t head)
