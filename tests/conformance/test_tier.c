@@ -641,6 +641,108 @@ static void idle_sessions_leave_memory(void **state)
     close_store();
 }
 
+/* ---- one session of more than the memory -------------------------------------------------- */
+
+enum {
+    LARGE_PIECES = (int)(MEMORY_BYTES / PROMPT_BYTES) + FEW, /* of BLOCKS blocks each */
+    LARGE_BLOCKS = LARGE_PIECES * BLOCKS,
+};
+
+static kv_status_t
+piece(struct kv_session *session, uint32_t i, bool is_put, uint32_t deadline_ms)
+{
+    const struct kv_rows rows = {
+        .n_layers = N_LAYERS, .token_begin = i * TOKENS, .n_tokens = TOKENS};
+    const struct kv_rows_io io = {.buffer = buffer};
+    kv_status_t status;
+    struct kv_op *op;
+
+    if (is_put) {
+        test_box(kv_buffer_data(buffer), &model.schema, &rows, i);
+        assert_int_equal(kv_put_begin(session, &rows, &io, deadline_ms, &op), KV_OK);
+    } else {
+        memset(kv_buffer_data(buffer), 0, BUFFER_BYTES);
+        assert_int_equal(kv_read_begin(session, &rows, &io, deadline_ms, &op), KV_OK);
+    }
+    status = kv_wait(op);
+    kv_op_free(op);
+    if (!is_put && status == KV_OK)
+        assert_true(test_is_box(kv_buffer_data(buffer), &model.schema, &rows, i));
+    return status;
+}
+
+/* The same when it has waited for what is not in use to leave. */
+static kv_status_t piece_after_rest(struct kv_session *session, uint32_t i, bool is_put)
+{
+    kv_status_t status = KV_BUSY;
+
+    for (int j = 0; status != KV_OK && j < 20; j++) {
+        status = piece(session, i, is_put, 1000);
+        if (status != KV_OK)
+            kv_sleep_fds(NULL, 0, 300000);
+    }
+    return status;
+}
+
+/* A session that is more than memory cannot be used as a whole; whoever tries hinders nobody, itself
+ * later on neither. */
+static void a_session_of_more_than_memory(void **state)
+{
+    static uint32_t tokens[LARGE_PIECES * TOKENS];
+    static struct kv_id128 names[LARGE_BLOCKS];
+    const struct kv_session_options options = {.block_names = names,
+                                               .n_block_names = LARGE_BLOCKS};
+    struct kv_session *session, *other;
+    uint32_t n_failed = 0, n_tokens;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < LARGE_PIECES * TOKENS; i++)
+        tokens[i] = i + 1000000;
+    kv_prompt_names(client, &model, tokens, LARGE_PIECES * TOKENS, NULL, 0, names);
+    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    for (uint32_t i = 0; i < LARGE_PIECES; i++) {
+        const struct kv_publish blocks = {
+            .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
+
+        assert_int_equal(piece_after_rest(session, i, true), KV_OK);
+        assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+        finish(op, "publish");
+    }
+    wait_saved(LARGE_BLOCKS);
+    for (int round = 0; round < 4; round++) {
+        if (round >= 2) {
+            kv_session_free(session);
+            restart(round - 1);
+            assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+            assert_int_equal(kv_wait(op), KV_OK);
+            assert_int_equal(kv_op_tokens(op), LARGE_PIECES * TOKENS);
+            session = kv_op_session(op);
+            kv_op_free(op);
+        }
+        for (uint32_t i = 0; i < LARGE_PIECES; i++)
+            if (piece(session, i, false, 500) != KV_OK) {
+                n_failed++;
+                break;
+            }
+        kv_sleep_fds(NULL, 0, 300000);
+        other = open_prompt(round, &n_tokens);
+        put(round, other, 0);
+        assert_int_equal(read_rows(round, other), KV_OK);
+        close_session(other);
+        for (uint32_t i = 0; i < LARGE_PIECES; i += 7)
+            assert_int_equal(piece_after_rest(session, i, false), KV_OK);
+    }
+    assert_true(n_failed > 0);
+    assert_true(tier_number("disk", COLUMN_BAD) == 0);
+    close_session(session);
+    close_store();
+}
+
 /* Sessions that were opened with a beginning of their prompt, and publish a copy of the rest, whose
  * first copy is away: what they were opened with stays theirs, and leaves when they have ended. */
 static void copies_of_what_is_away(void **state)
@@ -1149,6 +1251,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(threads_may_be_others),
         cmocka_unit_test(more_than_memory),
         cmocka_unit_test(idle_sessions_leave_memory),
+        cmocka_unit_test(a_session_of_more_than_memory),
         cmocka_unit_test(copies_of_what_is_away),
         cmocka_unit_test(damage_is_a_miss),
         cmocka_unit_test(what_is_deleted_is_gone),

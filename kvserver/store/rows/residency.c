@@ -280,6 +280,19 @@ struct kvs_block *kvs_block_create_absent(struct kvs_segment_store *store,
     return is_good ? block : NULL;
 }
 
+void kvs_block_stop_loading(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    assert(block->residency == KVS_LOADING && block->pins == 0);
+    block->residency = KVS_LEAVING;
+    for (uint32_t at = 0; at < block->n_segments; at++)
+        if (!kvs_segment_is_away(&block->segments[at]))
+            segment_leave(store, block, at);
+    kvs_block_crcs_free(store, block);
+    block->residency = KVS_ABSENT;
+    if (store->arrived != NULL)
+        store->arrived(store->arrived_arg, block);
+}
+
 void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block)
 {
     assert(block->residency == KVS_LOADING);

@@ -7,7 +7,8 @@
  *          |     kvs_block_need(): it stays                        kvs_block_need()     |
  *          |                                                                            v
  *          +------------------------------------------------------------------- KVS_LOADING
- *                        kvs_block_restore() of each segment, kvs_block_restored()
+ *                        kvs_block_restore() of each segment, kvs_block_restored();
+ *                                    or back: kvs_block_stop_loading()
  *
  * A tier keeps what is absent: its bytes, wherever that is.  It chooses what leaves, and brings
  * back what is asked for.  A store without a tier has all its blocks in memory.
@@ -37,8 +38,8 @@
  * for memory and those who wait for blocks would wait for each other.  It is the tier's part not
  * to choose what was just asked for.
  *
- * A block that is loading does not leave again before it is back, and its segments that are back
- * keep their memory.  So a tier makes sure that there is memory for a whole block before it
+ * A block that is loading does not leave again before it is back, unless the tier gives it up
+ * (kvs_block_stop_loading()), and its segments that are back keep their memory.  So a tier makes sure that there is memory for a whole block before it
  * restores the first segment (kvs_arena_room()), or that one block gets all its memory before
  * another gets any: blocks of which a part is back would otherwise wait for each other's memory.
  *
@@ -104,6 +105,9 @@ struct kvs_block *kvs_block_create_absent(struct kvs_segment_store *store,
 size_t kvs_segment_away_bytes(const struct kvs_segment_store *store,
                               const struct kvs_segment *segment);
 
+/* The tier gives a block up that is loading: what is back of it leaves again, and whoever waits for it
+ * is told to ask again. */
+void kvs_block_stop_loading(struct kvs_segment_store *store, struct kvs_block *block);
 /* All its segments are back. */
 void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block);
 

@@ -358,7 +358,16 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
         return true;
     }
     if (block->residency == KVS_LOADING) {
-        item_over(item, progress, false); /* it will be here, whoever asked for it */
+        /* It will be here, whoever asked for it; but without memory perhaps never, and what is before
+         * it in its prompt would not leave. */
+        const bool is_stuck = tier->lacks_memory;
+
+        if (is_stuck) {
+            kvs_load_give_up(tier, saved);
+            kvs_block_stop_loading(tier->store, block);
+            tier->lacks_memory = tier->first != NULL; /* most likely, until it is tried */
+        }
+        item_over(item, progress, is_stuck);
         return true;
     }
     switch ((enum kvs_item_state)progress->state) {

@@ -107,6 +107,7 @@ struct kvs_disk_tier {
         *to_read; /* of them: more is to be read of this one, and those behind it */
     struct kvs_segment_read *reads; /* under way */
     size_t reading_bytes;
+    bool lacks_memory;                 /* for the first one */
     struct kvs_verify_read *verifying; /* under way */
     struct kvs_verify_read *verify_ready;
     size_t verifying_bytes; /* of both */
@@ -146,7 +147,7 @@ void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 
 /* The block is to come back, which is absent. */
 void kvs_load_begin(struct kvs_disk_tier *tier, struct kvs_saved *saved);
-/* It is freed meanwhile. */
+/* It is freed meanwhile, or is not to come back any more. */
 void kvs_load_give_up(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 /* Goes on with all that come back.  Returns false if there was nothing to do. */
 bool kvs_load_step(struct kvs_disk_tier *tier);

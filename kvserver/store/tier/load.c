@@ -197,6 +197,7 @@ void kvs_load_give_up(struct kvs_disk_tier *tier, struct kvs_saved *saved)
     if (tier->to_read == saved)
         tier->to_read = saved->next;
     saved->is_loading = false;
+    tier->lacks_memory = false;
     kvs_load_free_ready(saved);
 }
 
@@ -221,7 +222,8 @@ static bool bring_back(struct kvs_disk_tier *tier)
     while (saved->ready != NULL) {
         struct kvs_segment_read *read = saved->ready;
 
-        if (!restore(tier, saved, read)) {
+        tier->lacks_memory = !restore(tier, saved, read);
+        if (tier->lacks_memory) {
             /* Somebody has to make room; a later step tries again. */
             (void)kvs_pages_want(kvs_arena_pages(tier->store->arena), read->rows_room);
             return false;
