@@ -743,6 +743,46 @@ static void a_session_of_more_than_memory(void **state)
     close_store();
 }
 
+/* Removes a prompt's last block from the nodes. */
+static void evict_end(uint32_t prompt)
+{
+    const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT,
+                                     .name = &names_of(prompt)[BLOCKS - 1]};
+    struct kv_op *op;
+
+    assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
+    finish(op, "evict");
+}
+
+/* Sessions that rest, and whose last block is deleted, have the others as before: these leave memory,
+ * come back, and leave again. */
+static void what_is_deleted_rests(void **state)
+{
+    struct kv_session *sessions[N_OPEN];
+    uint32_t tokens;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < N_OPEN; i++) {
+        sessions[i] = open_prompt(i, &tokens);
+        put(i, sessions[i], 0);
+        publish(i, sessions[i]);
+    }
+    wait_saved(N_OPEN * BLOCKS);
+    for (uint32_t i = 0; i < N_OPEN; i++)
+        evict_end(i);
+    for (uint32_t i = 0; i < 3 * N_OPEN; i++)
+        assert_int_equal(read_rows(i * 7 % N_OPEN, sessions[i * 7 % N_OPEN]), KV_OK);
+    for (uint32_t i = 0; i < N_OPEN; i++) {
+        if (i % 2 == 0)
+            assert_int_equal(read_rows(i, sessions[i]), KV_OK);
+        close_session(sessions[i]);
+    }
+    for (uint32_t i = 0; i < N_OPEN; i++)
+        use_prompt(i, TOKENS - KV_BLOCK_TOKENS);
+    close_store();
+}
+
 /* Sessions that were opened with a beginning of their prompt, and publish a copy of the rest, whose
  * first copy is away: what they were opened with stays theirs, and leaves when they have ended. */
 static void copies_of_what_is_away(void **state)
@@ -1252,6 +1292,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(more_than_memory),
         cmocka_unit_test(idle_sessions_leave_memory),
         cmocka_unit_test(a_session_of_more_than_memory),
+        cmocka_unit_test(what_is_deleted_rests),
         cmocka_unit_test(copies_of_what_is_away),
         cmocka_unit_test(damage_is_a_miss),
         cmocka_unit_test(what_is_deleted_is_gone),

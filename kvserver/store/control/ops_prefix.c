@@ -40,6 +40,11 @@ static const struct kv_id128 *names_in(const ProtobufCBinaryData *names)
     return (const struct kv_id128 *)(const void *)names->data;
 }
 
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* ---- what a session has ------------------------------------------------------------------ */
 
 void kvs_prefix_come_back(struct kvs_control *control, struct kvs_prefix *prefix)
@@ -63,6 +68,24 @@ hold(struct kvs_control *control, struct kvs_session *session, struct kvs_prefix
         kvs_prefix_release(control->prefixes, session->prefix);
     control->n_sharing += (prefix != NULL) - (session->prefix != NULL);
     session->prefix = prefix;
+}
+
+void kvs_session_follow_prefix(struct kvs_control *control, struct kvs_session *session)
+{
+    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
+    struct kvs_prefix *left =
+        kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id, session->names,
+                          least(session->prefix->depth, session->n_names));
+
+    if (!session->is_resting || left == NULL) {
+        hold(control, session, left);
+        return;
+    }
+    kvs_prefix_hold(control->prefixes, left);
+    kvs_prefix_rest(control->prefixes, left, session->rested_us);
+    kvs_prefix_wake(control->prefixes, session->prefix);
+    kvs_prefix_release(control->prefixes, session->prefix);
+    session->prefix = left;
 }
 
 static kv_status_t
@@ -122,11 +145,6 @@ kv_status_t kvs_session_share_names(struct kvs_control *control,
 }
 
 /* ---- open -------------------------------------------------------------------------------- */
-
-static uint32_t least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
 
 void kvs_session_count_match(struct kvs_control *control, const struct kvs_session *session)
 {

@@ -34,6 +34,8 @@ static void look_at(struct kvs_control *control, struct kvs_session *session, ui
     const uint64_t used_us = kvs_session_used_us(control, session);
     const bool is_idle = now_us > used_us + REST_US;
 
+    if (!session->busy && session->prefix != NULL && session->prefix->home == NULL)
+        kvs_session_follow_prefix(control, session);
     if (is_idle && !session->is_resting && can_rest(session)) {
         session->is_resting = true;
         session->rested_us = used_us;
