@@ -39,9 +39,10 @@
  * to choose what was just asked for.
  *
  * A block that is loading does not leave again before it is back, unless the tier gives it up
- * (kvs_block_stop_loading()), and its segments that are back keep their memory.  So a tier makes sure that there is memory for a whole block before it
- * restores the first segment (kvs_arena_room()), or that one block gets all its memory before
- * another gets any: blocks of which a part is back would otherwise wait for each other's memory.
+ * (kvs_block_stop_loading()), and its segments that are back keep their memory.  So a tier makes sure
+ * that there is memory for a whole block before it restores the first segment (kvs_arena_room()), or
+ * that one block gets all its memory before another gets any: blocks of which a part is back would
+ * otherwise wait for each other's memory.
  *
  * Threads: the data thread.  Memory: that of the segment store; what is absent is the tier's.
  */
