@@ -58,6 +58,8 @@ static const ProtobufCMessageDescriptor *reply_descriptor(enum kv_op_id id)
         return &kvpb__prefix_reply__descriptor;
     case KV_OP_VERIFY:
         return &kvpb__verify_reply__descriptor;
+    case KV_OP_SAVE:
+        return &kvpb__save_reply__descriptor;
     case KV_OP_OBJECTS:
         return &kvpb__objects_reply__descriptor;
     case KV_OP_DRAIN:
@@ -308,18 +310,19 @@ static kv_status_t send(struct kvc_call *call)
     return KV_OK;
 }
 
-kv_status_t kvc_call_begin_until(struct kvc_node *node,
-                                 struct kvc_owner *owner,
-                                 struct kv_session *session,
-                                 enum kv_op_id id,
-                                 const struct ProtobufCMessage *request,
-                                 uint64_t deadline_us,
-                                 kvc_call_done_fn done)
+/* Makes a call that is in no list.  Fails with KV_TOO_LARGE and KV_NO_MEMORY. */
+static kv_status_t make(struct kvc_node *node,
+                        struct kvc_owner *owner,
+                        struct kv_session *session,
+                        enum kv_op_id id,
+                        const struct ProtobufCMessage *request,
+                        uint64_t deadline_us,
+                        kvc_call_done_fn done,
+                        struct kvc_call **ret_call)
 {
     struct kv_client *client = node->client;
     size_t bytes = protobuf_c_message_get_packed_size(request);
     struct kvc_call *call;
-    kv_status_t status;
 
     if (bytes > KV_WIRE_CONTROL_MAX)
         return KV_TOO_LARGE;
@@ -338,18 +341,63 @@ kv_status_t kvc_call_begin_until(struct kvc_node *node,
     call->deadline_us = deadline_us;
     call->retry_after_us = BACKOFF_MIN_US;
     call->packed_bytes = protobuf_c_message_pack(request, call->packed);
+    *ret_call = call;
+    return KV_OK;
+}
+
+static void enlist(struct kvc_call *call)
+{
+    kvc_list_append(&call->client->calls, &call->of_client);
+    if (call->owner != NULL) {
+        kvc_list_append(&call->owner->calls, &call->of_owner);
+        call->owner->n_calls++;
+    }
+    if (call->session != NULL)
+        kvc_list_append(&call->session->calls, &call->of_session);
+}
+
+kv_status_t kvc_call_begin_until(struct kvc_node *node,
+                                 struct kvc_owner *owner,
+                                 struct kv_session *session,
+                                 enum kv_op_id id,
+                                 const struct ProtobufCMessage *request,
+                                 uint64_t deadline_us,
+                                 kvc_call_done_fn done)
+{
+    struct kvc_call *call;
+    kv_status_t status = make(node, owner, session, id, request, deadline_us, done, &call);
+
+    if (status != KV_OK)
+        return status;
     status = send(call);
     if (status != KV_OK) {
         free(call);
         return status;
     }
-    kvc_list_append(&client->calls, &call->of_client);
-    if (owner != NULL) {
-        kvc_list_append(&owner->calls, &call->of_owner);
-        owner->n_calls++;
-    }
-    if (session != NULL)
-        kvc_list_append(&session->calls, &call->of_session);
+    enlist(call);
+    return KV_OK;
+}
+
+kv_status_t kvc_call_begin_later(struct kvc_node *node,
+                                 struct kvc_owner *owner,
+                                 struct kv_session *session,
+                                 enum kv_op_id id,
+                                 const struct ProtobufCMessage *request,
+                                 uint64_t at_us,
+                                 kvc_call_done_fn done)
+{
+    struct kv_client *client = node->client;
+    struct kvc_call *call;
+    kv_status_t status;
+
+    if (node->control == NULL)
+        return KV_UNREACHABLE;
+    status = make(node, owner, session, id, request, owner->deadline_us, done, &call);
+    if (status != KV_OK)
+        return status;
+    enlist(call);
+    kvc_due_set(&client->resends, &call->resend, at_us);
+    kvc_loop_set_timer(&client->loop, at_us);
     return KV_OK;
 }
 

@@ -41,7 +41,7 @@ struct kvc_call {
     kvc_call_done_fn done;
     enum kv_op_id id;
     uint64_t deadline_us;
-    struct kvc_due resend; /* after KV_BUSY: in client->resends */
+    struct kvc_due resend; /* after KV_BUSY, or not sent yet: in client->resends */
     uint64_t retry_after_us;
     bool is_out;   /* the control transport has it */
     bool has_left; /* sent at least once */
@@ -64,6 +64,14 @@ kv_status_t kvc_call_begin_until(struct kvc_node *node,
                                  enum kv_op_id id,
                                  const struct ProtobufCMessage *request,
                                  uint64_t deadline_us,
+                                 kvc_call_done_fn done);
+/* The same for an owner, which is sent at that time, if the node is connected then. */
+kv_status_t kvc_call_begin_later(struct kvc_node *node,
+                                 struct kvc_owner *owner,
+                                 struct kv_session *session,
+                                 enum kv_op_id id,
+                                 const struct ProtobufCMessage *request,
+                                 uint64_t at_us,
                                  kvc_call_done_fn done);
 void kvc_calls_timers(struct kv_client *client);
 

@@ -427,7 +427,7 @@ static void check_call(const struct kv_client *client, const struct kvc_call *ca
     assert((call->session != NULL) == !kvc_list_empty(&call->of_session));
     assert(call->is_out == (call->resend.at_us == KVC_NEVER));
     if (!call->is_out)
-        assert(call->has_left && call->node->control != NULL);
+        assert(call->node->control != NULL);
 }
 
 static void

@@ -8,10 +8,10 @@ static const char *const names[KV_OP_COUNT] = {
     [KV_OP_TRUNCATE] = "Truncate", [KV_OP_CLOSE] = "Close",     [KV_OP_RENEW] = "Renew",
     [KV_OP_SESSION] = "Session",   [KV_OP_TABLE] = "Table",     [KV_OP_DRAIN] = "Drain",
     [KV_OP_PUBLISH] = "Publish",   [KV_OP_MATCH] = "Match",     [KV_OP_OBJECTS] = "Objects",
-    [KV_OP_PREFIX] = "Prefix",     [KV_OP_VERIFY] = "Verify",
+    [KV_OP_PREFIX] = "Prefix",     [KV_OP_VERIFY] = "Verify",   [KV_OP_SAVE] = "Save",
 };
 
-static_assert(KV_OP_COUNT == 49, "an operation was added: does it have a method?");
+static_assert(KV_OP_COUNT == 50, "an operation was added: does it have a method?");
 
 const char *kv_method_name(enum kv_op_id op)
 {

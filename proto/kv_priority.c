@@ -14,7 +14,7 @@ static const enum kv_priority priorities[KV_OP_COUNT] = {
     [KV_OP_OBJECT_PUT] = KV_PRIORITY_PUT,
 };
 
-static_assert(KV_OP_COUNT == 49, "an operation was added: does it have a priority?");
+static_assert(KV_OP_COUNT == 50, "an operation was added: does it have a priority?");
 
 enum kv_priority kv_op_priority(enum kv_op_id op)
 {

@@ -135,6 +135,19 @@ struct kv_id128 {
 #define KV_OBJECT_TTL_MAX_MS 2592000000u /* 30 days */
 #define KV_OBJECT_TTL_NONE   UINT32_MAX  /* it is not removed, whatever the node's default is */
 
+/* What a client does with objects. */
+enum kv_object_verb {
+    KV_OBJECT_PUT,    /* KV_EXISTS: the name has different bytes; KV_NO_MEMORY: store full;
+                         KV_UNSUPPORTED: ttl_ms, and the node speaks a version below 9.  A put
+                         of the same bytes renews the time: an object stays as long as any of
+                         its puts asked for, and is evictable only if all of them said so */
+    KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` is the size, nothing was written;
+                         KV_CONFLICT: replaced while it was read, try again */
+    KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` is the size */
+    KV_OBJECT_DELETE, /* KV_OK: the object that the node found is deleted; one put later is not;
+                         KV_NOT_FOUND: it found none */
+};
+
 /* What a client says of a prefix that nodes keep. */
 enum kv_prefix_verb {
     KV_PREFIX_PIN = 1, /* it stays, and those before it, for a time or until it is unpinned */
@@ -145,11 +158,28 @@ enum kv_prefix_verb {
 
 #define KV_PREFIX_HINT_MAX_MS 3600000u /* an hour */
 
+/* Whether a client is connected to a node. */
+enum kv_node_state {
+    KV_NODE_CONNECTED,
+    KV_NODE_LOST,      /* the next operation that needs the node reconnects */
+    KV_NODE_UNREACHED, /* not connected so far; only `address` and `detail` are set.  The next
+                          operation that needs the node connects */
+};
+
 /* A model.  Sessions of different fingerprints never share data. */
 struct kv_model_info {
     char name[KV_NAME_BYTES_MAX + 1]; /* 0-terminated, not empty */
     struct kv_id128 fingerprint;
     kv_schema_t schema;
+};
+
+/* What the keys and values of a prompt depend on beside the model and the tokens: the name of
+ * an adapter (of all tokens), the hash of an image (of the tokens that stand for it). */
+struct kv_extra_key {
+    uint32_t first_token,
+        n_tokens;      /* of the prompt; up to UINT32_MAX, which is all that follow */
+    const void *bytes; /* (n_bytes) */
+    size_t n_bytes;
 };
 
 /* Returns the bytes of one element; 0 if `dtype` is not a kv_dtype. */

@@ -105,6 +105,7 @@ extern "C" {
  *  10  codes of rotated keys, copies of keys, first cuts, summaries per 3,072 rows: fields of an
  *      index request, of a query and of its reply
  *  11  nodes verify what they have when they are asked: an operation
+ *  12  nodes save what a session shares when they are asked: an operation
  *
  * A change that an earlier version would misread raises both numbers; one that it can do
  * without raises the greatest alone, is listed here, and is not sent to a peer below it.
@@ -115,7 +116,8 @@ extern "C" {
 #define KV_WIRE_VERSION_PREFIXES  9
 #define KV_WIRE_VERSION_FIRST_CUT 10
 #define KV_WIRE_VERSION_VERIFY    11
-#define KV_WIRE_VERSION           11
+#define KV_WIRE_VERSION_SAVE      12
+#define KV_WIRE_VERSION           12
 
 /* The version that two peers use, given the least and the greatest that each speaks; 0: there
  * is none. */
@@ -190,7 +192,8 @@ enum kv_op_id {
     KV_OP_PREFIX = 46,
     KV_OP_OBJECTS = 47,
     KV_OP_VERIFY = 48,
-    KV_OP_COUNT = 49, /* one more than the largest number */
+    KV_OP_SAVE = 49,
+    KV_OP_COUNT = 50, /* one more than the largest number */
 };
 
 /* Of an object_put: when memory is short, the object may go. */

@@ -135,13 +135,6 @@ KV_API unsigned kv_poll(struct kv_client *client);
  * operations ended. */
 KV_API unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us);
 
-enum kv_node_state {
-    KV_NODE_CONNECTED,
-    KV_NODE_LOST,      /* the next operation that needs the node reconnects */
-    KV_NODE_UNREACHED, /* not connected so far; only `address` and `detail` are set.  The next
-                          operation that needs the node connects */
-};
-
 /* A node as this client sees it. */
 struct kv_node_info {
     const char *address; /* as in the list */
@@ -305,6 +298,21 @@ KV_API kv_status_t kv_publish_begin(struct kv_session *session,
                                     uint32_t deadline_ms,
                                     struct kv_op **ret_op);
 
+/* Makes the nodes save on disk what the session shares by name, and ends when that is done:
+ * what is saved outlasts them, also kill -9 and power cuts.  They save it anyway, about a
+ * second after it was published.  Saved are the blocks that the session was opened with or has
+ * published when the operation reaches a node; rows behind them are not, nor is anything of a
+ * session without names.  kv_op_tokens() returns how many of the session's first tokens all of
+ * its nodes have saved; 0 unless the operation succeeded.
+ *
+ * Fails with KV_NO_MEMORY if a node has no room on disk, and with KV_IO if its disk fails: the
+ * detail says how many tokens it has saved; nothing is lost, and later operations try again.
+ * Fails with KV_UNSUPPORTED at a node without a disk (kvserver --disk) or of a version below
+ * 12.  After a deadline or a cancel the nodes go on all the same. */
+KV_API kv_status_t kv_save_begin(struct kv_session *session,
+                                 uint32_t deadline_ms,
+                                 struct kv_op **ret_op);
+
 /* How much of a prompt a node keeps. */
 struct kv_match {
     uint32_t node;             /* its position in the client's list */
@@ -431,8 +439,8 @@ KV_API kv_status_t kv_length_begin(struct kv_session *session,
  * transferred before. */
 KV_API struct kv_session *kv_op_session(struct kv_op *op);
 
-/* Returns the tokens that an open, publish, match, resume, fork, truncate or length operation
- * reports. */
+/* Returns the tokens that an open, publish, save, match, resume, fork, truncate or length
+ * operation reports. */
 KV_API uint32_t kv_op_tokens(const struct kv_op *op);
 
 /* Returns the committed length of one layer, in tokens, that a length operation reports: the
@@ -806,18 +814,6 @@ struct kv_object {
                            KV_NO_MEMORY */
 };
 
-enum kv_object_verb {
-    KV_OBJECT_PUT,    /* KV_EXISTS: the name has different bytes; KV_NO_MEMORY: store full;
-                         KV_UNSUPPORTED: ttl_ms, and the node speaks a version below 9.  A put
-                         of the same bytes renews the time: an object stays as long as any of
-                         its puts asked for, and is evictable only if all of them said so */
-    KV_OBJECT_GET,    /* KV_NOT_FOUND; KV_TOO_LARGE: `bytes` is the size, nothing was written;
-                         KV_CONFLICT: replaced while it was read, try again */
-    KV_OBJECT_EXISTS, /* KV_OK or KV_NOT_FOUND; `bytes` is the size */
-    KV_OBJECT_DELETE, /* KV_OK: the object that the node found is deleted; one put later is not;
-                         KV_NOT_FOUND: it found none */
-};
-
 /* Runs one verb on n_objects objects, in parallel.  Keeps `objects` until the operation ends,
  * and writes the `status` and `bytes` of each; names are copied.  Each object has its own
  * status: a node that cannot be reached fails only its objects.  The operation succeeds if all
@@ -880,14 +876,14 @@ KV_API const struct kv_object_list *kv_op_object_list(const struct kv_op *op);
 
 #include "client/include/kvclient_nodes.h"
 
-/* What the keys and values of a prompt depend on beside the model and the tokens: the name of
- * an adapter (of all tokens), the hash of an image (of the tokens that stand for it). */
-struct kv_extra_key {
-    uint32_t first_token,
-        n_tokens;      /* of the prompt; up to UINT32_MAX, which is all that follow */
-    const void *bytes; /* (n_bytes) */
-    size_t n_bytes;
-};
+/* The same as kv_save_begin() on one node, for a session of the client's tenant, by its id and
+ * without a ticket.  kv_op_tokens() returns what the node has saved, UINT32_MAX if it has no
+ * units of the session.  Fails with KV_NOT_FOUND if the node has no such session. */
+KV_API kv_status_t kv_save_id_begin(struct kv_client *client,
+                                    uint32_t node,
+                                    const struct kv_id128 *session_id,
+                                    uint32_t deadline_ms,
+                                    struct kv_op **ret_op);
 
 /* Names the full blocks of a prompt, KV_BLOCK_TOKENS tokens each; equal names mean equal keys
  * and values.  A name is the first 128 bits of SHA-256 over the parent's name (zeros for the

@@ -148,6 +148,24 @@ void kvctl_harmless(char *name)
             at[0] = at[1] = '?';
 }
 
+bool kvctl_session_id(const struct kvctl *ctl, struct kv_id128 *ret_id)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *text = ctl->operands[0];
+
+    if (strlen(text) != 2 * sizeof(ret_id->bytes) ||
+        strspn(text, digits) != 2 * sizeof(ret_id->bytes)) {
+        kvctl_error(ctl,
+                    "SESSION-ID: %s: must be 32 hexadecimal digits, as kvctl sessions has it",
+                    text);
+        return false;
+    }
+    for (size_t i = 0; i < sizeof(ret_id->bytes); i++)
+        ret_id->bytes[i] = (uint8_t)((strchr(digits, text[2 * i]) - digits) << 4 |
+                                     (strchr(digits, text[2 * i + 1]) - digits));
+    return true;
+}
+
 double kvctl_now_s(void)
 {
     struct timespec now;

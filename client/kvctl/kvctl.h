@@ -7,6 +7,7 @@
  *   object_list.c     objects, delete --prefix
  *   ping.c            ping
  *   prefix.c          pin, unpin, evict, hint
+ *   save.c            save
  *   verify.c          verify
  *   doctor.c          doctor: checks of this machine, then of each node
  *   doctor_node.c     doctor's checks of a node
@@ -101,6 +102,10 @@ int kvctl_each_node(const struct kvctl *ctl, kvctl_node_fn run);
 /* Replaces characters of a name that could steer a terminal. */
 void kvctl_harmless(char *name);
 
+/* Parses the first operand as a session's id, as the table of sessions shows it.  Returns false after
+ * a message on stderr. */
+bool kvctl_session_id(const struct kvctl *ctl, struct kv_id128 *ret_id);
+
 /* Returns seconds of a monotonic clock. */
 double kvctl_now_s(void);
 
@@ -129,5 +134,6 @@ int kvctl_delete_prefix_run(const struct kvctl *ctl);
 int kvctl_objects_run(const struct kvctl *ctl);
 int kvctl_doctor_run(const struct kvctl *ctl);
 int kvctl_verify_run(const struct kvctl *ctl);
+int kvctl_save_run(const struct kvctl *ctl);
 
 #endif

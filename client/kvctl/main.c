@@ -117,6 +117,8 @@ static const struct command {
      kvctl_delete_run},
     {"objects", "", "objects on each node", 0, 0, kvctl_objects_run},
     {"close", "SESSION-ID", "close a session, even if it is in use", 1, 1, kvctl_close_run},
+    {"save", "SESSION-ID", "save on disk what a session shares, and wait for it", 1, 1,
+     kvctl_save_run},
     {"prefixes", "", "blocks that each node keeps by name, at most 1,000", 0, 0,
      kvctl_tables_run},
     {"tiers", "", "what each node has in memory and on disk", 0, 0, kvctl_tables_run},
@@ -155,6 +157,9 @@ static void print_help(void)
            "\n"
            "verify: repairs what is damaged on disk if it is in memory, and drops it if not.\n"
            "It may be interrupted at any time.  It fails if data was lost, or is refused.\n"
+           "\n"
+           "save: only blocks that are kept by name are saved, not the rows behind the last\n"
+           "one.  Nodes save them anyway, about a second after they were published.\n"
            "\n"
            "Environment variables set options, too: KVCTL_SERVER, KVCTL_JSON=yes, ...\n"
            "Exit status: 0 success; 1 failure, on any of the nodes; 2 wrong usage or invalid\n"

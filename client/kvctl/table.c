@@ -323,20 +323,6 @@ int kvctl_drain_run(const struct kvctl *ctl)
     return kvctl_each_node(ctl, drain_node);
 }
 
-/* Parses an id as the table of sessions shows it. */
-static bool parse_id(const char *text, struct kv_id128 *ret_id)
-{
-    static const char digits[] = "0123456789abcdef";
-
-    if (strlen(text) != 2 * sizeof(ret_id->bytes) ||
-        strspn(text, digits) != 2 * sizeof(ret_id->bytes))
-        return false;
-    for (size_t i = 0; i < sizeof(ret_id->bytes); i++)
-        ret_id->bytes[i] = (uint8_t)((strchr(digits, text[2 * i]) - digits) << 4 |
-                                     (strchr(digits, text[2 * i + 1]) - digits));
-    return true;
-}
-
 /* Closes the session on one node.  Returns KV_NOT_FOUND, and says nothing, if it is not there. */
 static kv_status_t
 close_on(const struct kvctl *ctl, const char *node, const struct kv_id128 *session_id)
@@ -362,12 +348,8 @@ int kvctl_close_run(const struct kvctl *ctl)
     uint32_t n_closed = 0, n_failed = 0;
     struct kv_json json;
 
-    if (!parse_id(ctl->operands[0], &id)) {
-        kvctl_error(ctl,
-                    "SESSION-ID: %s: must be 32 hexadecimal digits, as kvctl sessions has it",
-                    ctl->operands[0]);
+    if (!kvctl_session_id(ctl, &id))
         return KVCTL_USAGE;
-    }
     for (uint32_t i = 0; i < ctl->n_nodes; i++) {
         const kv_status_t status = close_on(ctl, ctl->nodes[i], &id);
 

@@ -19,6 +19,7 @@
 
 #include <cmocka.h>
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -417,6 +418,102 @@ static void nothing_is_bad(uint32_t node, uint64_t n_blocks)
     assert_int_equal(found.disk.unread, 0);
     assert_int_equal(found.memory.bad, 0);
     assert_int_equal(found.memory.refused, 0);
+}
+
+/* ---- saving on request -------------------------------------------------------------------- */
+
+/* Saves what the session shares.  *ret_detail is valid until the next one. */
+static kv_status_t
+try_save(struct kv_session *session, uint32_t *ret_tokens, const char **ret_detail)
+{
+    static char detail[512];
+    kv_status_t status;
+    struct kv_op *op;
+
+    assert_int_equal(kv_save_begin(session, 0, &op), KV_OK);
+    status = kv_wait(op);
+    *ret_tokens = kv_op_tokens(op);
+    snprintf(detail, sizeof(detail), "%s", kv_op_detail(op));
+    *ret_detail = detail;
+    kv_op_free(op);
+    return status;
+}
+
+/* Saves what the session shares, which is so much.  Returns the microseconds that it took. */
+static uint64_t save(struct kv_session *session, uint32_t expected)
+{
+    const uint64_t begun_us = kv_clock_now(&kv_clock_real);
+    const char *detail;
+    uint32_t tokens;
+
+    if (try_save(session, &tokens, &detail) != KV_OK)
+        fail_msg("%s", detail);
+    assert_int_equal(tokens, expected);
+    return kv_clock_now(&kv_clock_real) - begun_us;
+}
+
+/* The save fails like that, and says so. */
+static void save_fails(struct kv_session *session, kv_status_t expected, const char *words)
+{
+    const char *detail;
+    uint32_t tokens;
+
+    if (try_save(session, &tokens, &detail) != expected || strstr(detail, words) == NULL)
+        fail_msg("save: not %s, '%s': %s", kv_status_name(expected), words, detail);
+    assert_int_equal(tokens, 0);
+}
+
+/* The nodes die at once, without time for what they have not done, and others begin with what is on
+ * disk. */
+static void kill_all(void)
+{
+    kv_client_close(client);
+    for (uint32_t i = 0; i < cluster.n_nodes; i++) {
+        cluster_end(&cluster, i);
+        readers[i].n = 0;
+    }
+    for (uint32_t i = 0; i < cluster.n_nodes; i++)
+        cluster_start(&cluster, i);
+    connect_client();
+    (void)tier_number("disk", COLUMN_BLOCKS); /* a match does not wait for connections */
+}
+
+/* A disk that fails when it is told. */
+static struct kv_disk_ops failing_ops;
+static kv_status_t (*write_well)(struct kv_disk_queue *queue,
+                                 enum kv_disk_space space,
+                                 const struct kv_disk_write *writes,
+                                 unsigned n,
+                                 kv_disk_done_fn done,
+                                 void *arg);
+static _Atomic bool fails_rows, fails_erasures, fails_records;
+
+static kv_status_t write_or_fail(struct kv_disk_queue *queue,
+                                 enum kv_disk_space space,
+                                 const struct kv_disk_write *writes,
+                                 unsigned n,
+                                 kv_disk_done_fn done,
+                                 void *arg)
+{
+    /* Rows may be erased all the same, or not. */
+    const bool fails = space == KV_DISK_RECORDS  ? atomic_load(&fails_records)
+                       : writes[0].value == NULL ? atomic_load(&fails_erasures)
+                                                 : atomic_load(&fails_rows);
+
+    return fails ? KV_IO : write_well(queue, space, writes, n, done, arg);
+}
+
+static void open_store_that_fails(void)
+{
+    open_store(1, UINT64_MAX);
+    kv_client_close(client);
+    end_node(0);
+    failing_ops = *cluster.disks[0]->ops;
+    write_well = failing_ops.write;
+    failing_ops.write = write_or_fail;
+    cluster.disks[0]->ops = &failing_ops;
+    cluster_start(&cluster, 0);
+    connect_client();
 }
 
 /* ---- what is on the disk of a node -------------------------------------------------------- */
@@ -1238,6 +1335,216 @@ static void a_full_disk_forgets(void **state)
     close_store();
 }
 
+/* What a save says is saved outlasts a node that dies the moment after, and the save does not wait as
+ * long as nodes do by themselves. */
+static void save_is_for_sure(void **state)
+{
+    uint64_t us, least_us = UINT64_MAX;
+
+    (void)state;
+    for (uint32_t n_nodes = 1; n_nodes <= 2; n_nodes++) {
+        open_store(n_nodes, UINT64_MAX);
+        for (uint32_t i = 0; i < FEW; i++) {
+            uint32_t tokens;
+            struct kv_session *session = open_prompt(i, &tokens);
+
+            assert_int_equal(tokens, 0);
+            put(i, session, 0);
+            save(session, 0);
+            publish(i, session);
+            us = save(session, TOKENS);
+            least_us = us < least_us ? us : least_us;
+            /* Another session has the same, and it is saved. */
+            struct kv_session *other = open_prompt(i, &tokens);
+            assert_int_equal(tokens, TOKENS);
+            save(other, TOKENS);
+            kv_session_free(session);
+            kv_session_free(other);
+            kill_all();
+            for (uint32_t j = 0; j <= i; j++)
+                use_prompt(j, TOKENS);
+        }
+        close_store();
+    }
+    print_message("at least %llu us\n", (unsigned long long)least_us);
+    assert_true(least_us < 400000);
+}
+
+/* Many sessions at once, also forks, and some that are closed meanwhile. */
+static void saves_go_on_side_by_side(void **state)
+{
+    struct kv_session *sessions[SOME], *child;
+    struct kv_op *ops[SOME], *op;
+
+    (void)state;
+    open_store(2, UINT64_MAX);
+    for (uint32_t i = 0; i < SOME; i++) {
+        uint32_t tokens;
+
+        sessions[i] = open_prompt(i, &tokens);
+        put(i, sessions[i], 0);
+        publish(i, sessions[i]);
+        assert_int_equal(kv_save_begin(sessions[i], 0, &ops[i]), KV_OK);
+        if (i % 3 == 0) {
+            kv_cancel(ops[i]);
+            close_session(sessions[i]);
+        }
+    }
+    for (uint32_t i = 0; i < SOME; i++) {
+        if (i % 3 == 0) {
+            kv_op_free(ops[i]);
+            continue;
+        }
+        if (kv_wait(ops[i]) != KV_OK)
+            fail_msg("save: %s", kv_op_detail(ops[i]));
+        assert_int_equal(kv_op_tokens(ops[i]), TOKENS);
+        kv_op_free(ops[i]);
+    }
+    assert_int_equal(kv_fork_begin(sessions[1], TOKENS / 2, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    child = kv_op_session(op);
+    kv_op_free(op);
+    save(child, TOKENS / 2);
+    close_session(child);
+    assert_int_equal(kv_truncate_begin(sessions[1], KV_BLOCK_TOKENS + 1, 0, &op), KV_OK);
+    finish(op, "truncate");
+    save(sessions[1], KV_BLOCK_TOKENS);
+    for (uint32_t i = 0; i < SOME; i++)
+        if (i % 3 != 0)
+            kv_session_free(sessions[i]);
+    kill_all();
+    for (uint32_t i = 0; i < SOME; i++)
+        if (i % 3 != 0)
+            use_prompt(i, TOKENS);
+    close_store();
+}
+
+/* A save has as much as there is room for, says so, and loses nothing of the rest. */
+static void save_on_a_full_disk(void **state)
+{
+    const uint64_t room = 3 * (uint64_t)BLOCK_BYTES + BLOCK_BYTES / 2;
+    struct kv_session *session;
+    uint32_t tokens, in_memory;
+
+    (void)state;
+    open_store(1, room);
+    session = open_prompt(0, &tokens);
+    put(0, session, 0);
+    publish(0, session);
+    for (int i = 0; i < 2; i++)
+        save_fails(session, KV_NO_MEMORY,
+                   "384 of 768 tokens are saved: there is no room on disk (--disk)");
+    assert_int_equal(read_rows(0, session), KV_OK);
+    assert_int_equal(match(0, &in_memory), TOKENS);
+    kv_session_free(session);
+    kill_all();
+    use_prompt(0, TOKENS / 2);
+    close_store();
+}
+
+/* Nothing waits to be saved any more: for longer than it takes until it is tried again. */
+static void wait_given_up(void)
+{
+    const uint64_t begun_us = kv_clock_now(&kv_clock_real);
+    uint64_t since_us = begun_us, now_us = begun_us;
+
+    while (now_us < since_us + 2000000) {
+        if (tier_number("disk", COLUMN_WAITING) > 0)
+            since_us = now_us;
+        assert_true(now_us < begun_us + 60000000);
+        kv_sleep_fds(NULL, 0, 10000);
+        now_us = kv_clock_now(&kv_clock_real);
+    }
+}
+
+/* A save that the disk fails ends soon, and another one has it tried again, also what was given up. */
+static void save_on_a_disk_that_fails(void **state)
+{
+    struct kv_session *session;
+    uint32_t tokens;
+
+    (void)state;
+    open_store_that_fails();
+    session = open_prompt(0, &tokens);
+    put(0, session, 0);
+    publish(0, session);
+    atomic_store(&fails_records, true);
+    for (int i = 0; i < 2; i++)
+        save_fails(session, KV_IO, "0 of 768 tokens are saved: the disk cannot be written");
+    atomic_store(&fails_records, false);
+    save(session, TOKENS);
+    close_session(session);
+
+    session = open_prompt(1, &tokens);
+    put(1, session, 0);
+    publish(1, session);
+    atomic_store(&fails_rows, true);
+    save_fails(session, KV_IO, "0 of 768 tokens are saved: the disk cannot be written");
+    save_fails(session, KV_IO, "0 of 768 tokens are saved: the disk cannot be written");
+    wait_given_up();
+    atomic_store(&fails_rows, false);
+    save(session, TOKENS);
+    assert_int_equal(read_rows(1, session), KV_OK);
+    close_session(session);
+
+    session = open_prompt(2, &tokens);
+    put(2, session, 0);
+    publish(2, session);
+    atomic_store(&fails_rows, true);
+    atomic_store(&fails_erasures, true);
+    save_fails(session, KV_IO, "0 of 768 tokens are saved: the disk cannot be written");
+    save_fails(session, KV_IO, "0 of 768 tokens are saved: what the disk had of them before");
+    atomic_store(&fails_rows, false);
+    atomic_store(&fails_erasures, false);
+    save(session, TOKENS);
+    kv_session_free(session);
+    kill_all();
+    for (uint32_t i = 0; i < 3; i++)
+        use_prompt(i, TOKENS);
+    close_store();
+}
+
+/* What cannot be saved: nothing has a name, there is no disk, the session is gone. */
+static void save_of_nothing(void **state)
+{
+    const struct kv_session_options options = {0};
+    struct kv_session *session;
+    struct kv_ticket ticket;
+    uint32_t tokens;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    put(0, session, 0);
+    save(session, 0);
+    kv_session_ticket(session, &ticket);
+    assert_int_equal(kv_save_id_begin(client, 0, &ticket.session_id, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 0);
+    kv_op_free(op);
+    assert_int_equal(kv_save_id_begin(client, 1, &ticket.session_id, 0, &op), KV_INVALID);
+    assert_int_equal(kv_close_id_begin(client, 0, &ticket.session_id, 0, &op), KV_OK);
+    finish(op, "close");
+    save_fails(session, KV_NOT_FOUND, "an operator closed it");
+    kv_session_free(session);
+    assert_int_equal(kv_save_id_begin(client, 0, &ticket.session_id, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_NOT_FOUND);
+    kv_op_free(op);
+    close_store();
+
+    open_store(1, 0);
+    session = open_prompt(0, &tokens);
+    put(0, session, 0);
+    publish(0, session);
+    save_fails(session, KV_UNSUPPORTED, "the node has no disk (--disk)");
+    close_session(session);
+    close_store();
+}
+
 static void write_format(uint32_t version)
 {
     Kvpb__DiskFormat message = KVPB__DISK_FORMAT__INIT;
@@ -1300,6 +1607,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(damaged_records_lie),
         cmocka_unit_test(a_full_disk_forgets),
         cmocka_unit_test(a_newer_format_is_refused),
+        cmocka_unit_test(save_is_for_sure),
+        cmocka_unit_test(saves_go_on_side_by_side),
+        cmocka_unit_test(save_on_a_full_disk),
+        cmocka_unit_test(save_on_a_disk_that_fails),
+        cmocka_unit_test(save_of_nothing),
         cmocka_unit_test(verify_finds_nothing),
         cmocka_unit_test(verify_mends_from_memory),
         cmocka_unit_test(verify_forgets_what_is_away),

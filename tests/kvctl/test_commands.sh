@@ -386,6 +386,11 @@ has '^kvctl: close: 0123456789abcdef0123456789abcdef: no such session$' err
 expect 1 close 0123456789abcdef0123456789abcdef --json
 is_json
 has '"nodes_closed": 0}$' out
+expect 2 save
+expect 2 save 12
+has '^kvctl: save: SESSION-ID: 12: must be 32 hexadecimal digits' err
+expect 1 save 0123456789abcdef0123456789abcdef
+has '^kvctl: save: 0123456789abcdef0123456789abcdef: no such session$' err
 expect 0 threads
 has '^thread +0 +1$' out
 has '^rows_bytes +[0-9]' out
@@ -419,6 +424,38 @@ while "$kvctl" exists brief --server "$address" >"$work/out" 2>"$work/err"; do
 done
 expect 1 exists brief --server "$address"
 expect 0 exists long --server "$address"
+kill -9 "$node"
+alive=$one
+
+# A session that is saved is there after a node that died right then; without a disk there is no way.
+start quick
+alive="$one|$address"
+"$keeper" "$address" 4 >"$work/out" 2>"$work/err" || wrong "keep_prompt failed"
+kept=$(sed -n 's/^session //p' "$work/out")
+expect 0 save "$kept" --server "$address"
+has "^saved 512 tokens of $kept on 1 of 1 nodes\$" out
+kill -9 "$node"
+wait "$node" 2>/dev/null || true
+rm "$work/quick.ready"
+start quick
+alive="$one|$address"
+"$keeper" "$address" 4 >"$work/out" 2>"$work/err" || wrong "keep_prompt failed"
+has '^matched 512$' out
+kept=$(sed -n 's/^session //p' "$work/out")
+expect 0 save "$kept" --server "$address,$one" --json
+is_json
+has "^{\"session\": \"$kept\", \"nodes_saved\": 1, \"tokens\": 512}\$" out
+kill -9 "$node"
+options='--disk none'
+start diskless
+options=
+alive="$one|$address"
+"$keeper" "$address" 4 >"$work/out" 2>"$work/err" || wrong "keep_prompt failed"
+kept=$(sed -n 's/^session //p' "$work/out")
+expect 1 save "$kept" --server "$address"
+has "^kvctl: save: node $address: save: unsupported: .*: the node has no disk \(--disk\)" err
+expect 1 save "$kept" --server "$address" --json
+is_json
 kill -9 "$node"
 alive=$one
 

@@ -1445,6 +1445,7 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     Kvpb__SessionRequest session = KVPB__SESSION_REQUEST__INIT;
     Kvpb__TableRequest table = KVPB__TABLE_REQUEST__INIT;
     Kvpb__VerifyRequest verify = KVPB__VERIFY_REQUEST__INIT;
+    Kvpb__SaveRequest save = KVPB__SAVE_REQUEST__INIT;
     Kvpb__Placement placement = KVPB__PLACEMENT__INIT;
     Kvpb__Lifecycle lifecycle = KVPB__LIFECYCLE__INIT;
     Kvpb__Layer layer = KVPB__LAYER__INIT;
@@ -1580,6 +1581,16 @@ static size_t make_control(unsigned op, unsigned number, unsigned which, uint8_t
     case KV_OP_VERIFY:
         verify.since_us = usual_or_boundary(number, world.clock.virtual_us);
         message = &verify.base;
+        break;
+    case KV_OP_SAVE:
+        save.session_index = world.session_index;
+        save.token = binary(&world.session_token);
+        save.generation = lifecycle.generation;
+        if (kv_random_below(random, 2) == 0)
+            save.session_id = binary(&world.session_id);
+        save.since_us = usual_or_boundary(number, world.clock.virtual_us);
+        save.tokens = (uint32_t)usual_or_boundary(number, KV_BLOCK_TOKENS);
+        message = &save.base;
         break;
     default:
         table.name = tables[kv_random_below(random, sizeof(tables) / sizeof(tables[0]))];
@@ -3549,6 +3560,50 @@ static void verify_goes_on_while_it_is_asked(void **state)
     good_requests_work();
 }
 
+/* ---- saving ------------------------------------------------------------------------------ */
+
+static void
+save_is_refused(const Kvpb__SaveRequest *request, kv_status_t status, const char *words)
+{
+    assert_int_equal(try_control(KV_OP_SAVE, &request->base), status);
+    if (strstr(world.detail, words) == NULL)
+        fail_msg("not '%s': %s", words, world.detail);
+}
+
+/* Whoever names no session of its own, or a time that is still to come, learns nothing; a node without
+ * a disk says so. */
+static void save_needs_a_session_and_a_disk(void **state)
+{
+    Kvpb__SaveRequest request = KVPB__SAVE_REQUEST__INIT;
+    struct kv_id128 other;
+    struct identity before;
+
+    (void)state;
+    kv_random_fill(&world.random, &other, sizeof(other));
+    open_session_with_blocks();
+    save_is_refused(&request, KV_NOT_FOUND, "save: no session 0 with that token");
+    request.session_index = world.session_index;
+    request.token = binary(&other);
+    save_is_refused(&request, KV_NOT_FOUND, "with that token");
+    request.token = binary(&world.session_token);
+    save_is_refused(&request, KV_STALE, "is at generation 1, not 0");
+    request.generation = 1;
+    save_is_refused(&request, KV_UNSUPPORTED, "save: the node has no disk (--disk)");
+    request.since_us = world.clock.virtual_us + 1000000;
+    save_is_refused(&request, KV_INVALID, "still to come");
+    before = another(7);
+    request.since_us = 0;
+    save_is_refused(&request, KV_DENIED, "belongs to another tenant");
+    request.session_id = binary(&world.session_id);
+    save_is_refused(&request, KV_NOT_FOUND, "save: no such session");
+    leave(&before);
+    save_is_refused(&request, KV_UNSUPPORTED, "has no disk");
+    request.session_id.len--;
+    save_is_refused(&request, KV_INVALID, "save: session_id: 15 bytes, not 16");
+    close_session();
+    good_requests_work();
+}
+
 /* ---- counters at their ends -------------------------------------------------------------- */
 
 /* The request that is number 2^32 and names units that none has named before. */
@@ -4652,6 +4707,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(room_is_made_in_slices),
         cmocka_unit_test(hello_again_is_the_same_client),
         cmocka_unit_test(tables_tell_no_secrets),
+        cmocka_unit_test(save_needs_a_session_and_a_disk),
         cmocka_unit_test(every_field_of_every_operation),
         cmocka_unit_test(every_number_of_every_body),
         cmocka_unit_test(every_number_of_every_control_message),

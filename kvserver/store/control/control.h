@@ -641,6 +641,7 @@ void kvs_control_prefix(struct kvs_control_call *call);
 void kvs_control_objects(struct kvs_control_call *call);
 void kvs_control_table(struct kvs_control_call *call);
 void kvs_control_verify(struct kvs_control_call *call);
+void kvs_control_save(struct kvs_control_call *call);
 void kvs_control_drain_begin(struct kvs_control_call *call);
 
 /* ---- tables.c ---- */

@@ -11,6 +11,7 @@
  *   ops_objects.c   objects
  *   ops_node.c      table, drain
  *   ops_verify.c    verify
+ *   ops_save.c      save
  *
  * Threads: the control thread.
  */
@@ -39,6 +40,10 @@ struct kvs_model *kvs_model_find(struct kvs_control *control,
  * returns NULL. */
 struct kvs_session *
 kvs_session_of(struct kvs_control_call *call, uint32_t index, const ProtobufCBinaryData *token);
+/* Returns the tenant's session of that id, for an operator, who has no token.  Otherwise fails the
+ * call and returns NULL. */
+struct kvs_session *kvs_session_of_id(struct kvs_control_call *call,
+                                      const ProtobufCBinaryData *bytes);
 /* Returns the lease in microseconds: the requested one, limited to the node's maximum. */
 uint64_t kvs_lease_of(const struct kvs_control *control, uint32_t lease_ms);
 struct kvs_command kvs_session_command(enum kvs_command_kind kind,

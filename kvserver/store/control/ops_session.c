@@ -460,10 +460,8 @@ static void close_done(struct kvs_control_call *call)
     kvs_call_reply_ok(call);
 }
 
-/* Returns the tenant's session of that id, for an operator, who has no token.  Otherwise fails the
- * call and returns NULL. */
-static struct kvs_session *session_of_id(struct kvs_control_call *call,
-                                         const ProtobufCBinaryData *bytes)
+struct kvs_session *kvs_session_of_id(struct kvs_control_call *call,
+                                      const ProtobufCBinaryData *bytes)
 {
     struct kvs_session *session = NULL;
     struct kv_id128 id;
@@ -494,7 +492,7 @@ void kvs_control_close(struct kvs_control_call *call)
         return;
     const bool is_operator = request->session_id.len > 0;
     struct kvs_session *session =
-        is_operator ? session_of_id(call, &request->session_id)
+        is_operator ? kvs_session_of_id(call, &request->session_id)
                     : kvs_session_of(call, request->session_index, &request->token);
     if (session != NULL) {
         session->busy = true;

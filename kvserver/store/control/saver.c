@@ -59,11 +59,16 @@ struct kvs_saver {
     uint64_t leaving_bytes; /* of what is on its way out */
     struct kvs_batch disk;  /* SAVE and ERASE */
     struct kvs_batch leave;
-    uint64_t retry_us;  /* nothing is begun before */
-    uint64_t needed_us; /* when what is needed is looked at again */
-    uint64_t leave_us;  /* when the batch that leaves began */
-    uint64_t stay_us;   /* until then nothing is expected to leave */
-    uint64_t disk_us;   /* when the batch of the disk began */
+    uint64_t retry_us;               /* nothing is begun before */
+    uint64_t needed_us;              /* when what is needed is looked at again */
+    uint64_t leave_us;               /* when the batch that leaves began */
+    uint64_t stay_us;                /* until then nothing is expected to leave */
+    uint64_t disk_us;                /* when the batch of the disk began */
+    uint64_t hurry_us;               /* what was listed by then is not to wait */
+    kv_status_t failure;             /* of the last batch of the disk, as a whole */
+    uint64_t failed_us;              /* when it ended, well or not */
+    uint64_t full_us, full_since_us; /* when there was no room last, and since when without a
+                                      * break; 0: there is some */
     uint64_t warned_us;
     uint64_t saved_bytes, saved_blocks;
 };
@@ -336,6 +341,15 @@ static void run_job(struct kvs_batch *batch,
                           next);
 }
 
+/* A batch of the disk ends with that status. */
+static void note_failure(struct kvs_batch *batch)
+{
+    struct kvs_saver *saver = batch->control->saver;
+
+    saver->failure = batch->status;
+    saver->failed_us = now_of(batch->control);
+}
+
 /* Empties the batch, whose items have been dealt with. */
 static void batch_end(struct kvs_batch *batch)
 {
@@ -382,7 +396,7 @@ static void erased(struct kvs_batch *batch)
         }
         saver->saved_bytes -= batch->items[i].block_bytes;
         if (prefix != NULL && prefix->home != NULL) {
-            if (++prefix->n_save_failed < TRIES) {
+            if (prefix->n_save_failed < TRIES) {
                 list_at_end(saver, prefix);
             } else {
                 kvs_prefix_set_saved(control->prefixes, prefix, KVS_PREFIX_UNSAVED);
@@ -391,6 +405,7 @@ static void erased(struct kvs_batch *batch)
     }
     if (batch->status != KV_OK)
         warn(control, "it cannot be written");
+    note_failure(batch);
     batch_end(batch);
 }
 
@@ -477,10 +492,12 @@ static void save_failed(struct kvs_batch *batch, uint32_t i)
     struct kvs_prefix *prefix = batch->items[i].prefix;
     struct kvs_tier_item item = batch->items[i];
 
-    if (prefix->home == NULL)
+    if (prefix->home == NULL) {
         item.prefix = NULL;
-    else
+    } else {
+        prefix->n_save_failed++;
         kvs_prefix_ref(prefix);
+    }
     add_erasure(batch->control->saver, &item);
 }
 
@@ -511,6 +528,7 @@ static void saved(struct kvs_batch *batch)
         saver->retry_us = now_of(control) + RETRY_US;
         warn(control, "blocks could not be written");
     }
+    note_failure(batch);
     batch_end(batch);
 }
 
@@ -617,6 +635,16 @@ static uint64_t batch_bytes(const struct kvs_control *control)
     return control->saver->waiting_bytes < most ? control->saver->waiting_bytes : most;
 }
 
+/* There is no room, and nothing is being erased that would make some. */
+static void note_full(struct kvs_control *control)
+{
+    struct kvs_saver *saver = control->saver;
+
+    saver->full_us = now_of(control);
+    if (saver->full_since_us == 0)
+        saver->full_since_us = saver->full_us;
+}
+
 static void begin_saving(struct kvs_control *control)
 {
     struct kvs_saver *saver = control->saver;
@@ -624,6 +652,7 @@ static void begin_saving(struct kvs_control *control)
     const uint64_t n_looks =
         saver->waiting_blocks < LOOKS_AT_ONCE ? saver->waiting_blocks : LOOKS_AT_ONCE;
     uint64_t bytes = 0;
+    bool is_full = false;
 
     make_room(control, batch_bytes(control));
     if (!batch_begin(control, batch))
@@ -648,7 +677,9 @@ static void begin_saving(struct kvs_control *control)
             continue;
         }
         if (saver->saved_bytes + block_bytes > room_of(control)) {
+            is_full = true;
             if (saver->erasures.first == NULL) {
+                note_full(control);
                 saver->retry_us = now_of(control) + RETRY_US;
                 kvs_disk_lack(&control->disk_room, KVS_DISK_PREFIXES, true);
                 warn(control, "there is no room");
@@ -663,6 +694,8 @@ static void begin_saving(struct kvs_control *control)
         saver->saved_bytes += block_bytes;
         bytes += block_bytes;
     }
+    if (!is_full)
+        saver->full_since_us = 0;
     if (batch->n > 0) {
         kvs_disk_lack(&control->disk_room, KVS_DISK_PREFIXES, false);
         write_records(batch, RECORD_IS_VOID, announced);
@@ -682,6 +715,60 @@ bool kvs_saver_will_save(const struct kvs_control *control, const struct kvs_pre
         return false;
     return saver->disk.call != NULL ? now_of(control) < saver->disk_us + WORTH_US
                                     : now_of(control) >= saver->retry_us;
+}
+
+void kvs_saver_hurry(struct kvs_control *control, struct kvs_prefix *prefix)
+{
+    struct kvs_saver *saver = control->saver;
+    struct kvs_prefix *given_up = NULL;
+
+    saver->hurry_us = now_of(control);
+    /* Those that are not listed use the link for a list of their own: parents come first. */
+    for (; prefix != NULL && prefix->saved != KVS_PREFIX_SAVED; prefix = prefix->parent) {
+        prefix->n_save_failed = 0;
+        if (prefix->saved != KVS_PREFIX_UNSAVED)
+            continue;
+        prefix->save_next = given_up;
+        given_up = prefix;
+    }
+    while (given_up != NULL) {
+        struct kvs_prefix *next = given_up->save_next;
+
+        kvs_saver_add(control, given_up);
+        given_up = next;
+    }
+}
+
+kv_status_t kvs_saver_failure(const struct kvs_control *control,
+                              const struct kvs_prefix *prefix,
+                              uint64_t since_us,
+                              const char **ret_why)
+{
+    const struct kvs_saver *saver = control->saver;
+    const bool has_failed = saver->failure != KV_OK && saver->failed_us >= since_us;
+
+    /* Objects, or what is away, may make room until it is tried once more. */
+    if (prefix->save_link != NULL && saver->full_since_us != 0 && saver->full_us >= since_us &&
+        saver->full_us - saver->full_since_us >= RETRY_US) {
+        *ret_why = "there is no room on disk (--disk)";
+        return KV_NO_MEMORY;
+    }
+    if (has_failed && saver->failure == KV_NO_MEMORY) {
+        *ret_why = "out of memory";
+        return KV_NO_MEMORY;
+    }
+    if (has_failed || prefix->n_save_failed > 0 || prefix->saved == KVS_PREFIX_UNSAVED) {
+        *ret_why = "the disk cannot be written";
+        return KV_IO;
+    }
+    /* It may take as long as a session needs it, or the disk fails: twice is enough. */
+    if (now_of(control) >= since_us + 2 * RETRY_US && saver->needed.first != NULL) {
+        const struct kvs_tier_item item = kvs_saver_item((struct kvs_prefix *)prefix);
+
+        *ret_why = "what the disk had of them before is not erased yet";
+        return has_item(&saver->needed, &item) ? KV_IO : KV_OK;
+    }
+    return KV_OK;
 }
 
 /* ---- leaving ------------------------------------------------------------------------------ */
@@ -797,6 +884,7 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
     else if (saver->first != NULL && control->released == NULL &&
              (atomic_load(&control->draining) || saver->waiting_bytes >= BYTES_AT_ONCE ||
               now_us >= saver->first->added_us + DELAY_US ||
+              saver->first->added_us <= saver->hurry_us ||
               kvs_pages_are_wanted(control->pages)))
         begin_saving(control);
 }

@@ -5,7 +5,8 @@
  *   it leaves the index, and is saved -> ERASE: records, rows, records
  *
  * SAVE and ERASE are of up to 1,024 blocks, one after the other; a SAVE begins half a second after its
- * first block was published, or at once if memory is short, the node drains, or 256 MiB wait.  LEAVE goes on beside them.
+ * first block was published, or at once if memory is short, the node drains, 256 MiB wait, or a client
+ * has asked for it since.  LEAVE goes on beside them.
  * What cannot be written is tried again a second later, some times, and then stays in memory
  * only.
  *
@@ -64,6 +65,16 @@ bool kvs_saver_will_save(const struct kvs_control *control, const struct kvs_pre
 /* Whether leaving takes so long, or has failed so lately, that what is not saved is to be evicted
  * meanwhile. */
 bool kvs_saver_is_slow(const struct kvs_control *control);
+/* Has all that waits to be saved begin without delay.  What could not be saved of the prefix, which is
+ * in the index, and of those before it, is tried again. */
+void kvs_saver_hurry(struct kvs_control *control, struct kvs_prefix *prefix);
+/* Whether a prefix that is not saved, but the one before it is, has been tried in vain since that time:
+ * KV_OK: it has not; KV_NO_MEMORY: there is no room, for longer than objects take to give some;
+ * KV_IO: the disk fails, or has rows of it that cannot be erased.  *ret_why is a text of static duration. */
+kv_status_t kvs_saver_failure(const struct kvs_control *control,
+                              const struct kvs_prefix *prefix,
+                              uint64_t since_us,
+                              const char **ret_why);
 /* Whether nothing waits to be saved or erased that could be now. */
 bool kvs_saver_is_idle(const struct kvs_control *control);
 

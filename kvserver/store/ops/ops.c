@@ -139,10 +139,13 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
                       .summary =
                           "verifies what is in memory and on disk, and says what was found",
                       .control = kvs_control_verify},
+    [KV_OP_SAVE] = {.name = "save",
+                    .summary = "saves on disk what a session shares, and says how far that is",
+                    .control = kvs_control_save},
     [KV_OP_DRAIN] = {.name = "drain",
                      .summary = "rejects new work, finishes, stops",
                      .control = kvs_control_drain_begin},
 };
 
-static_assert(KV_OP_COUNT == 49,
+static_assert(KV_OP_COUNT == 50,
               "operation added or removed: update the table, and KV_WIRE_VERSION");

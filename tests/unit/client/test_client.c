@@ -39,6 +39,7 @@ enum {
     N_NAMES = 2, /* of an open's blocks */
     LEASE_MS = 60000,
     VERIFY_SINCE_US = 7,
+    SAVE_SINCE_US = 8,
     REQUESTS_MAX = 512,
     CREDITS = 8,
     OPS_MAX = 16,
@@ -160,6 +161,10 @@ enum lie {
     LIE_STATUS,
     LIE_SINCE,
     LIE_COUNTS_NONE,
+    LIE_SAVED_MANY,
+    LIE_SAVED_ODD,
+    LIE_SAVED_ALL, /* as LIE_PUBLISHED_ALL */
+    LIE_SHARED_MANY,
     LIE_HELLO_VERSION,
     LIE_HELLO_TOKEN,
     LIE_HELLO_NODE,
@@ -202,7 +207,9 @@ struct fake {
     bool corrupts;    /* rows that go out have a wrong byte */
     bool has_faces;   /* it is several nodes: each hello comes to another one */
     unsigned n_opens, n_closes;
-    uint32_t rows_asked;    /* of the last open */
+    unsigned n_saves, n_until_saved; /* requests; those before all is saved */
+    uint32_t saved_wanted;           /* as the last one said */
+    uint32_t rows_asked;             /* of the last open */
     uint32_t moves_to[7];   /* opens with 2^i rows are told so many, and go; 0: they stay */
     unsigned n_before_move; /* opens that stay before one goes */
     uint32_t rows_told;     /* those that stay are told */
@@ -546,6 +553,37 @@ static void verification(const struct kv_wire_header *request)
     reply_control(request, &reply.base);
 }
 
+/* It shares three blocks, of which the last ones are saved after some requests; one more that is shared
+ * meanwhile is nobody's business. */
+static void save(const struct kv_wire_header *request, const void *body)
+{
+    Kvpb__SaveRequest *asked = kvpb__save_request__unpack(NULL, request->body_bytes, body);
+    Kvpb__SaveReply reply = KVPB__SAVE_REPLY__INIT;
+    Kvpb__Outcome outcome = KVPB__OUTCOME__INIT;
+
+    assert_non_null(asked);
+    assert_true(asked->since_us == 0 || asked->since_us == SAVE_SINCE_US);
+    f.node.saved_wanted = asked->tokens;
+    reply.outcome = &outcome;
+    outcome.status = f.node.lie == LIE_STATUS ? -7777 : KV_OK;
+    /* That lie is none in a first reply. */
+    reply.since_us = SAVE_SINCE_US + (f.node.lie == LIE_SINCE && f.node.n_saves > 0);
+    reply.shared_tokens = (3 + (f.node.n_saves > 0)) * KV_BLOCK_TOKENS;
+    reply.saved_tokens =
+        f.node.n_saves++ < f.node.n_until_saved ? KV_BLOCK_TOKENS : 3 * KV_BLOCK_TOKENS;
+    if (f.node.lie == LIE_SAVED_MANY)
+        reply.saved_tokens = reply.shared_tokens + KV_BLOCK_TOKENS;
+    else if (f.node.lie == LIE_SAVED_ODD)
+        reply.saved_tokens++, reply.shared_tokens += KV_BLOCK_TOKENS;
+    else if (f.node.lie == LIE_SAVED_ALL)
+        reply.saved_tokens = reply.shared_tokens = UINT32_MAX;
+    else if (f.node.lie == LIE_SHARED_MANY)
+        reply.shared_tokens = N_TOKENS + KV_BLOCK_TOKENS;
+    kvpb__save_request__free_unpacked(asked, NULL);
+    if (!f.node.is_mute)
+        reply_control(request, &reply.base);
+}
+
 static void lifecycle(const struct kv_wire_header *request, const void *body)
 {
     Kvpb__OpenReply reply = KVPB__OPEN_REPLY__INIT;
@@ -648,6 +686,9 @@ static void on_control(
         break;
     case KV_OP_VERIFY:
         verification(&request);
+        break;
+    case KV_OP_SAVE:
+        save(&request, body);
         break;
     case KV_OP_GOODBYE:
         break;
@@ -3409,6 +3450,8 @@ static struct kv_op *begin_control(enum kv_op_id id)
         status = kv_match_begin(f.client, names, N_NAMES, 0, &op);
     else if (id == KV_OP_VERIFY)
         status = kv_verify_begin(f.client, 0, VERIFY_SINCE_US, 0, &op);
+    else if (id == KV_OP_SAVE)
+        status = kv_save_begin(f.session, 0, &op);
     else if (id == KV_OP_PREFIX)
         status = kv_prefix_begin(
             f.client, 0, &(struct kv_prefix){.verb = KV_PREFIX_PIN, .name = names}, 0, &op);
@@ -3477,6 +3520,13 @@ static void test_control_lies(void **state)
         {KV_OP_VERIFY, {LIE_STATUS, "verify: corrupt"}},
         {KV_OP_VERIFY, {LIE_SINCE, "since_us or counts: does not match"}},
         {KV_OP_VERIFY, {LIE_COUNTS_NONE, "since_us or counts: does not match"}},
+        {KV_OP_SAVE, {NO_LIE, NULL}},
+        {KV_OP_SAVE, {LIE_STATUS, "save: corrupt"}},
+        {KV_OP_SAVE, {LIE_SINCE, "since_us: does not match"}},
+        {KV_OP_SAVE, {LIE_SAVED_MANY, "saved_tokens: does not match"}},
+        {KV_OP_SAVE, {LIE_SAVED_ODD, "saved_tokens: does not match"}},
+        {KV_OP_SAVE, {LIE_SAVED_ALL, "shared_tokens: does not match"}},
+        {KV_OP_SAVE, {LIE_SHARED_MANY, "shared_tokens: does not match"}},
         {KV_OP_TABLE, {NO_LIE, NULL}},
         {KV_OP_TABLE, {LIE_CELL_NAN, "a number of a row: does not match"}},
         {KV_OP_TABLE, {LIE_CELLS_FEW, "columns of a row: does not match"}},
@@ -3489,9 +3539,73 @@ static void test_control_lies(void **state)
         struct kv_op *op;
 
         f.node.lie = lies[i].exposed.lie;
+        f.node.n_saves = 0;
+        f.node.n_until_saved = 2;
         op = begin_control(lies[i].id);
         expose(op, &lies[i].exposed);
     }
+}
+
+/* A save asks until all is saved that was shared at first, less and less often; its deadline says how
+ * far it was. */
+static void test_save_asks_again(void **state)
+{
+    struct kv_ticket ticket;
+    struct kv_op *op;
+
+    (void)state;
+    f.node.n_until_saved = 12;
+    op = begin_control(KV_OP_SAVE);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 3 * KV_BLOCK_TOKENS);
+    assert_int_equal(f.node.n_saves, 13);
+    assert_int_equal(f.node.saved_wanted, 3 * KV_BLOCK_TOKENS);
+    assert_in_range(kv_op_elapsed_us(op), 300000, 600000);
+    kv_op_free(op);
+
+    kv_session_ticket(f.session, &ticket);
+    f.node.n_saves = 0;
+    assert_int_equal(kv_save_id_begin(f.client, 0, &ticket.session_id, 0, &op), KV_OK);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(kv_op_tokens(op), 3 * KV_BLOCK_TOKENS);
+    kv_op_free(op);
+    assert_int_equal(kv_save_id_begin(f.client, 1, &ticket.session_id, 0, &op), KV_INVALID);
+    f.node.lie = LIE_SAVED_ALL; /* of a session by its id, a node may have nothing */
+    assert_int_equal(kv_save_id_begin(f.client, 0, &ticket.session_id, 0, &op), KV_OK);
+    assert_int_equal(run(op, 1000000), KV_OK);
+    assert_int_equal(kv_op_tokens(op), UINT32_MAX);
+    kv_op_free(op);
+    f.node.lie = NO_LIE;
+
+    f.node.n_saves = 0;
+    f.node.n_until_saved = UINT_MAX;
+    assert_int_equal(kv_save_begin(f.session, 500, &op), KV_OK);
+    assert_int_equal(run(op, 1000000), KV_DEADLINE);
+    assert_non_null(strstr(kv_op_detail(op), ", 128 tokens saved"));
+    assert_int_equal(kv_op_tokens(op), 0);
+    kv_op_free(op);
+    /* The node is lost, or the caller does not want to know, between two requests. */
+    op = begin_control(KV_OP_SAVE);
+    turn(1000);
+    turn(0);
+    kvc_node_fail(&f.client->nodes[0], KV_UNREACHABLE, "lost by the test");
+    assert_int_equal(run(op, 1000000), KV_UNREACHABLE);
+    kv_op_free(op);
+    op = begin_control(KV_OP_SAVE);
+    turn(1000);
+    kv_cancel(op);
+    kv_op_free(op);
+    turn(1000000);
+    turn(0);
+
+    f.client->nodes[0].version = KV_WIRE_VERSION_SAVE - 1;
+    f.node.n_saves = 0;
+    op = begin_control(KV_OP_SAVE);
+    assert_int_equal(run(op, 1000000), KV_UNSUPPORTED);
+    assert_non_null(strstr(kv_op_detail(op), "the node's version does not save on request"));
+    assert_int_equal(f.node.n_saves, 0);
+    kv_op_free(op);
+    f.client->nodes[0].version = KV_WIRE_VERSION;
 }
 
 /* Nor what it says when it is connected to. */
@@ -4279,6 +4393,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_attend_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_other_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_control_lies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_save_asks_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_hello_lies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_rows, set_up_faces, tear_down),
