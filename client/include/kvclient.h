@@ -876,15 +876,6 @@ KV_API const struct kv_object_list *kv_op_object_list(const struct kv_op *op);
 
 #include "client/include/kvclient_nodes.h"
 
-/* The same as kv_save_begin() on one node, for a session of the client's tenant, by its id and
- * without a ticket.  kv_op_tokens() returns what the node has saved, UINT32_MAX if it has no
- * units of the session.  Fails with KV_NOT_FOUND if the node has no such session. */
-KV_API kv_status_t kv_save_id_begin(struct kv_client *client,
-                                    uint32_t node,
-                                    const struct kv_id128 *session_id,
-                                    uint32_t deadline_ms,
-                                    struct kv_op **ret_op);
-
 /* Names the full blocks of a prompt, KV_BLOCK_TOKENS tokens each; equal names mean equal keys
  * and values.  A name is the first 128 bits of SHA-256 over the parent's name (zeros for the
  * first block), the model's fingerprint, the client's salt, the extra keys whose tokens the

@@ -92,4 +92,13 @@ KV_API kv_status_t kv_close_id_begin(struct kv_client *client,
                                      uint32_t deadline_ms,
                                      struct kv_op **ret_op);
 
+/* The same as kv_save_begin() on one node, for a session of the client's tenant, by its id and
+ * without a ticket.  kv_op_tokens() returns what the node has saved, UINT32_MAX if it has no
+ * units of the session.  Fails with KV_NOT_FOUND if the node has no such session. */
+KV_API kv_status_t kv_save_id_begin(struct kv_client *client,
+                                    uint32_t node,
+                                    const struct kv_id128 *session_id,
+                                    uint32_t deadline_ms,
+                                    struct kv_op **ret_op);
+
 #endif
