@@ -216,9 +216,10 @@ void truth_row_seen(
     for (unsigned i = 0; i < row->n_candidates; i++)
         is_attached = is_attached ||
                       (row->candidates[i].is_attached && row->candidates[i].content == content);
+    /* One of them that somebody has put may come, or be there, for that. */
     for (unsigned i = 0; i < row->n_candidates && is_attached; i++)
-        if (row->candidates[i].is_attached && row->candidates[i].content != content &&
-            row->candidates[i].gone_at == 0)
+        if (row->candidates[i].is_attached && row->candidates[i].generation == 0 &&
+            row->candidates[i].content != content && row->candidates[i].gone_at == 0)
             row->candidates[i].gone_at = now;
 }
 
