@@ -880,6 +880,44 @@ static void what_is_deleted_rests(void **state)
     close_store();
 }
 
+/* Who renews or ends a session needs nothing of it: what is away stays away, and readers of events are
+ * told so. */
+static void an_end_brings_nothing_back(void **state)
+{
+    struct kv_session *sessions[N_OPEN];
+    uint32_t tokens, in_memory, n_away = 0;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < N_OPEN; i++) {
+        sessions[i] = open_prompt(i, &tokens);
+        put(i, sessions[i], 0);
+        publish(i, sessions[i]);
+    }
+    wait_saved(N_OPEN * BLOCKS);
+    for (uint32_t i = 0; i < N_OPEN; i++) {
+        assert_int_equal(match(i, &in_memory), TOKENS);
+        if (in_memory > 0)
+            continue;
+        n_away++;
+        assert_int_equal(kv_renew_begin(sessions[i], 0, 0, &op), KV_OK);
+        finish(op, "renew");
+        kv_sleep_fds(NULL, 0, 50000);
+        (void)match(i, &in_memory);
+        assert_int_equal(in_memory, 0);
+        close_session(sessions[i]);
+        sessions[i] = NULL;
+        (void)match(i, &in_memory);
+        assert_int_equal(in_memory, 0);
+    }
+    assert_true(n_away > 0 && n_away < N_OPEN);
+    for (uint32_t i = 0; i < N_OPEN; i++)
+        if (sessions[i] != NULL)
+            close_session(sessions[i]);
+    close_store();
+}
+
 /* Sessions that were opened with a beginning of their prompt, and publish a copy of the rest, whose
  * first copy is away: what they were opened with stays theirs, and leaves when they have ended. */
 static void copies_of_what_is_away(void **state)
@@ -1600,6 +1638,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(idle_sessions_leave_memory),
         cmocka_unit_test(a_session_of_more_than_memory),
         cmocka_unit_test(what_is_deleted_rests),
+        cmocka_unit_test(an_end_brings_nothing_back),
         cmocka_unit_test(copies_of_what_is_away),
         cmocka_unit_test(damage_is_a_miss),
         cmocka_unit_test(what_is_deleted_is_gone),

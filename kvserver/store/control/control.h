@@ -125,7 +125,7 @@ struct kvs_session {
     struct kvs_prefix
         *prefix;        /* the deepest that it has, or had when it was looked for; NULL: none */
     bool is_resting;    /* its prefix may leave memory: rest.c */
-    uint64_t rested_us; /* its last use before that */
+    uint64_t rested_us; /* when rows of it were needed last before that */
     struct kvs_log_entry log[KVS_LOG_ENTRIES];
     uint32_t n_log; /* entries ever added; the last KVS_LOG_ENTRIES are kept */
 };
@@ -419,7 +419,11 @@ bool kvs_session_is_on(const struct kvs_control *control,
                        const struct kvs_session *session,
                        uint32_t thread);
 
-/* Returns when a client last used the session, or had a request of it waiting for rows. */
+/* Returns when a client last had a request of the session's rows, or had one waiting for them; of the one
+ * that was in its place before, until there is one. */
+uint64_t kvs_session_needed_us(const struct kvs_control *control,
+                               const struct kvs_session *session);
+/* The same, or when it last renewed or changed the session. */
 uint64_t kvs_session_used_us(const struct kvs_control *control,
                              const struct kvs_session *session);
 /* Returns what is left of the lease at that time; 0: it has ended. */

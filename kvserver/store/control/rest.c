@@ -31,17 +31,17 @@ static bool can_rest(const struct kvs_session *session)
 
 static void look_at(struct kvs_control *control, struct kvs_session *session, uint64_t now_us)
 {
-    const uint64_t used_us = kvs_session_used_us(control, session);
-    const bool is_idle = now_us > used_us + REST_US;
+    const uint64_t needed_us = kvs_session_needed_us(control, session);
+    const bool is_idle = now_us > kvs_session_used_us(control, session) + REST_US;
 
     if (!session->busy && session->prefix != NULL && session->prefix->home == NULL)
         kvs_session_follow_prefix(control, session);
     if (is_idle && !session->is_resting && can_rest(session)) {
         session->is_resting = true;
-        session->rested_us = used_us;
+        session->rested_us = needed_us;
         control->n_resting++;
-        kvs_prefix_rest(control->prefixes, session->prefix, used_us);
-    } else if (session->is_resting && used_us != session->rested_us) {
+        kvs_prefix_rest(control->prefixes, session->prefix, needed_us);
+    } else if (session->is_resting && needed_us != session->rested_us) {
         kvs_session_wake(control, session);
     }
 }
@@ -65,19 +65,19 @@ void kvs_sessions_tell_soon(struct kvs_control *control, bool is_lacking)
 void kvs_session_wake(struct kvs_control *control, struct kvs_session *session)
 {
     struct kvs_prefix *prefix = session->prefix;
-    uint64_t used_us;
+    uint64_t needed_us;
 
     if (!session->is_resting)
         return;
     session->is_resting = false;
     control->n_resting--;
     kvs_prefix_wake(control->prefixes, prefix);
-    used_us = kvs_session_used_us(control, session);
-    if (used_us == session->rested_us || prefix->home == NULL)
-        return;
+    needed_us = kvs_session_needed_us(control, session);
+    if (needed_us == session->rested_us || prefix->home == NULL)
+        return; /* who renews or ends it needs nothing of it */
     /* Its requests have brought back what they needed. */
     kvs_prefix_come_back(control, prefix);
-    kvs_prefix_use(control->prefixes, prefix, used_us);
+    kvs_prefix_use(control->prefixes, prefix, needed_us);
 }
 
 void kvs_sessions_rest(struct kvs_control *control, uint64_t now_us)

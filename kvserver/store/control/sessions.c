@@ -179,10 +179,10 @@ void kvs_session_close(struct kvs_control_call *call,
 }
 
 /* Data threads note that in places that no other thread writes. */
-uint64_t kvs_session_used_us(const struct kvs_control *control,
-                             const struct kvs_session *session)
+uint64_t kvs_session_needed_us(const struct kvs_control *control,
+                               const struct kvs_session *session)
 {
-    uint64_t used_us = session->renewed_us;
+    uint64_t used_us = 0;
 
     for (uint32_t i = 0; i < session->n_threads; i++) {
         const uint32_t thread = (session->first_thread + i) % control->n_threads;
@@ -192,6 +192,14 @@ uint64_t kvs_session_used_us(const struct kvs_control *control,
             used_us = here;
     }
     return used_us;
+}
+
+uint64_t kvs_session_used_us(const struct kvs_control *control,
+                             const struct kvs_session *session)
+{
+    const uint64_t needed_us = kvs_session_needed_us(control, session);
+
+    return needed_us > session->renewed_us ? needed_us : session->renewed_us;
 }
 
 uint64_t kvs_session_lease_left_us(const struct kvs_control *control,
