@@ -11,8 +11,12 @@ static bool all_are_here(const struct kvs_request *request)
 static void
 need(struct kvs_request *request, struct kvs_block *block, const struct kvs_block **missing)
 {
-    if (!kvs_block_need(&request->shard->store, block))
-        *missing = block;
+    if (kvs_block_need(&request->shard->store, block))
+        return;
+    *missing = block;
+    /* It may have waited for its turn for long, and the session rests: it does not any more. */
+    atomic_store_explicit(&request->session->used_us, request->shard->now_us,
+                          memory_order_relaxed);
 }
 
 /* Needs block i in all units, which may have their rows in several ones of a chain. */
