@@ -918,6 +918,56 @@ static void an_end_brings_nothing_back(void **state)
     close_store();
 }
 
+/* A session ends, or is cut, while what was deleted of it comes back. */
+static void an_end_amid_what_comes_back(void **state)
+{
+    static uint32_t tokens[LARGE_PIECES * TOKENS];
+    static struct kv_id128 names[LARGE_BLOCKS];
+    const struct kv_session_options options = {.block_names = names,
+                                               .n_block_names = LARGE_BLOCKS};
+    struct kv_session *session;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    for (uint32_t i = 0; i < LARGE_PIECES * TOKENS; i++)
+        tokens[i] = i + 1000000;
+    kv_prompt_names(client, &model, tokens, LARGE_PIECES * TOKENS, NULL, 0, names);
+    for (int round = 0; round < 3; round++) {
+        const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = &names[round]};
+
+        assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        const uint32_t n = kv_op_tokens(op) / TOKENS;
+        session = kv_op_session(op);
+        kv_op_free(op);
+        for (uint32_t i = n; i < LARGE_PIECES; i++) {
+            const struct kv_publish blocks = {
+                .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
+
+            assert_int_equal(piece_after_rest(session, i, true), KV_OK);
+            assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+            finish(op, "publish");
+        }
+        wait_saved(LARGE_BLOCKS);
+        kv_session_free(session);
+        restart(1 + round % 2);
+        assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        session = kv_op_session(op);
+        kv_op_free(op);
+        assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
+        finish(op, "evict");
+        kv_sleep_fds(NULL, 0, round * 5000);
+        if (round == 2) {
+            assert_int_equal(kv_truncate_begin(session, 100, 0, &op), KV_OK);
+            finish(op, "truncate");
+        }
+        close_session(session);
+    }
+    close_store();
+}
+
 /* Sessions that were opened with a beginning of their prompt, and publish a copy of the rest, whose
  * first copy is away: what they were opened with stays theirs, and leaves when they have ended. */
 static void copies_of_what_is_away(void **state)
@@ -1639,6 +1689,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_session_of_more_than_memory),
         cmocka_unit_test(what_is_deleted_rests),
         cmocka_unit_test(an_end_brings_nothing_back),
+        cmocka_unit_test(an_end_amid_what_comes_back),
         cmocka_unit_test(copies_of_what_is_away),
         cmocka_unit_test(damage_is_a_miss),
         cmocka_unit_test(what_is_deleted_is_gone),

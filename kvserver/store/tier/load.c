@@ -144,7 +144,9 @@ static bool read_ahead(struct kvs_disk_tier *tier)
             tier->to_read = saved->next;
             continue;
         }
-        if (!read_segment(tier, saved, saved->at))
+        /* Its session, which alone has the block, may have been cut or be closing. */
+        if (kvs_segment_is_away(&saved->block->segments[saved->at]) &&
+            !read_segment(tier, saved, saved->at))
             break;
         saved->at++;
         has_moved = true;
