@@ -258,7 +258,8 @@ static void terms_are_kept(void **state)
     wait_until("objects", 2);
     /* A later put renews: what is on disk says so after a while. */
     assert_int_equal(put_terms(3, 0, 0, true), KV_OK);
-    kv_sleep_fds(NULL, 0, 50000); /* its numbers are told every millisecond */
+    kv_sleep_fds(NULL, 0,
+                 1500000); /* it waits for half a second, which a node tells after a moment */
     wait_until("waiting", 0);
     restart(N_THREADS);
     status = get(2, 0);
