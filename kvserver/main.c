@@ -266,9 +266,9 @@ static void print_help(void)
            "Once it serves, it prints one line:\n"
            "  ready control=HOST:PORT metrics=HOST:PORT ...\n"
            "SIGTERM or SIGINT drains the node and exits; a second signal exits\n"
-           "immediately.  Prefixes are saved in the data directory about a second after they\n"
-           "are published, and are there again when the node is started next; sessions and\n"
-           "objects are in memory only.\n");
+           "immediately.  Prefixes and objects are saved in the data directory about a\n"
+           "second after they were published or put, and are there again when the node is\n"
+           "started next; sessions end.\n");
 }
 
 static bool load_options(const struct actions *actions,

@@ -152,8 +152,8 @@ static void print_help(void)
     printf("\n");
     kv_config_help(rows, stdout);
     printf("\n"
-           "drain: a node's data is in memory only.  When it stops, its objects are lost,\n"
-           "and so is every session that has rows on it, open ones included.\n"
+           "drain: the node saves what waits for that, and stops.  Sessions that have rows\n"
+           "on it end, open ones included; without a disk (--disk none) all is lost.\n"
            "\n"
            "verify: repairs what is damaged on disk if it is in memory, and drops it if not.\n"
            "It may be interrupted at any time.  It fails if data was lost, or is refused.\n"

@@ -311,9 +311,10 @@ static bool drain_node(const struct kvctl *ctl, unsigned index)
         kv_json_bool(&json, "draining", true);
         kv_json_end(&json);
     } else
-        printf("node %s: draining: finishes outstanding requests, then stops; its sessions and "
-               "objects, which are in memory only, are lost\n",
-               node);
+        printf(
+            "node %s: draining: finishes outstanding requests, saves what is to be saved, and "
+            "stops; its sessions end\n",
+            node);
     kv_client_close(client);
     return status == KV_OK;
 }

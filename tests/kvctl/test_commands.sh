@@ -629,7 +629,7 @@ wait "$one_process" || status=$?
 expect 1 status
 start last
 expect 0 drain --server "$address"
-has 'draining: .* sessions and objects, .* are lost$' out
+has 'draining: .* saves .* its sessions end$' out
 
 echo "$bad failed"
 [ "$bad" -eq 0 ]
