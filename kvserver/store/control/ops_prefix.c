@@ -359,7 +359,9 @@ static void publish_done(struct kvs_control_call *call)
     if (call->has_units) {
         deepest = index_list(call, call->tokens / KV_BLOCK_TOKENS);
         reply.tokens = deepest != NULL ? (deepest->depth + 1) * KV_BLOCK_TOKENS : 0;
-        if (deepest != NULL)
+        /* It may be less than the session has had before. */
+        if (deepest != NULL && (session->prefix == NULL || session->prefix->home == NULL ||
+                                deepest->depth >= session->prefix->depth))
             hold(control, session, deepest);
         if (call->prefix != NULL)
             kvs_prefix_release(control->prefixes, call->prefix);
