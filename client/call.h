@@ -65,7 +65,8 @@ kv_status_t kvc_call_begin_until(struct kvc_node *node,
                                  const struct ProtobufCMessage *request,
                                  uint64_t deadline_us,
                                  kvc_call_done_fn done);
-/* The same for an owner, which is sent at that time, if the node is connected then. */
+/* The same, with the owner's deadline: the call is sent at that time.  Fails with KV_UNREACHABLE if the
+ * node is not connected now. */
 kv_status_t kvc_call_begin_later(struct kvc_node *node,
                                  struct kvc_owner *owner,
                                  struct kv_session *session,

@@ -60,7 +60,8 @@ static const struct kv_option rows[] = {
      .type = KV_CONFIG_SIZE},
     {.name = "scrub-disk",
      .default_text = "16M",
-     .help = "bytes on disk verified per second in the background; 0: no verification",
+     .help = "bytes of prefixes, and as many of objects, on disk verified per second in the "
+             "background; 0: none",
      .offset = FIELD(scrub_disk),
      .type = KV_CONFIG_SIZE},
     {.name = "dir",

@@ -62,7 +62,8 @@ struct kv_verification {
 /* Has a node verify all that it has, in memory and on disk, in times when it has nothing else to
  * do.  The operation ends at once, with what has been counted so far: repeat it, twice a second
  * or so, until it says that all is done.  A node goes on for five seconds after the last one.
- * What is bad on disk is mended from memory or, if it is not there, not kept any more.
+ * What is bad on disk is mended from memory or, if it is not there, not kept any more; an object
+ * with such a piece is not served until it is put again.
  *   since_us  0: begins; else as the first one of this node has returned it
  * Fails with KV_UNSUPPORTED on a node of a version below 11. */
 KV_API kv_status_t kv_verify_begin(struct kv_client *client,
@@ -76,7 +77,7 @@ KV_API kv_status_t kv_verify_begin(struct kv_client *client,
 KV_API const struct kv_verification *kv_op_verification(const struct kv_op *op);
 
 /* Drains a node: it rejects new clients, sessions and writes with KV_DRAINING, finishes the
- * requests that it has, and stops. */
+ * requests that it has, saves what waits to be saved, and stops. */
 KV_API kv_status_t kv_drain_begin(struct kv_client *client,
                                   uint32_t node,
                                   uint32_t deadline_ms,

@@ -63,7 +63,7 @@ int kvctl_save_run(const struct kvctl *ctl)
         return KVCTL_USAGE;
     for (uint32_t i = 0; i < ctl->n_nodes; i++)
         save_on(ctl, ctl->nodes[i], &id, &saved);
-    /* Of a session that is also on a node that failed, nobody knows what all of them have. */
+    /* If one node failed, what all nodes have saved is unknown. */
     if (saved.n_failed > 0)
         return KVCTL_FAILED;
     if (saved.n_nodes == 0) {

@@ -129,6 +129,15 @@ static void ask(struct kv_op *op, struct kvc_node *node)
                                              : "cannot send the request");
 }
 
+/* How many nodes are asked, of one session's, or one. */
+static uint32_t n_asked(const struct kv_session *session)
+{
+    if (session == NULL)
+        return 1;
+    return session->row.n_nodes < session->schema.n_units ? session->row.n_nodes
+                                                          : session->schema.n_units;
+}
+
 static void start_save(struct kv_op *op)
 {
     const struct kv_session *session = op->session;
@@ -138,9 +147,7 @@ static void start_save(struct kv_op *op)
         return;
     }
     /* The others of the row have no units. */
-    for (uint32_t i = 0; i < session->row.n_nodes && i < session->schema.n_units &&
-                         op->stage == KVC_STAGE_RUNNING;
-         i++)
+    for (uint32_t i = 0; i < n_asked(session) && op->stage == KVC_STAGE_RUNNING; i++)
         ask(op, kvc_session_node(session, i));
 }
 
@@ -153,12 +160,16 @@ static void describe_save(const struct kv_op *op,
     const struct save_part *part = save_of(op);
     const struct kv_session *session = op->session;
     char id[KVC_SESSION_TEXT];
-    uint32_t least = UINT32_MAX;
+    uint32_t least = UINT32_MAX, n_said = 0;
 
     (void)request;
-    for (uint32_t i = 0; i < KV_ROW_NODES; i++)
+    for (uint32_t i = 0; i < KV_ROW_NODES; i++) {
+        n_said += part->asked[i].since_us != 0;
         if (part->asked[i].since_us != 0 && part->asked[i].saved < least)
             least = part->asked[i].saved;
+    }
+    if (n_said < n_asked(session))
+        least = UINT32_MAX; /* what the others have is not known */
     kvc_session_text(session != NULL ? &session->ticket.session_id : &part->session_id, id);
     if (least == UINT32_MAX)
         snprintf(text, text_bytes, "session %s", id);

@@ -127,7 +127,7 @@ static void connect_client(struct killed *killed)
     killed->buffer = system_buffer(killed->client, BUFFER_BYTES);
 }
 
-/* Puts a prompt, says mostly that it be saved, and kills the node within some moments. */
+/* Puts a prompt, saves it on request in three rounds of four, and kills the node shortly after. */
 static void one_round(struct killed *killed, uint32_t round)
 {
     const bool is_saved = kv_random_below(&killed->random, 4) > 0;

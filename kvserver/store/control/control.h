@@ -419,8 +419,8 @@ bool kvs_session_is_on(const struct kvs_control *control,
                        const struct kvs_session *session,
                        uint32_t thread);
 
-/* Returns when a client last had a request of the session's rows, or had one waiting for them; of the one
- * that was in its place before, until there is one. */
+/* Returns when a client last had a request of the session's rows, or had one waiting for them.  Until
+ * the session has had one: that of the session that had its index before. */
 uint64_t kvs_session_needed_us(const struct kvs_control *control,
                                const struct kvs_session *session);
 /* The same, or when it last renewed or changed the session. */

@@ -17,7 +17,7 @@
 
 enum {
     REST_US = 100000,     /* without a request; one that waits for rows counts as one */
-    SOON_US = 2000000,    /* that is waited for sessions to rest */
+    SOON_US = 2000000,    /* that those who lack memory wait for that */
     LOOKS_AT_ONCE = 1024, /* some 50 us */
 };
 

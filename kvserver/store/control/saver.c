@@ -65,8 +65,8 @@ struct kvs_saver {
     uint64_t stay_us;                /* until then nothing is expected to leave */
     uint64_t disk_us;                /* when the batch of the disk began */
     uint64_t hurry_us;               /* what was listed by then is not to wait */
-    kv_status_t failure;             /* of the last batch of the disk, as a whole */
-    uint64_t failed_us;              /* when it ended, well or not */
+    kv_status_t disk_status;         /* of the last batch of the disk, as a whole */
+    uint64_t disk_ended_us;          /* when that ended */
     uint64_t full_us, full_since_us; /* when there was no room last, and since when without a
                                       * break; 0: there is some */
     uint64_t warned_us;
@@ -342,12 +342,12 @@ static void run_job(struct kvs_batch *batch,
 }
 
 /* A batch of the disk ends with that status. */
-static void note_failure(struct kvs_batch *batch)
+static void note_end(struct kvs_batch *batch)
 {
     struct kvs_saver *saver = batch->control->saver;
 
-    saver->failure = batch->status;
-    saver->failed_us = now_of(batch->control);
+    saver->disk_status = batch->status;
+    saver->disk_ended_us = now_of(batch->control);
 }
 
 /* Empties the batch, whose items have been dealt with. */
@@ -405,7 +405,7 @@ static void erased(struct kvs_batch *batch)
     }
     if (batch->status != KV_OK)
         warn(control, "it cannot be written");
-    note_failure(batch);
+    note_end(batch);
     batch_end(batch);
 }
 
@@ -528,7 +528,7 @@ static void saved(struct kvs_batch *batch)
         saver->retry_us = now_of(control) + RETRY_US;
         warn(control, "blocks could not be written");
     }
-    note_failure(batch);
+    note_end(batch);
     batch_end(batch);
 }
 
@@ -707,12 +707,24 @@ static void begin_saving(struct kvs_control *control)
         saver->retry_us = now_of(control) + RETRY_US;
 }
 
-bool kvs_saver_will_save(const struct kvs_control *control, const struct kvs_prefix *prefix)
+bool kvs_saver_will_save(const struct kvs_control *control, struct kvs_prefix *prefix)
 {
     const struct kvs_saver *saver = control->saver;
 
     if (saver == NULL || prefix->saved != KVS_PREFIX_SAVING)
         return false;
+    /* Those before it are first; one of which a session needs what the disk had before waits for that
+     * session. */
+    while (prefix->parent != NULL && prefix->parent->saved != KVS_PREFIX_SAVED)
+        prefix = prefix->parent;
+    if (prefix->saved != KVS_PREFIX_SAVING)
+        return false;
+    if (saver->needed.first != NULL) {
+        const struct kvs_tier_item item = kvs_saver_item(prefix);
+
+        if (has_item(&saver->needed, &item))
+            return false;
+    }
     return saver->disk.call != NULL ? now_of(control) < saver->disk_us + WORTH_US
                                     : now_of(control) >= saver->retry_us;
 }
@@ -745,7 +757,7 @@ kv_status_t kvs_saver_failure(const struct kvs_control *control,
                               const char **ret_why)
 {
     const struct kvs_saver *saver = control->saver;
-    const bool has_failed = saver->failure != KV_OK && saver->failed_us >= since_us;
+    const bool has_failed = saver->disk_status != KV_OK && saver->disk_ended_us >= since_us;
 
     /* Objects, or what is away, may make room until it is tried once more. */
     if (prefix->save_link != NULL && saver->full_since_us != 0 && saver->full_us >= since_us &&
@@ -753,7 +765,7 @@ kv_status_t kvs_saver_failure(const struct kvs_control *control,
         *ret_why = "there is no room on disk (--disk)";
         return KV_NO_MEMORY;
     }
-    if (has_failed && saver->failure == KV_NO_MEMORY) {
+    if (has_failed && saver->disk_status == KV_NO_MEMORY) {
         *ret_why = "out of memory";
         return KV_NO_MEMORY;
     }

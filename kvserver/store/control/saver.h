@@ -61,15 +61,15 @@ bool kvs_saver_let_go(struct kvs_control *control, struct kvs_prefix *prefix);
 uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control);
 
 /* Whether a prefix that is not saved will be soon: memory that waits for that loses nothing. */
-bool kvs_saver_will_save(const struct kvs_control *control, const struct kvs_prefix *prefix);
+bool kvs_saver_will_save(const struct kvs_control *control, struct kvs_prefix *prefix);
 /* Whether leaving takes so long, or has failed so lately, that what is not saved is to be evicted
  * meanwhile. */
 bool kvs_saver_is_slow(const struct kvs_control *control);
 /* Has all that waits to be saved begin without delay.  What could not be saved of the prefix, which is
  * in the index, and of those before it, is tried again. */
 void kvs_saver_hurry(struct kvs_control *control, struct kvs_prefix *prefix);
-/* Whether a prefix that is not saved, but the one before it is, has been tried in vain since that time:
- * KV_OK: it has not; KV_NO_MEMORY: there is no room, for longer than objects take to give some;
+/* Returns why a prefix that is not saved, while the one before it is, could not be since that time:
+ * KV_OK: nothing has failed; KV_NO_MEMORY: there is no room, for longer than objects take to give some;
  * KV_IO: the disk fails, or has rows of it that cannot be erased.  *ret_why is a text of static duration. */
 kv_status_t kvs_saver_failure(const struct kvs_control *control,
                               const struct kvs_prefix *prefix,

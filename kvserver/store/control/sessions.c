@@ -178,7 +178,7 @@ void kvs_session_close(struct kvs_control_call *call,
     kvs_control_broadcast_session(call, session, &command, next);
 }
 
-/* Data threads note that in places that no other thread writes. */
+/* Data threads note when they last served the session, in places that no other thread writes. */
 uint64_t kvs_session_needed_us(const struct kvs_control *control,
                                const struct kvs_session *session)
 {

@@ -174,8 +174,7 @@ static void table_status(struct kvs_control *control, struct builder *table)
                 (double)kvs_stats_total(control, offsetof(struct kvs_stats, in_flight)));
 }
 
-/* Of the sessions whose sizes the data threads have told. */
-/* Of the prefix and those before it. */
+/* Returns how many tokens of the prefix and those before it are on disk only. */
 static uint64_t tokens_away(const struct kvs_prefix *prefix)
 {
     uint64_t n = 0;
@@ -185,6 +184,7 @@ static uint64_t tokens_away(const struct kvs_prefix *prefix)
     return n;
 }
 
+/* Of the sessions whose sizes the data threads have told. */
 static void table_sessions(struct kvs_control *control, struct builder *table)
 {
     uint64_t now_us = kv_clock_now(control->config.clock);

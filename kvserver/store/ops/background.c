@@ -50,7 +50,9 @@ static bool disk_step(struct kvs_shard *shard, void *state)
     if (shard->tier == NULL)
         return false;
     has_moved = kvs_disk_tier_verify(shard->tier);
-    return kvs_object_tier_verify(shard->object_tier) || has_moved;
+    return (!kvs_disk_tier_is_loading(shard->tier) &&
+            kvs_object_tier_verify(shard->object_tier)) ||
+           has_moved;
 }
 
 /* When a job has ended, wakes the requests of its session that wait for codes. */

@@ -7,7 +7,7 @@
 
 enum {
     LOOK_AGAIN_US = 1000, /* after a look at a client that has something overdue */
-    NOTE_US = 10000,
+    NOTE_US = 10000,      /* between two notes of sessions whose requests wait for rows */
 };
 
 /* ---- when to look at which client -------------------------------------------------------- */

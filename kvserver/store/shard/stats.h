@@ -76,11 +76,11 @@
     X(scrub_passes, "complete passes of background verification")                     \
     X(disk_scrub_blocks, "blocks, and pieces of objects, on disk verified")           \
     X(disk_scrub_bytes, "bytes on disk verified")                                     \
-    X(disk_scrub_passes, "complete passes of verification of the disk")               \
-    X(disk_scrub_unread, "of these, those that could not be read, or not mended")     \
-    X(bad_saved_blocks, "of these, those that were missing, or wrong")                \
-    X(mended_saved_blocks, "of these, those written again from memory")               \
-    X(lost_saved_blocks, "blocks no longer kept, pieces no longer read, for them")    \
+    X(disk_scrub_passes, "complete passes of verification of blocks on disk")         \
+    X(disk_scrub_unread, "blocks and pieces on disk, not readable, or not mended")    \
+    X(bad_saved_blocks, "blocks and pieces that verification found bad on disk")      \
+    X(mended_saved_blocks, "such blocks and pieces written again from memory")        \
+    X(lost_saved_blocks, "blocks not kept, and pieces not served, for one so bad")    \
     X(bad_messages, "malformed messages dropped")                                     \
     X(unknown_clients, "messages with an unknown client or token")                    \
     X(rejected, "requests answered with an error other than KV_BUSY")                 \

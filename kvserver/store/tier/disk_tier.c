@@ -730,6 +730,11 @@ struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
     return NULL;
 }
 
+bool kvs_disk_tier_is_loading(const struct kvs_disk_tier *tier)
+{
+    return tier->first != NULL;
+}
+
 const struct kvs_tier_counts *kvs_disk_tier_counts(const struct kvs_disk_tier *tier)
 {
     return &tier->counts;

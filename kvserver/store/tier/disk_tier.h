@@ -116,6 +116,9 @@ bool kvs_disk_tier_step(struct kvs_disk_tier *tier);
 /* The same with VERIFY. */
 bool kvs_disk_tier_verify(struct kvs_disk_tier *tier);
 
+/* Whether blocks come back. */
+bool kvs_disk_tier_is_loading(const struct kvs_disk_tier *tier);
+
 /* The index of prefixes is about to give up its ref of the block: what is saved of it will be
  * erased.  Allowed of a block that is not saved. */
 void kvs_disk_tier_release(struct kvs_disk_tier *tier, const struct kvs_block *block);

@@ -83,6 +83,7 @@ struct kvs_piece_check;
 struct kvs_object_verify {
     struct kvs_object_kept *first, **end;
     struct kvs_object_kept *at; /* the first one, with pieces that are verified; NULL: none */
+    uint64_t at_us;             /* when it was begun */
     uint32_t piece;             /* of it: the next one */
     struct kvs_piece_check *check; /* under way; NULL: none */
     uint64_t begun_us, due_us;     /* of the pass in the background; of its next piece */

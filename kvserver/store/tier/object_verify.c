@@ -81,6 +81,8 @@ static void mended(void *arg, kv_status_t status, size_t bytes)
     struct kvs_piece_check *check = arg;
 
     (void)bytes;
+    if (status != KV_OK)
+        kvs_object_count(&check->tier->counts.failed, 1);
     kvs_object_count(status == KV_OK ? &check->tier->counts.mended_pieces
                                      : &check->tier->counts.unread_pieces,
                      1);
@@ -251,8 +253,11 @@ bool kvs_object_tier_verify(struct kvs_object_tier *tier)
         atomic_load_explicit(tier->setup.draining, memory_order_relaxed) ||
         !is_due(tier, now_us))
         return false;
-    if (verify->at != kept) {
+    /* Whoever has begun to wait meanwhile wants all its pieces. */
+    if (verify->at != kept || verify->at_us < atomic_load_explicit(tier->setup.verify_wanted_us,
+                                                                   memory_order_relaxed)) {
         verify->at = kept;
+        verify->at_us = now_us;
         verify->piece = 0;
     }
     if (verify->piece == kept->n_pieces) {
