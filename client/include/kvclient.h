@@ -846,7 +846,7 @@ struct kv_object_info {
     uint64_t ttl_left_ms; /* UINT64_MAX: it does not expire */
     uint32_t bad_pieces;  /* damaged, in memory or on disk: rejected until it is put again */
     bool evictable;
-    bool pinned; /* a transfer uses it */
+    bool pinned; /* a transfer uses it, or it is being saved or verified */
 };
 
 struct kv_object_list {

@@ -335,7 +335,7 @@ has '"nodes_closed": 1}$' out
 
 # Lists of objects, and their end.
 expect 0 objects --json
-has '"name": "--odd", "bytes": 100000, "age_s": [0-9.]+, "ttl_left_s": "none", "evictable": "no", "pinned": "no", "bad_pieces": 0}$' out
+has '"name": "--odd", "bytes": 100000, "age_s": [0-9.]+, "ttl_left_s": "none", "evictable": "no", "pinned": "(yes|no)", "bad_pieces": 0}$' out
 expect 0 delete -- --odd
 for i in $(seq 1 12); do
     expect 0 put "a/$i" "$work/empty"
@@ -344,7 +344,7 @@ done
 expect 0 objects
 [ "$(grep -c '^[ab]/[0-9]' "$work/out")" -eq 24 ] || wrong "objects: not all are listed"
 has '^name +bytes +age_s +ttl_left_s +evictable +pinned +bad_pieces$' out
-has '^b/12 +100000 \(97.66K\) +[0-9.]+ +(99[0-9.]+|1000.0) +yes +no +0$' out
+has '^b/12 +100000 \(97.66K\) +[0-9.]+ +(99[0-9.]+|1000.0) +yes +(yes|no) +0$' out
 expect 0 objects --prefix b/1 --json
 is_json
 [ "$(grep -c '"name": "b/1[0-2]*", "bytes": 100000, ' "$work/out")" -eq 4 ] || wrong "objects --prefix"

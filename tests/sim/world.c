@@ -2422,6 +2422,9 @@ end_other(struct world *world, struct client *client, struct task *task, kv_stat
         const uint32_t before = kv_session_generation(task->handle->session) - 1;
 
         truth_cut_done(truth, task->number, task->tokens, before, world->at);
+        /* A publish may have come between. */
+        if (truth->n_named > task->tokens / KV_BLOCK_TOKENS)
+            truth->n_named = task->tokens / KV_BLOCK_TOKENS;
         if (truth->doubted_generation <= before)
             truth->doubted_end = truth->doubted_generation = 0;
         if (one_in(world, 2) && truth->n_losses == task->n_losses + 1)
