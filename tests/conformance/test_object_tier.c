@@ -419,10 +419,10 @@ static void verify_mends_objects(void **state)
         if (is_in_memory) {
             for (uint32_t i = 0; i < FEW; i++)
                 assert_int_equal(get(i, 0), KV_OK);
-            /* Nobody uses the disk: it is the node's, which is at rest. */
-            (void)verify_disk();
+            kvs_node_stop(cluster.nodes[0]);
             assert_int_equal(kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, flip, &some),
                              KV_OK);
+            assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
         }
         found = verify_disk();
         assert_true(found.bad > 0 && found.bad == some.n && found.unread == 0);
