@@ -6,7 +6,6 @@ that is not there, or whose read fails, is asked for again until --patience is o
 """
 
 import argparse
-import ctypes
 import hashlib
 import os
 import platform
@@ -17,11 +16,12 @@ import subprocess
 import sys
 import time
 
+from mooncake_bench import die_with_parent, free_port
+
 MIB = 1 << 20
 READY_S = 60
 STOP_S = 30
 ANSWER_S = 10
-PR_SET_PDEATHSIG = 1
 RIGHT, MISSING, WRONG = "right", "missing", "wrong"
 
 # Longer than the time for which the master believes that a silent process lives: 10 s.
@@ -37,16 +37,6 @@ SNAPSHOT = ["--enable_snapshot=true", "--snapshot_interval_seconds=1",
 
 def content(name, size):
     return hashlib.shake_128(name.encode()).digest(size)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def die_with_parent():
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Failure(Exception):

@@ -336,30 +336,9 @@ static void damage_is_found(void **state)
     close_store();
 }
 
-/* What the node finds when it verifies all that it has. */
 static struct kv_verify_counts verify_disk(void)
 {
-    struct kv_verification first = {0}, last = {0};
-
-    for (int i = 0; i == 0 || !last.is_done; i++) {
-        struct kv_op *op;
-
-        assert_true(i < 60000);
-        assert_int_equal(kv_verify_begin(client, 0, first.since_us, 0, &op), KV_OK);
-        assert_int_equal(kv_wait(op), KV_OK);
-        last = *kv_op_verification(op);
-        kv_op_free(op);
-        if (i == 0)
-            first = last;
-        kv_client_wait(client, 1000);
-    }
-    last.disk.blocks -= first.disk.blocks;
-    last.disk.bytes -= first.disk.bytes;
-    last.disk.bad -= first.disk.bad;
-    last.disk.mended -= first.disk.mended;
-    last.disk.lost -= first.disk.lost;
-    last.disk.unread -= first.disk.unread;
-    return last.disk;
+    return test_verify(client, 0).disk;
 }
 
 /* What was saved is verified: all of it, again and again; while objects come and go. */

@@ -5,6 +5,7 @@
  * client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/objects.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"
@@ -368,41 +369,29 @@ static void use_prompt(uint32_t prompt, uint32_t expected)
     close_session(session);
 }
 
+/* Opens sessions with the first prompts, which are put and published. */
+static void open_many(struct kv_session **ret_sessions, uint32_t n)
+{
+    uint32_t tokens;
+
+    for (uint32_t i = 0; i < n; i++) {
+        ret_sessions[i] = open_prompt(i, &tokens);
+        assert_int_equal(tokens, 0);
+        put(i, ret_sessions[i], 0);
+        publish(i, ret_sessions[i]);
+    }
+}
+
 /* ---- verification ------------------------------------------------------------------------- */
 
 static struct kv_verification ask(uint32_t node, uint64_t since_us)
 {
-    struct kv_verification verification;
-    struct kv_op *op;
-
-    assert_int_equal(kv_verify_begin(client, node, since_us, 0, &op), KV_OK);
-    if (kv_wait(op) != KV_OK)
-        fail_msg("verify: %s", kv_op_detail(op));
-    verification = *kv_op_verification(op);
-    kv_op_free(op);
-    return verification;
+    return test_verify_ask(client, node, since_us);
 }
 
-/* What a node finds when it verifies all that it has. */
 static struct kv_verification verify(uint32_t node)
 {
-    const struct kv_verification first = ask(node, 0);
-    struct kv_verification last = first;
-
-    for (int i = 0; !last.is_done; i++) {
-        assert_true(i < 60000);
-        kv_client_wait(client, 1000);
-        last = ask(node, first.since_us);
-        assert_int_equal(last.since_us, first.since_us);
-    }
-    last.disk.blocks -= first.disk.blocks;
-    last.disk.bytes -= first.disk.bytes;
-    last.disk.bad -= first.disk.bad;
-    last.disk.mended -= first.disk.mended;
-    last.disk.lost -= first.disk.lost;
-    last.disk.unread -= first.disk.unread;
-    last.memory.bad -= first.memory.bad;
-    return last;
+    return test_verify(client, node);
 }
 
 /* All that is saved is verified, and right. */
@@ -702,7 +691,7 @@ static double tokens_away(void)
 }
 
 /* Sessions that stay open, of twice the memory together: those that nobody uses leave it, and are
- * read and written again as if they had not. */
+ * read again as if they had not. */
 static void idle_sessions_leave_memory(void **state)
 {
     struct kv_session *sessions[N_OPEN];
@@ -710,12 +699,7 @@ static void idle_sessions_leave_memory(void **state)
 
     (void)state;
     open_store(1, UINT64_MAX);
-    for (uint32_t i = 0; i < N_OPEN; i++) {
-        sessions[i] = open_prompt(i, &tokens);
-        assert_int_equal(tokens, 0);
-        put(i, sessions[i], 0);
-        publish(i, sessions[i]);
-    }
+    open_many(sessions, N_OPEN);
     wait_saved(N_OPEN * BLOCKS);
     print_message("%.0f of %d tokens are away\n", tokens_away(), N_OPEN * TOKENS);
     assert_true(tokens_away() >=
@@ -856,15 +840,10 @@ static void evict_end(uint32_t prompt)
 static void what_is_deleted_rests(void **state)
 {
     struct kv_session *sessions[N_OPEN];
-    uint32_t tokens;
 
     (void)state;
     open_store(1, UINT64_MAX);
-    for (uint32_t i = 0; i < N_OPEN; i++) {
-        sessions[i] = open_prompt(i, &tokens);
-        put(i, sessions[i], 0);
-        publish(i, sessions[i]);
-    }
+    open_many(sessions, N_OPEN);
     wait_saved(N_OPEN * BLOCKS);
     for (uint32_t i = 0; i < N_OPEN; i++)
         evict_end(i);
@@ -885,16 +864,12 @@ static void what_is_deleted_rests(void **state)
 static void an_end_brings_nothing_back(void **state)
 {
     struct kv_session *sessions[N_OPEN];
-    uint32_t tokens, in_memory, n_away = 0;
+    uint32_t in_memory, n_away = 0;
     struct kv_op *op;
 
     (void)state;
     open_store(1, UINT64_MAX);
-    for (uint32_t i = 0; i < N_OPEN; i++) {
-        sessions[i] = open_prompt(i, &tokens);
-        put(i, sessions[i], 0);
-        publish(i, sessions[i]);
-    }
+    open_many(sessions, N_OPEN);
     wait_saved(N_OPEN * BLOCKS);
     for (uint32_t i = 0; i < N_OPEN; i++) {
         assert_int_equal(match(i, &in_memory), TOKENS);

@@ -70,6 +70,41 @@ kv_status_t test_object_delete(const struct test_objects *objects, uint32_t numb
     return act(objects, KV_OBJECT_DELETE, &object, number);
 }
 
+struct kv_verification
+test_verify_ask(struct kv_client *client, uint32_t node, uint64_t since_us)
+{
+    struct kv_verification verification;
+    struct kv_op *op;
+
+    assert_int_equal(kv_verify_begin(client, node, since_us, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("verify: %s", kv_op_detail(op));
+    verification = *kv_op_verification(op);
+    kv_op_free(op);
+    return verification;
+}
+
+struct kv_verification test_verify(struct kv_client *client, uint32_t node)
+{
+    const struct kv_verification first = test_verify_ask(client, node, 0);
+    struct kv_verification last = first;
+
+    for (int i = 0; !last.is_done; i++) {
+        assert_true(i < 60000);
+        kv_client_wait(client, 1000);
+        last = test_verify_ask(client, node, first.since_us);
+        assert_int_equal(last.since_us, first.since_us);
+    }
+    last.disk.blocks -= first.disk.blocks;
+    last.disk.bytes -= first.disk.bytes;
+    last.disk.bad -= first.disk.bad;
+    last.disk.mended -= first.disk.mended;
+    last.disk.lost -= first.disk.lost;
+    last.disk.unread -= first.disk.unread;
+    last.memory.bad -= first.memory.bad;
+    return last;
+}
+
 double test_disk_number(struct kv_client *client, const char *column)
 {
     const struct kv_table *table;

@@ -1,5 +1,5 @@
 /* objects.h - objects by number, whose bytes follow from the number and from a content; and what a node
- * says that it has of them on disk.
+ * says that it has on disk.
  *
  * Threads: one.  Memory: the caller's.
  */
@@ -26,6 +26,12 @@ kv_status_t test_object_put(const struct test_objects *objects,
 kv_status_t
 test_object_get(const struct test_objects *objects, uint32_t number, uint32_t content);
 kv_status_t test_object_delete(const struct test_objects *objects, uint32_t number);
+
+/* One question of it. */
+struct kv_verification
+test_verify_ask(struct kv_client *client, uint32_t node, uint64_t since_us);
+/* What a node finds on disk, and bad in memory, while it verifies all that it has. */
+struct kv_verification test_verify(struct kv_client *client, uint32_t node);
 
 /* A number in the line "disk" of the first node's table of tiers. */
 double test_disk_number(struct kv_client *client, const char *column);

@@ -494,8 +494,8 @@ void kvs_session_found_bad(struct kvs_control *control,
                            uint32_t tokens);
 /* What is away of the prefix and those before it is wanted in memory. */
 void kvs_prefix_come_back(struct kvs_control *control, struct kvs_prefix *prefix);
-/* The prefix that the session has has left the index: from now on it has what is left of those before
- * it. */
+/* The prefix that the session has has left the index: from now on it has the one that was published
+ * under its name since, or what is left of those before it. */
 void kvs_session_follow_prefix(struct kvs_control *control, struct kvs_session *session);
 /* The session ends. */
 void kvs_session_leave_prefix(struct kvs_control *control, struct kvs_session *session);

@@ -75,7 +75,7 @@ void kvs_session_follow_prefix(struct kvs_control *control, struct kvs_session *
     const struct kvs_prefix_place place = kvs_session_prefix_place(session);
     struct kvs_prefix *left =
         kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id, session->names,
-                          least(session->prefix->depth, session->n_names));
+                          least(session->prefix->depth + 1, session->n_names));
 
     if (!session->is_resting || left == NULL) {
         hold(control, session, left);

@@ -9,20 +9,6 @@
 #include "kvserver/store/control/protobuf.h"
 #include "kvserver/store/control/saver.h"
 
-/* Returns the deepest prefix in the index that the session has; NULL: none. */
-static struct kvs_prefix *shared_by(const struct kvs_control *control,
-                                    const struct kvs_session *session)
-{
-    const struct kvs_prefix_place place = kvs_session_prefix_place(session);
-    struct kvs_prefix *prefix = session->prefix;
-
-    /* It may have left the index, and be there again. */
-    if (prefix != NULL && prefix->home == NULL)
-        prefix = kvs_prefixes_find(control->prefixes, &place, &session->model->rows_id,
-                                   session->names, prefix->depth + 1);
-    return prefix;
-}
-
 /* Returns the first that is not saved of a prefix and those before it; NULL: all are. */
 static const struct kvs_prefix *first_unsaved(const struct kvs_prefix *prefix)
 {
@@ -68,7 +54,7 @@ static void save(struct kvs_control_call *call, const Kvpb__SaveRequest *request
     struct kvs_control *control = call->control;
     const uint64_t now_us = kv_clock_now(control->config.clock);
     const uint64_t since_us = request->since_us > 0 ? request->since_us : now_us;
-    const struct kvs_session *session = session_of(call, request);
+    struct kvs_session *session = session_of(call, request);
     const struct kvs_prefix *unsaved;
     struct kvs_prefix *prefix;
     uint32_t saved, shared, wanted;
@@ -89,7 +75,9 @@ static void save(struct kvs_control_call *call, const Kvpb__SaveRequest *request
         kvs_control_refuse(call, KV_UNSUPPORTED, "save: the node has no disk (--disk)");
         return;
     }
-    prefix = shared_by(control, session);
+    if (session->prefix != NULL && session->prefix->home == NULL)
+        kvs_session_follow_prefix(control, session);
+    prefix = session->prefix;
     shared = prefix != NULL ? (prefix->depth + 1) * KV_BLOCK_TOKENS : 0;
     wanted = request->since_us > 0 && request->tokens < shared ? request->tokens : shared;
     if (prefix != NULL && request->since_us == 0)
