@@ -3,6 +3,7 @@
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/job_queue.h"
+#include "kvserver/store/index/learnt.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/residency.h"
 #include "kvserver/store/rows/verify.h"
@@ -24,6 +25,7 @@ enum {
 
 enum job_state {
     JOB_QUEUED,
+    JOB_RECALL,     /* what was learnt earlier, which saves all before JOB_ENCODE */
     JOB_MEAN,       /* if the plan has copies */
     JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
     JOB_DIAGONALIZE,
@@ -60,9 +62,10 @@ struct job {
     uint32_t cursor; /* of the scorer in training, sampled row, or segment */
     struct kvs_item_lists lists;
     struct kvs_column lists_column; /* their memory, until it is the codebook's */
-    bool is_late;     /* its chapter has codes: it makes only summaries or lists */
-    bool wants_lists; /* a late job that makes lists */
-    bool replaces;    /* it replaces broken codebooks, whose codes its segments still have */
+    bool is_late;      /* its chapter has codes: it makes only summaries or lists */
+    bool wants_lists;  /* a late job that makes lists */
+    bool replaces;     /* it replaces broken codebooks, whose codes its segments still have */
+    bool has_recalled; /* what was learnt of its rows */
 };
 
 struct kvs_indexer {
@@ -140,6 +143,8 @@ static void job_end(struct kvs_indexer *indexer, struct job *job)
         give_up_replacing(indexer, job);
 
     kvs_job_queue_remove(indexer->queue, &job->queued);
+    if (job->state == JOB_RECALL)
+        kvs_learnt_give_up(indexer->books);
     if (job->state == JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
     job->blocks[0]->segments[job->at].begins_job = false;
@@ -373,7 +378,6 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
 {
     struct kvs_codebooks *books = indexer->books;
     struct kvs_arena *arena = books->store->arena;
-    struct kvs_rotation *rotation = NULL;
     size_t bytes = scorer_of(job)->training_bytes(&job->plan.shape);
     kv_status_t status;
 
@@ -388,8 +392,7 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
             kvs_job_queue_append(indexer->queue, &job->queued, session);
             return KV_IN_PROGRESS;
         }
-        rotation = rotation_before(indexer, job);
-        if (rotation == NULL && bytes < work_bytes)
+        if (bytes < work_bytes)
             bytes = work_bytes;
     }
     job->training_class = kvs_arena_class_rounded(arena, bytes);
@@ -403,12 +406,43 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
     job->has_codebook = true;
     book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
     book_of(indexer, job)->block_begin = job->block_begin;
+    book_of(indexer, job)->n_blocks = job->n_segments;
+    job->state = JOB_RECALL;
+    return KV_OK;
+}
+
+/* Begins to learn. */
+static kv_status_t begin_learning(struct kvs_indexer *indexer, struct job *job)
+{
+    struct kvs_codebook *book = book_of(indexer, job);
+    struct kvs_rotation *rotation = job->plan.rotates ? rotation_before(indexer, job) : NULL;
+
     if (rotation != NULL)
-        kvs_codebook_share_rotation(book_of(indexer, job), rotation);
+        kvs_codebook_share_rotation(book, rotation);
     if (!job->plan.copies)
         return begin_rotation(indexer, job);
-    memset(kvs_codebook_mean(book_of(indexer, job)), 0, job->plan.shape.d * sizeof(float));
+    memset(kvs_codebook_mean(book), 0, job->plan.shape.d * sizeof(float));
     job->state = JOB_MEAN;
+    return KV_OK;
+}
+
+/* Uses what was learnt of the rows by an earlier job, if somebody has kept it. */
+static kv_status_t recall(struct kvs_indexer *indexer, struct job *job)
+{
+    const bool ends_block = job->n_rows % KV_BLOCK_TOKENS == 0;
+    const kv_status_t status =
+        ends_block ? kvs_learnt_recall(indexer->books, job->codebook,
+                                       job->blocks[job->n_segments - 1], job->at,
+                                       job->plan.rotates ? rotation_before(indexer, job) : NULL)
+                   : KV_NOT_FOUND;
+
+    if (status == KV_IN_PROGRESS)
+        return status;
+    if (status == KV_NOT_FOUND)
+        return begin_learning(indexer, job);
+    job->has_recalled = true;
+    job->cursor = 0;
+    job->state = JOB_ENCODE;
     return KV_OK;
 }
 
@@ -575,6 +609,18 @@ static uint32_t rows_in_chapter(const struct job *job)
     return n_full * KV_BLOCK_TOKENS;
 }
 
+/* All segments that are left have their codes. */
+static void end_codes(struct kvs_indexer *indexer, const struct job *job)
+{
+    const uint32_t n_full = rows_in_chapter(job) / KV_BLOCK_TOKENS;
+
+    book_of(indexer, job)->n_most = n_full;
+    if (job->replaces)
+        indexer->books->store->health.mended[KVS_KIND_CENTROIDS]++;
+    if (n_full == job->n_segments && !job->has_recalled)
+        kvs_learnt_keep(indexer->books, job->blocks[n_full - 1], job->at);
+}
+
 /* Allocates lists.  Returns false if they do not pay, or if there is no memory. */
 static bool begin_lists(struct kvs_indexer *indexer, struct job *job)
 {
@@ -719,7 +765,8 @@ static void drop_unwanted(struct kvs_indexer *indexer)
 }
 
 /* Does a piece of a job, in the slice that began at begin_us.  *ret_done is true after the
- * last.  KV_IN_PROGRESS: it waits for another job, whose turn comes before its own. */
+ * last.  KV_IN_PROGRESS: it waits for another job, whose turn comes before its own, or for what was
+ * learnt earlier. */
 static kv_status_t
 job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool *ret_done)
 {
@@ -733,6 +780,9 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
                 job->wants_lists && begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         else
             status = begin_training(indexer, job);
+        break;
+    case JOB_RECALL:
+        status = recall(indexer, job);
         break;
     case JOB_MEAN:
         status = mean_piece(indexer, job);
@@ -749,9 +799,7 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
     case JOB_ENCODE:
         status = encode_piece(indexer, job, &done);
         if (done) {
-            book_of(indexer, job)->n_most = rows_in_chapter(job) / KV_BLOCK_TOKENS;
-            if (job->replaces)
-                indexer->books->store->health.mended[KVS_KIND_CENTROIDS]++;
+            end_codes(indexer, job);
             job->state = begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         }
         done = false;
@@ -794,7 +842,13 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     indexer->stats.worked_us += spent_us;
     if (job->has_codebook)
         book_of(indexer, job)->train_us += spent_us;
-    if (done && !job->is_late)
+    if (status == KV_IN_PROGRESS && job->state == JOB_RECALL) {
+        drop_unwanted(indexer);
+        return false;
+    }
+    if (done && job->has_recalled)
+        indexer->stats.recalled++;
+    else if (done && !job->is_late)
         indexer->stats.trained++;
     if (status != KV_OK && status != KV_IN_PROGRESS)
         indexer->stats.failed++;

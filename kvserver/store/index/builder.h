@@ -2,9 +2,12 @@
  * job per chapter of a unit.  Sessions that have jobs take turns (job_queue.h).  What is learnt
  * of keys, what codes and lists of rows by code are, is the scorer's (scorer.h).
  *
- *   kvs_index_schedule() -> QUEUED -> [MEAN ... ->] [COVARIANCE ... -> DIAGONALIZE ... ->]
+ *   kvs_index_schedule() -> QUEUED -> RECALL -> [MEAN ... ->] [COVARIANCE ... -> DIAGONALIZE ... ->]
  *                                -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
  *                                -> freed; one slice per kvs_indexer_step()
+ *
+ * What an earlier job has learnt of the same rows, in this process or before a restart, is recalled
+ * (learnt.h) and not learnt again: from RECALL such a job goes to ENCODE.
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or
  * that cover fewer rows of the chapter than the unit has, or cells that were lost.  New
@@ -105,7 +108,7 @@ bool kvs_index_look_on(const struct kvs_codebooks *books,
 uint32_t kvs_index_find_pending(const struct kvs_unit *unit, uint32_t block, uint32_t end);
 
 /* Runs one slice of the job at work, and drops queued jobs that are no longer wanted.  Returns
- * false if there is no job. */
+ * false if there is no job, or it waits for what it recalls: whoever brings that wakes the thread. */
 bool kvs_indexer_step(struct kvs_indexer *indexer);
 
 /* Returns true once for each session of which a job has ended, for any reason, or that watches
@@ -137,7 +140,7 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
                        void *arg);
 
 struct kvs_indexer_stats {
-    uint64_t trained; /* codebooks */
+    uint64_t trained, recalled; /* codebooks: learnt, and found as they were learnt earlier */
     uint64_t dropped, failed;
     uint64_t rows_coded, rows_summarised;
     uint64_t summaries_failed; /* chapters without summaries, because memory ran out */

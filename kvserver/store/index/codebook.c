@@ -1,6 +1,7 @@
 #include "kvserver/store/index/codebook.h"
 
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/learnt.h"
 #include "kvserver/store/index/scorer.h"
 
 #include <assert.h>
@@ -16,11 +17,18 @@ static void check_codes(void *arg, struct kvs_block *block, uint32_t at)
     (void)kvs_segment_check_codes(arg, block, at);
 }
 
+static size_t
+learnt(void *arg, const struct kvs_block *block, uint32_t at, uint32_t number, void *ret_bytes)
+{
+    return kvs_learnt_give(arg, block, at, number, ret_bytes);
+}
+
 bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *store)
 {
     books->store = store;
     store->release_codes = release_codes;
     store->check_codes = check_codes;
+    store->learnt = learnt;
     store->release_arg = books;
     books->serial = books->rows_summarised = books->summaries_bytes = 0;
     books->pool = kv_pool_create(KVS_CODEBOOKS_MAX, sizeof(struct kvs_codebook));

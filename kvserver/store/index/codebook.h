@@ -104,8 +104,9 @@ struct kvs_codebook {
     struct kvs_index_plan lost_plan;
     struct kvs_index_plan plan; /* by which it was made */
     uint32_t block_begin;       /* the chapter's first block */
-    uint32_t iterations;        /* of k-means */
-    uint64_t train_us;          /* thread time */
+    uint32_t n_blocks; /* of which it has learnt, from that one on; the last may not be full */
+    uint32_t iterations; /* of k-means */
+    uint64_t train_us;   /* thread time */
 };
 
 struct kvs_codebooks {

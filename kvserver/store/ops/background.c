@@ -59,13 +59,12 @@ static bool disk_step(struct kvs_shard *shard, void *state)
 static bool index_step(struct kvs_shard *shard, void *state)
 {
     uint32_t session;
+    const bool has_moved = kvs_indexer_step(shard->indexer);
 
     (void)state;
-    if (!kvs_indexer_step(shard->indexer))
-        return false;
     while (kvs_indexer_take_ended(shard->indexer, &session))
         kvs_shard_session_wake(shard, &shard->sessions[session], UINT32_MAX);
-    return true;
+    return has_moved;
 }
 
 static bool room_step(struct kvs_shard *shard, void *state)

@@ -90,6 +90,11 @@ void kvs_column_drop(struct kvs_column *column, struct kvs_arena *arena)
     *column = (struct kvs_column){0};
 }
 
+uint8_t kvs_column_version(enum kvs_column_kind kind)
+{
+    return types[kind].version;
+}
+
 void kvs_column_seal(struct kvs_column *column)
 {
     column->crc = crc_of(column);

@@ -58,6 +58,9 @@ void kvs_column_leave(struct kvs_column *column, struct kvs_arena *arena);
 bool kvs_column_return(struct kvs_column *column, struct kvs_arena *arena, const void *bytes);
 bool kvs_column_is_away(const struct kvs_column *column);
 
+/* Returns the version of the kind's format that this build writes and reads. */
+uint8_t kvs_column_version(enum kvs_column_kind kind);
+
 /* Its bytes are final, until they are sealed again. */
 void kvs_column_seal(struct kvs_column *column);
 

@@ -69,6 +69,21 @@ struct kvs_tier {
     void (*load)(void *arg, struct kvs_block *block);
     /* The block has been freed while it was absent: nobody needs what the tier keeps. */
     void (*forget)(void *arg, const struct kvs_block *block);
+
+    /* What was learnt of some rows of a unit, up to those of this block (index/learnt.h): NULL, all
+     * three, if the tier does not keep that.
+     *   keep_learnt    there is something: asks store->learnt() for it, now or never
+     *   recall_learnt  KV_IN_PROGRESS: it is looking, and the thread will be woken; KV_NOT_FOUND: it has
+     *                  nothing of that size, or takes too long; KV_OK: the bytes stay until end_recall().
+     *                  One at a time
+     *   end_recall     of the one that was begun last; allowed if there is none */
+    void (*keep_learnt)(void *arg, const struct kvs_block *block, uint32_t at);
+    kv_status_t (*recall_learnt)(void *arg,
+                                 const struct kvs_block *block,
+                                 uint32_t at,
+                                 size_t n_bytes,
+                                 const void **ret_bytes);
+    void (*end_recall)(void *arg);
 };
 
 /* ---- for the tier ------------------------------------------------------------------------- */

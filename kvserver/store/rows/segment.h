@@ -49,6 +49,7 @@
 
 #include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum {
@@ -165,6 +166,12 @@ struct kvs_segment_store {
      * owner of codes sets them before making any. */
     void (*release_codes)(void *arg, struct kvs_block *block, uint32_t at);
     void (*check_codes)(void *arg, struct kvs_block *block, uint32_t at);
+    /* What was learnt of the rows of a segment and those before it (index/learnt.h). */
+    size_t (*learnt)(void *arg,
+                     const struct kvs_block *block,
+                     uint32_t at,
+                     uint32_t number,
+                     void *ret_bytes);
     void *release_arg;
 };
 

@@ -46,6 +46,7 @@ static void tell_index(struct kvs_shard *shard)
     kvs_stat_set(&stats->index_us, index.worked_us);
     kvs_stat_set(&stats->index_failed, index.failed);
     kvs_stat_set(&stats->codebooks_trained, index.trained);
+    kvs_stat_set(&stats->codebooks_recalled, index.recalled);
     kvs_stat_set(&stats->rows_coded, index.rows_coded);
     kvs_stat_set(&stats->rows_summarised, index.rows_summarised);
     kvs_stat_set(&stats->summaries_failed, index.summaries_failed);

@@ -27,6 +27,7 @@
     X(rows_attended, "rows that queries computed attention over")                     \
     X(recall_samples, "queries repeated exactly to measure recall")                   \
     X(codebooks_trained, "codebooks trained")                                         \
+    X(codebooks_recalled, "codebooks read from disk instead of trained again")        \
     X(rows_coded, "rows that index jobs encoded")                                     \
     X(rows_summarised, "rows that index jobs summarized")                             \
     X(summaries_failed, "chapters without summaries because memory ran out")          \

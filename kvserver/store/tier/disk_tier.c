@@ -52,8 +52,11 @@ know(struct kvs_disk_tier *tier, const struct kvs_tier_item *item, struct kvs_bl
     saved = malloc(sizeof(*saved));
     if (saved == NULL)
         return false;
-    *saved = (struct kvs_saved){
-        .block = block, .home = item->home, .name = item->name, .units = units_of(tier, item)};
+    *saved = (struct kvs_saved){.block = block,
+                                .home = item->home,
+                                .name = item->name,
+                                .units = units_of(tier, item),
+                                .depth = item->depth};
     if (!kv_map_set(tier->saved, &key, saved)) {
         free(saved);
         return false;
@@ -263,13 +266,22 @@ static bool save_step(struct kvs_disk_tier *tier, uint32_t i)
 {
     struct kvs_job *job = &tier->jobs[KVS_TIER_SAVE];
     struct kvs_item_progress *progress = &job->progress[i];
+    const struct kvs_block *block = block_of(tier, &job->items[i]);
 
     if (progress->state == KVS_ITEM_TO_DO)
         return tier->ops_bytes < KVS_TIER_WRITING && save_some(tier, i);
     if (progress->n_ops > 0)
         return false;
+    if (progress->n_learnt == 0)
+        saved_all(tier, &job->items[i]);
+    /* Of its rows, before they were saved; of what comes later the indexer tells. */
+    if (block != NULL && progress->n_learnt < block->n_segments) {
+        if (tier->learnt_bytes >= KVS_TIER_WRITING)
+            return false;
+        kvs_tier_keep_learnt(tier, block, progress->n_learnt++);
+        return true;
+    }
     progress->state = KVS_ITEM_OVER;
-    saved_all(tier, &job->items[i]);
     return true;
 }
 
@@ -467,21 +479,30 @@ static bool erase_step(struct kvs_disk_tier *tier, uint32_t i)
         item_over(item, progress, false);
         return true;
     }
+    if (kvs_learnt_is_written(tier, &item->home, &item->name))
+        return false; /* it would be there after this */
     /* It could not be saved on all data threads: it is in memory, and was on this one. */
     if (saved != NULL && block->residency <= KVS_LEAVING)
         kvs_saved_drop(tier, saved);
     return erase_some(tier, i);
 }
 
-/* ---- what verify.c needs ------------------------------------------------------------------- */
+/* ---- what the others need ------------------------------------------------------------------- */
+
+struct kvs_saved *kvs_saved_of_block(const struct kvs_disk_tier *tier,
+                                     const struct kvs_block *block)
+{
+    struct kvs_saved *saved = saved_of(tier, block);
+
+    return saved != NULL && !saved->is_doomed ? saved : NULL;
+}
 
 struct kvs_saved *kvs_saved_of_item(const struct kvs_disk_tier *tier,
                                     const struct kvs_tier_item *item)
 {
     const struct kvs_block *block = block_of(tier, item);
-    struct kvs_saved *saved = block != NULL ? saved_of(tier, block) : NULL;
 
-    return saved != NULL && !saved->is_doomed ? saved : NULL;
+    return block != NULL ? kvs_saved_of_block(tier, block) : NULL;
 }
 
 bool kvs_can_mend(const struct kvs_saved *saved, uint32_t at)
@@ -604,7 +625,12 @@ static void forget(void *arg, const struct kvs_block *block)
     kvs_saved_drop(tier, saved);
 }
 
-static const struct kvs_tier tier_ops = {.keep = keep, .load = load, .forget = forget};
+static const struct kvs_tier tier_ops = {.keep = keep,
+                                         .load = load,
+                                         .forget = forget,
+                                         .keep_learnt = kvs_tier_keep_learnt,
+                                         .recall_learnt = kvs_tier_recall_learnt,
+                                         .end_recall = kvs_tier_end_recall};
 
 /* ---- the interface ------------------------------------------------------------------------ */
 
@@ -660,6 +686,7 @@ void kvs_disk_tier_close(struct kvs_disk_tier *tier)
     }
     kvs_loads_close(tier);
     kvs_verify_close(tier);
+    kvs_tier_learnt_close(tier);
     for (unsigned i = 0; i < KVS_TIER_JOBS; i++)
         free(tier->jobs[i].progress);
     while ((saved = kv_map_next(tier->saved, &cursor)) != NULL) {

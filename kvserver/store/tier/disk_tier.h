@@ -18,6 +18,8 @@
  *
  * Saved rows count once the control thread has written so (control/saver.h).  Codes are written
  * when a block leaves, and are of use only to this process: they belong to codebooks in memory.
+ * What was learnt to make them is written once, with the last block of its chapter, and is of use to
+ * the next process, too (index/learnt.h).
  *
  * Blocks come back one after the other, in the order in which they were asked for, so that one of
  * which a part is in memory never waits for another's.  Some reads are always under way, for the

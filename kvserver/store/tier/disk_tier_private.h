@@ -1,5 +1,5 @@
-/* disk_tier_private.h - what disk_tier.c (jobs), load.c (blocks that come back) and verify.c (what is
- * saved of blocks is right) share. */
+/* disk_tier_private.h - what disk_tier.c (jobs), load.c (blocks that come back), verify.c (what is saved
+ * of blocks is right) and learnt.c (what was learnt of their rows) share. */
 #ifndef KV_KVSERVER_STORE_TIER_DISK_TIER_PRIVATE_H
 #define KV_KVSERVER_STORE_TIER_DISK_TIER_PRIVATE_H
 
@@ -16,6 +16,7 @@ struct kvs_saved {
     struct kvs_block *block; /* NULL: freed, with reads under way */
     struct kv_id128 home, name;
     struct kv_placement_units units;
+    uint32_t depth; /* of the block in its prompt */
     uint32_t codes; /* codes_of() of those that the disk has; 0: none */
     bool is_doomed; /* the index has given it up */
     bool is_loading;
@@ -37,11 +38,12 @@ enum kvs_item_state {
 };
 
 struct kvs_item_progress {
-    uint8_t state;   /* enum kvs_item_state */
-    uint8_t n_tries; /* to write codes */
-    uint16_t at;     /* the next segment, or unit */
-    uint16_t n_ops;  /* under way */
-    uint32_t codes;  /* codes_of() when they were written */
+    uint8_t state;     /* enum kvs_item_state */
+    uint8_t n_tries;   /* to write codes */
+    uint16_t at;       /* the next segment, or unit */
+    uint16_t n_ops;    /* under way */
+    uint32_t codes;    /* codes_of() when they were written */
+    uint16_t n_learnt; /* save: units that were asked for what was learnt of them */
     bool has_failed;
 };
 static_assert(KV_UNITS_MAX <= UINT16_MAX, "units are counted in an item");
@@ -61,6 +63,19 @@ struct kvs_job_op {
     struct kvs_block *pinned; /* NULL: none */
     size_t bytes;
     uint64_t memory[]; /* tails, or codes */
+};
+
+/* What was learnt, on its way to the disk, and back. */
+struct kvs_learnt_op {
+    struct kvs_disk_tier *tier;
+    struct kvs_learnt_op *next, **link;
+    struct kvs_saved_key key;
+    size_t bytes; /* without the tail */
+    uint64_t since_us;
+    bool is_over;     /* a read */
+    bool is_given_up; /* a read that nobody waits for */
+    kv_status_t status;
+    uint64_t memory[];
 };
 
 /* A segment that is read. */
@@ -110,7 +125,12 @@ struct kvs_disk_tier {
     bool lacks_memory;                 /* for the first one */
     struct kvs_verify_read *verifying; /* under way */
     struct kvs_verify_read *verify_ready;
-    size_t verifying_bytes; /* of both */
+    size_t verifying_bytes;              /* of both */
+    struct kvs_learnt_op *learnt_writes; /* under way */
+    size_t learnt_bytes;                 /* of these */
+    struct kvs_learnt_op *learnt_reads;  /* under way, and the recall */
+    unsigned n_learnt_reads;
+    struct kvs_learnt_op *recall; /* of learnt_reads; NULL: none */
     struct kvs_tier_counts counts;
 };
 
@@ -143,6 +163,10 @@ bool kvs_mend(struct kvs_disk_tier *tier,
 /* Nothing is on the disk any more of the block, or it does not matter. */
 void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 
+/* Returns the block of the index that is saved, or NULL. */
+struct kvs_saved *kvs_saved_of_block(const struct kvs_disk_tier *tier,
+                                     const struct kvs_block *block);
+
 /* ---- load.c ---- */
 
 /* The block is to come back, which is absent. */
@@ -163,5 +187,21 @@ bool kvs_verify_item(struct kvs_disk_tier *tier, uint32_t i);
 bool kvs_verify_judge(struct kvs_disk_tier *tier);
 /* Frees what was under way; the queue is closed. */
 void kvs_verify_close(struct kvs_disk_tier *tier);
+
+/* ---- learnt.c: what the store's tier does (rows/residency.h) ---- */
+
+void kvs_tier_keep_learnt(void *arg, const struct kvs_block *block, uint32_t at);
+kv_status_t kvs_tier_recall_learnt(void *arg,
+                                   const struct kvs_block *block,
+                                   uint32_t at,
+                                   size_t n_bytes,
+                                   const void **ret_bytes);
+void kvs_tier_end_recall(void *arg);
+/* Whether such bytes of the block are on their way to the disk. */
+bool kvs_learnt_is_written(const struct kvs_disk_tier *tier,
+                           const struct kv_id128 *home,
+                           const struct kv_id128 *name);
+/* Frees what was under way; the queue is closed. */
+void kvs_tier_learnt_close(struct kvs_disk_tier *tier);
 
 #endif

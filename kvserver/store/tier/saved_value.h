@@ -3,9 +3,10 @@
  *     key     home (16 B), block's name (16), kind (1), unit (4, the larger first)
  *     rows    (KV_BLOCK_TOKENS, row_bytes), then a kvs_saved_tail
  *     codes   as they are in memory: of use to the process that has their codebook
+ *     learnt  what was learnt of rows up to this block's (index/learnt.h), then a kvs_saved_learnt_tail
  *
  * The order of keys is that in which a block is written and read.  A change of any of this is a
- * new version of the tail.
+ * new version of its tail.
  */
 #ifndef KV_KVSERVER_STORE_TIER_SAVED_VALUE_H
 #define KV_KVSERVER_STORE_TIER_SAVED_VALUE_H
@@ -20,12 +21,14 @@
 #include <string.h>
 
 enum {
-    KVS_SAVED_VERSION = 1
+    KVS_SAVED_VERSION = 1,
+    KVS_SAVED_LEARNT_VERSION = 1,
 };
 
 enum kvs_saved_kind {
     KVS_SAVED_ROWS,
     KVS_SAVED_CODES,
+    KVS_SAVED_LEARNT,
     KVS_SAVED_KINDS,
 };
 
@@ -40,6 +43,11 @@ struct kvs_saved_tail {
     uint32_t crc;                   /* of the key, the rows, and the above */
 };
 static_assert(sizeof(struct kvs_saved_tail) == 4 * (3 + KV_BLOCK_TOKENS), "no holes");
+
+struct kvs_saved_learnt_tail {
+    uint32_t version;
+    uint32_t crc; /* of the key and the bytes, seeded with the version */
+};
 
 static inline struct kvs_saved_key kvs_saved_key(const struct kv_id128 *home,
                                                  const struct kv_id128 *name,
@@ -90,6 +98,34 @@ static inline bool kvs_saved_tail_is_right(const struct kvs_saved_tail *tail,
 {
     return tail->version == KVS_SAVED_VERSION && tail->rows_bytes == rows_bytes &&
            tail->crc == kvs_saved_crc(tail, key, rows, rows_bytes);
+}
+
+static inline uint32_t kvs_saved_learnt_crc(uint32_t version,
+                                            const struct kvs_saved_key *key,
+                                            const void *bytes,
+                                            size_t n_bytes)
+{
+    const uint32_t crc = kv_crc32c(version, key->bytes, sizeof(key->bytes));
+
+    return kv_crc32c(crc, bytes, n_bytes);
+}
+
+static inline void kvs_saved_learnt_tail_make(struct kvs_saved_learnt_tail *tail,
+                                              const struct kvs_saved_key *key,
+                                              const void *bytes,
+                                              size_t n_bytes)
+{
+    tail->version = KVS_SAVED_LEARNT_VERSION;
+    tail->crc = kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
+}
+
+static inline bool kvs_saved_learnt_tail_is_right(const struct kvs_saved_learnt_tail *tail,
+                                                  const struct kvs_saved_key *key,
+                                                  const void *bytes,
+                                                  size_t n_bytes)
+{
+    return tail->version == KVS_SAVED_LEARNT_VERSION &&
+           tail->crc == kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
 }
 
 #endif

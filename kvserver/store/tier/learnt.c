@@ -1,0 +1,203 @@
+/* learnt.c - what was learnt of a chapter's rows, beside its last block: written when it has been
+ * learnt of saved rows (of others: when they are saved, disk_tier.c), and read before it would be
+ * learnt again. */
+#include "kvserver/store/tier/disk_tier_private.h"
+
+#include "kvserver/base/clock.h"
+
+#include <stdlib.h>
+
+enum {
+    READS_MAX = 4,            /* at once: the disk stands still if so many are under way */
+    PATIENCE_US = 500 * 1000, /* after which it is quicker to learn it again */
+};
+
+static struct kvs_learnt_op *op_create(struct kvs_disk_tier *tier,
+                                       const struct kvs_saved *saved,
+                                       uint32_t at,
+                                       size_t bytes,
+                                       struct kvs_learnt_op **list)
+{
+    struct kvs_learnt_op *op =
+        malloc(sizeof(*op) + bytes + sizeof(struct kvs_saved_learnt_tail));
+
+    if (op == NULL)
+        return NULL;
+    *op = (struct kvs_learnt_op){.tier = tier,
+                                 .key = kvs_saved_key_at(saved, KVS_SAVED_LEARNT, at),
+                                 .bytes = bytes,
+                                 .since_us = kv_clock_now(tier->clock),
+                                 .next = *list,
+                                 .link = list};
+    if (op->next != NULL)
+        op->next->link = &op->next;
+    *list = op;
+    return op;
+}
+
+static void op_free(struct kvs_learnt_op *op)
+{
+    *op->link = op->next;
+    if (op->next != NULL)
+        op->next->link = op->link;
+    free(op);
+}
+
+/* ---- writing ------------------------------------------------------------------------------ */
+
+static void write_free(struct kvs_learnt_op *op)
+{
+    op->tier->learnt_bytes -= op->bytes;
+    op_free(op);
+}
+
+static void write_done(void *arg, kv_status_t status, size_t bytes)
+{
+    struct kvs_learnt_op *op = arg;
+
+    (void)bytes;
+    kvs_tier_count(status == KV_OK ? &op->tier->counts.written_bytes : &op->tier->counts.failed,
+                   status == KV_OK ? op->bytes : 1);
+    write_free(op);
+}
+
+/* Does nothing if the disk has enough to do: then it is learnt again one day. */
+void kvs_tier_keep_learnt(void *arg, const struct kvs_block *block, uint32_t at)
+{
+    struct kvs_disk_tier *tier = arg;
+    const struct kvs_segment_store *store = tier->store;
+    const struct kvs_saved *saved = kvs_saved_of_block(tier, block);
+    struct kvs_saved_learnt_tail tail;
+    struct kvs_learnt_op *op;
+    size_t bytes;
+
+    if (saved == NULL || tier->queue == NULL || tier->learnt_bytes >= KVS_TIER_WRITING)
+        return;
+    bytes = store->learnt(store->release_arg, block, at, saved->depth, NULL);
+    op = bytes > 0 ? op_create(tier, saved, at, bytes, &tier->learnt_writes) : NULL;
+    if (op == NULL)
+        return;
+    tier->learnt_bytes += bytes;
+    if (store->learnt(store->release_arg, block, at, saved->depth, op->memory) == 0) {
+        write_free(op);
+        return;
+    }
+    kvs_saved_learnt_tail_make(&tail, &op->key, op->memory, bytes);
+    memcpy((uint8_t *)op->memory + bytes, &tail, sizeof(tail));
+    const struct kv_disk_write write = {.key = &op->key,
+                                        .key_bytes = sizeof(op->key),
+                                        .value = op->memory,
+                                        .value_bytes = bytes + sizeof(tail)};
+    if (kv_disk_write(tier->queue, KV_DISK_ROWS, &write, 1, write_done, op) != KV_OK)
+        write_free(op);
+}
+
+bool kvs_learnt_is_written(const struct kvs_disk_tier *tier,
+                           const struct kv_id128 *home,
+                           const struct kv_id128 *name)
+{
+    for (const struct kvs_learnt_op *op = tier->learnt_writes; op != NULL; op = op->next)
+        if (memcmp(op->key.bytes, home, sizeof(*home)) == 0 &&
+            memcmp(op->key.bytes + sizeof(*home), name, sizeof(*name)) == 0)
+            return true;
+    return false;
+}
+
+/* ---- reading ------------------------------------------------------------------------------ */
+
+static void read_free(struct kvs_learnt_op *op)
+{
+    op->tier->n_learnt_reads--;
+    op_free(op);
+}
+
+static void read_done(void *arg, kv_status_t status, size_t bytes)
+{
+    struct kvs_learnt_op *op = arg;
+    struct kvs_disk_tier *tier = op->tier;
+    struct kvs_saved_learnt_tail tail;
+
+    if (status == KV_OK) {
+        kvs_tier_count(&tier->counts.loaded_bytes, bytes);
+        memcpy(&tail, (const uint8_t *)op->memory + op->bytes, sizeof(tail));
+        if (bytes != op->bytes + sizeof(tail) ||
+            !kvs_saved_learnt_tail_is_right(&tail, &op->key, op->memory, op->bytes))
+            status = KV_NOT_FOUND;
+    } else if (status != KV_NOT_FOUND) {
+        kvs_tier_count(&tier->counts.failed, 1);
+        status = KV_NOT_FOUND;
+    }
+    op->is_over = true;
+    op->status = status;
+    if (op->is_given_up)
+        read_free(op);
+}
+
+static kv_status_t begin_read(struct kvs_disk_tier *tier,
+                              const struct kvs_block *block,
+                              uint32_t at,
+                              size_t n_bytes)
+{
+    const struct kvs_saved *saved = kvs_saved_of_block(tier, block);
+    struct kvs_learnt_op *op;
+
+    if (saved == NULL || tier->queue == NULL || tier->n_learnt_reads >= READS_MAX)
+        return KV_NOT_FOUND;
+    op = op_create(tier, saved, at, n_bytes, &tier->learnt_reads);
+    if (op == NULL)
+        return KV_NOT_FOUND;
+    tier->n_learnt_reads++;
+    if (kv_disk_read(tier->queue, KV_DISK_ROWS, &op->key, sizeof(op->key), op->memory,
+                     n_bytes + sizeof(struct kvs_saved_learnt_tail), read_done, op) != KV_OK) {
+        read_free(op);
+        return KV_NOT_FOUND;
+    }
+    tier->recall = op;
+    return KV_IN_PROGRESS;
+}
+
+kv_status_t kvs_tier_recall_learnt(void *arg,
+                                   const struct kvs_block *block,
+                                   uint32_t at,
+                                   size_t n_bytes,
+                                   const void **ret_bytes)
+{
+    struct kvs_disk_tier *tier = arg;
+    const struct kvs_learnt_op *op = tier->recall;
+    kv_status_t status;
+
+    if (op == NULL)
+        return begin_read(tier, block, at, n_bytes);
+    if (!op->is_over && kv_clock_now(tier->clock) - op->since_us < PATIENCE_US)
+        return KV_IN_PROGRESS;
+    status = op->is_over ? op->status : KV_NOT_FOUND;
+    if (status == KV_OK)
+        *ret_bytes = op->memory;
+    else
+        kvs_tier_end_recall(tier);
+    return status;
+}
+
+void kvs_tier_end_recall(void *arg)
+{
+    struct kvs_disk_tier *tier = arg;
+    struct kvs_learnt_op *op = tier->recall;
+
+    tier->recall = NULL;
+    if (op == NULL)
+        return;
+    op->is_given_up = true;
+    if (op->is_over)
+        read_free(op);
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+void kvs_tier_learnt_close(struct kvs_disk_tier *tier)
+{
+    while (tier->learnt_writes != NULL)
+        write_free(tier->learnt_writes);
+    while (tier->learnt_reads != NULL)
+        read_free(tier->learnt_reads);
+    tier->recall = NULL;
+}

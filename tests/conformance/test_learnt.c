@@ -1,0 +1,462 @@
+/* test_learnt.c - what was learnt of a prompt's keys outlasts the process, and is used only for the
+ * same rows and the same plan.
+ *
+ * Embedded nodes with threads, over the loopback, a disk in memory that outlasts them, and the real
+ * client library.
+ */
+#include "tests/support/cluster.h"
+#include "tests/support/rows.h"
+
+#include "kvserver/base/clock.h"
+#include "kvserver/base/hash.h"
+#include "kvserver/base/thread.h"
+#include "kvserver/store/tier/saved_value.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N_THREADS = 2,
+    N_LAYERS = 2,
+    N_HEADS = 2,
+    N_UNITS = N_LAYERS * N_HEADS,
+    DIM = 64,
+    CHAPTER = 12, /* blocks */
+    BLOCKS = 2 * CHAPTER,
+    TOKENS = BLOCKS * KV_BLOCK_TOKENS,
+    N_BOOKS = N_UNITS * BLOCKS / CHAPTER,
+    BUFFER_BYTES = TOKENS * N_UNITS * 2 * DIM * 2,
+    K = 64,
+};
+
+static struct cluster cluster;
+static struct kv_client *client;
+static struct kv_buffer *buffer;
+static struct kv_model_info model;
+
+static const struct kv_index_options usual = {.tokens = TOKENS,
+                                              .m = 16,
+                                              .bits = 4,
+                                              .chapter_blocks = CHAPTER,
+                                              .rotates = true,
+                                              .iterations = 5,
+                                              .seed = 1,
+                                              .wait = true};
+
+static void connect_client(void)
+{
+    client = cluster_connect(&cluster, NULL);
+    assert_int_equal(kv_buffer_alloc(client, BUFFER_BYTES, &buffer), KV_OK);
+}
+
+static void open_store(void)
+{
+    static const uint16_t heads[N_LAYERS] = {N_HEADS, N_HEADS};
+    const struct cluster_setup setup = {.row = &kv_transport_loopback,
+                                        .n_nodes = 1,
+                                        .n_threads = N_THREADS,
+                                        .memory_bytes = 128 << 20,
+                                        .disk_bytes = UINT64_MAX};
+
+    assert_true(cluster_open(&cluster, &setup));
+    test_model(&model, "model", N_LAYERS, heads, DIM, DIM);
+    connect_client();
+}
+
+static void close_store(void)
+{
+    kv_client_close(client);
+    cluster_close(&cluster);
+}
+
+static void restart(uint32_t n_threads)
+{
+    kv_client_close(client);
+    cluster_end(&cluster, 0);
+    cluster.setup.n_threads = n_threads;
+    cluster_start(&cluster, 0);
+    connect_client();
+    cluster_look(&cluster);
+}
+
+static void finish(struct kv_op *op, const char *what)
+{
+    if (kv_wait(op) != KV_OK)
+        fail_msg("%s: %s", what, kv_op_detail(op));
+    kv_op_free(op);
+}
+
+static const struct kv_id128 *names_of(uint32_t prompt)
+{
+    static struct kv_id128 names[BLOCKS];
+    uint32_t tokens[TOKENS];
+
+    for (uint32_t at = 0; at < TOKENS; at++)
+        tokens[at] = at + prompt * TOKENS;
+    kv_prompt_names(client, &model, tokens, TOKENS, NULL, 0, names);
+    return names;
+}
+
+/* A session with the prompt, of which the store is to have `expected` tokens. */
+static struct kv_session *open_prompt(uint32_t prompt, uint32_t expected)
+{
+    const struct kv_session_options options = {.block_names = names_of(prompt),
+                                               .n_block_names = BLOCKS};
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+    if (kv_wait(op) != KV_OK)
+        fail_msg("open: %s", kv_op_detail(op));
+    assert_int_equal(kv_op_tokens(op), expected);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    return session;
+}
+
+static void close_session(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
+    finish(op, "close");
+    kv_session_free(session);
+}
+
+/* Rows of finite numbers: 0.5 to 2, and minus these. */
+static void put(uint32_t prompt, struct kv_session *session)
+{
+    const struct kv_rows rows = {.n_layers = N_LAYERS, .n_tokens = TOKENS};
+    const struct kv_rows_io io = {.buffer = buffer};
+    uint16_t *numbers = kv_buffer_data(buffer);
+    struct kv_op *op;
+
+    for (uint64_t i = 0; i < BUFFER_BYTES / sizeof(*numbers); i++)
+        numbers[i] = (uint16_t)((kv_mix64(i + ((uint64_t)prompt << 32)) & 0x87ff) | 0x3800);
+    assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
+    finish(op, "put");
+}
+
+static void publish(uint32_t prompt, struct kv_session *session)
+{
+    const struct kv_publish blocks = {.n_names = BLOCKS, .names = names_of(prompt)};
+    struct kv_op *op;
+
+    assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+    finish(op, "publish");
+}
+
+static void save(struct kv_session *session)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_save_begin(session, 0, &op), KV_OK);
+    finish(op, "save");
+}
+
+static void make_index(struct kv_session *session, const struct kv_index_options *index)
+{
+    struct kv_op *op;
+
+    assert_int_equal(kv_index_begin(session, index, 0, &op), KV_OK);
+    finish(op, "index");
+}
+
+/* What queries answer: (N_UNITS, K). */
+static void answers(struct kv_session *session, uint32_t *ret_ids)
+{
+    const struct kv_range range = {0, TOKENS};
+    float vectors[N_HEADS * DIM];
+    struct kv_query query = {.n_queries = 1,
+                             .queries = vectors,
+                             .scale = 0.125f,
+                             .merge = KV_MERGE_SUM,
+                             .answer = KV_ANSWER_IDS,
+                             .k = K,
+                             .rerank = 1,
+                             .n_ranges = 1,
+                             .ranges = &range};
+
+    for (uint32_t i = 0; i < N_HEADS * DIM; i++)
+        vectors[i] = (float)(i * 37 % 11) - 5;
+    for (query.layer = 0; query.layer < N_LAYERS; query.layer++) {
+        struct kv_op *op;
+
+        assert_int_equal(kv_query_begin(session, &query, NULL, 0, &op), KV_OK);
+        if (kv_wait(op) != KV_OK)
+            fail_msg("query: %s", kv_op_detail(op));
+        for (uint32_t head = 0; head < N_HEADS; head++, ret_ids += K) {
+            struct kv_query_result result;
+
+            assert_int_equal(kv_op_query_result(op, head, &result), KV_OK);
+            assert_int_equal(result.n_ids, K);
+            memcpy(ret_ids, result.ids, K * sizeof(*ret_ids));
+        }
+        kv_op_free(op);
+    }
+}
+
+/* The node has trained and recalled so many codebooks since it began. */
+static void expect_books(uint32_t n_trained, uint32_t n_recalled)
+{
+    cluster_look(&cluster);
+    assert_int_equal(cluster_total(client, "stats", "codebooks_trained"), n_trained);
+    assert_int_equal(cluster_total(client, "stats", "codebooks_recalled"), n_recalled);
+}
+
+/* ---- what is on the disk ------------------------------------------------------------------ */
+
+struct values {
+    uint32_t n, n_learnt;
+    bool damages; /* flips a bit of each of what was learnt */
+};
+
+static void
+look_at(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct values *values = arg;
+    const struct kvs_saved_key *saved = key;
+    const bool is_learnt = key_bytes == sizeof(*saved) &&
+                           saved->bytes[2 * sizeof(struct kv_id128)] == KVS_SAVED_LEARNT;
+
+    values->n++;
+    values->n_learnt += is_learnt;
+    if (is_learnt && values->damages)
+        ((uint8_t *)value)[values->n * 977 % value_bytes] ^= 4;
+}
+
+static struct values look_at_disk(bool damages)
+{
+    struct values values = {.damages = damages};
+
+    assert_int_equal(kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, look_at, &values),
+                     KV_OK);
+    return values;
+}
+
+/* Waits until what was learnt is on the disk. */
+static void wait_written(uint32_t n)
+{
+    for (int i = 0;; i++) {
+        /* The disk in memory is not to change meanwhile. */
+        kvs_node_stop(cluster.nodes[0]);
+        const uint32_t found = look_at_disk(false).n_learnt;
+        assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
+        if (found == n)
+            return;
+        if (i == 10000)
+            fail_msg("%u of %u codebooks are on the disk", found, n);
+        kv_client_wait(client, 1000);
+    }
+}
+
+/* Puts a prompt that has been saved, and learnt of, in one order or the other. */
+static void begin(uint32_t prompt, bool is_saved_first, uint32_t *ret_ids)
+{
+    struct kv_session *session = open_prompt(prompt, 0);
+
+    put(prompt, session);
+    if (!is_saved_first)
+        make_index(session, &usual);
+    publish(prompt, session);
+    save(session);
+    if (is_saved_first)
+        make_index(session, &usual);
+    answers(session, ret_ids);
+    close_session(session);
+    wait_written((prompt + 1) * N_BOOKS);
+}
+
+/* ---- tests -------------------------------------------------------------------------------- */
+
+static uint32_t before[N_UNITS * K], after[N_UNITS * K];
+
+/* The next process has the same answers, without learning; on whatever threads. */
+static void nothing_is_learnt_twice(void **state)
+{
+    (void)state;
+    for (int is_saved_first = 0; is_saved_first < 2; is_saved_first++)
+        for (uint32_t n_threads = 1; n_threads < 4; n_threads++) {
+            struct kv_session *session;
+
+            open_store();
+            begin(0, is_saved_first, before);
+            expect_books(N_BOOKS, 0);
+            restart(n_threads);
+            session = open_prompt(0, TOKENS);
+            make_index(session, &usual);
+            expect_books(0, N_BOOKS);
+            answers(session, after);
+            assert_memory_equal(before, after, sizeof(before));
+            close_session(session);
+            close_store();
+        }
+}
+
+/* Another plan, or other rows, are another matter: also if only the end of them is other. */
+static void it_is_for_the_same_only(void **state)
+{
+    struct kv_index_options other = usual;
+    struct kv_session *session;
+
+    (void)state;
+    open_store();
+    begin(0, true, before);
+    for (int kind = 0; kind < 5; kind++) {
+        other = usual;
+        other.seed += kind == 0;
+        other.iterations += kind == 1;
+        other.m /= kind == 2 ? 2 : 1;
+        other.rotates = kind != 3;
+        other.chapter_blocks = kind == 4 ? BLOCKS : usual.chapter_blocks;
+        restart(N_THREADS);
+        session = open_prompt(0, TOKENS);
+        make_index(session, &other);
+        expect_books(kind == 4 ? N_UNITS : N_BOOKS, 0);
+        close_session(session);
+        /* What was learnt last stays in its place, and the rest beside it. */
+        wait_written(N_BOOKS);
+        restart(N_THREADS);
+        session = open_prompt(0, TOKENS);
+        make_index(session, &other);
+        expect_books(0, kind == 4 ? N_UNITS : N_BOOKS);
+        close_session(session);
+    }
+    /* The first chapter is still as kind 3 left it. */
+    restart(N_THREADS);
+    session = open_prompt(0, TOKENS);
+    make_index(session, &usual);
+    expect_books(N_BOOKS, 0);
+    close_session(session);
+    close_store();
+}
+
+/* What is damaged is learnt again, and written again. */
+static void damage_is_learnt_again(void **state)
+{
+    struct kv_session *session;
+
+    (void)state;
+    open_store();
+    begin(0, true, before);
+    for (int round = 0; round < 8; round++) {
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        assert_int_equal(look_at_disk(round % 2 == 0).n_learnt, N_BOOKS);
+        cluster_start(&cluster, 0);
+        connect_client();
+        session = open_prompt(0, TOKENS);
+        make_index(session, &usual);
+        expect_books(round % 2 == 0 ? N_BOOKS : 0, round % 2 == 0 ? 0 : N_BOOKS);
+        answers(session, after);
+        assert_memory_equal(before, after, sizeof(before));
+        close_session(session);
+    }
+    close_store();
+}
+
+static struct kv_disk_ops slow_ops;
+static kv_status_t (*read_well)(struct kv_disk_queue *queue,
+                                enum kv_disk_space space,
+                                const void *key,
+                                size_t key_bytes,
+                                void *value,
+                                size_t room,
+                                kv_disk_done_fn done,
+                                void *arg);
+static kv_status_t reads_end_with; /* KV_OK: never */
+
+/* What was learnt is not to be had. */
+static kv_status_t read_not(struct kv_disk_queue *queue,
+                            enum kv_disk_space space,
+                            const void *key,
+                            size_t key_bytes,
+                            void *value,
+                            size_t room,
+                            kv_disk_done_fn done,
+                            void *arg)
+{
+    const struct kvs_saved_key *saved = key;
+
+    if (space == KV_DISK_ROWS && saved->bytes[2 * sizeof(struct kv_id128)] == KVS_SAVED_LEARNT)
+        return reads_end_with;
+    return read_well(queue, space, key, key_bytes, value, room, done, arg);
+}
+
+/* A disk that refuses to read, or takes for ever, does not keep anybody from an index. */
+static void a_disk_that_does_not_answer(void **state)
+{
+    struct kv_session *session;
+
+    (void)state;
+    for (int kind = 0; kind < 2; kind++) {
+        reads_end_with = kind == 0 ? KV_BUSY : KV_OK;
+        open_store();
+        begin(0, true, before);
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        slow_ops = *cluster.disks[0]->ops;
+        read_well = slow_ops.read;
+        slow_ops.read = read_not;
+        cluster.disks[0]->ops = &slow_ops;
+        cluster_start(&cluster, 0);
+        connect_client();
+        session = open_prompt(0, TOKENS);
+        make_index(session, &usual);
+        expect_books(N_BOOKS, 0);
+        answers(session, after);
+        assert_memory_equal(before, after, sizeof(before));
+        close_session(session);
+        close_store();
+    }
+}
+
+/* What leaves the index takes what was learnt with it. */
+static void it_is_erased_with_its_rows(void **state)
+{
+    struct values values;
+    struct kv_prefix first = {.verb = KV_PREFIX_EVICT};
+    struct kv_op *op;
+
+    (void)state;
+    open_store();
+    first.name = names_of(1);
+    begin(0, true, before);
+    begin(1, false, before);
+    values = look_at_disk(false);
+    assert_int_equal(values.n, 2 * (N_BOOKS + N_UNITS * BLOCKS));
+    assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &first, 0, &op), KV_OK);
+    finish(op, "evict");
+    wait_written(N_BOOKS);
+    for (int i = 0; values.n > N_BOOKS + N_UNITS * BLOCKS; i++) {
+        assert_true(i < 10000);
+        kv_client_wait(client, 1000);
+        kvs_node_stop(cluster.nodes[0]);
+        values = look_at_disk(false);
+        assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
+    }
+    assert_int_equal(values.n, N_BOOKS + N_UNITS * BLOCKS);
+    close_store();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_learnt_twice),
+        cmocka_unit_test(it_is_for_the_same_only),
+        cmocka_unit_test(damage_is_learnt_again),
+        cmocka_unit_test(a_disk_that_does_not_answer),
+        cmocka_unit_test(it_is_erased_with_its_rows),
+    };
+
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
