@@ -374,39 +374,27 @@ static kv_status_t begin_rotation(struct kvs_indexer *indexer, struct job *job)
     return KV_OK;
 }
 
-static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
+static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct job *job)
 {
-    struct kvs_codebooks *books = indexer->books;
-    struct kvs_arena *arena = books->store->arena;
-    size_t bytes = scorer_of(job)->training_bytes(&job->plan.shape);
+    struct kvs_codebook *book;
     kv_status_t status;
 
-    if (job->plan.rotates) {
-        const size_t work_bytes = kv_rotation_work_bytes(job->plan.shape.d);
+    /* The chapter before has a job of another session, which comes first. */
+    if (job->plan.rotates && job->before != NULL && job->before->segments[job->at].training) {
+        const uint32_t session = job->queued.session;
 
-        /* The chapter before has a job of another session, which comes first. */
-        if (job->before != NULL && job->before->segments[job->at].training) {
-            const uint32_t session = job->queued.session;
-
-            kvs_job_queue_remove(indexer->queue, &job->queued);
-            kvs_job_queue_append(indexer->queue, &job->queued, session);
-            return KV_IN_PROGRESS;
-        }
-        if (bytes < work_bytes)
-            bytes = work_bytes;
+        kvs_job_queue_remove(indexer->queue, &job->queued);
+        kvs_job_queue_append(indexer->queue, &job->queued, session);
+        return KV_IN_PROGRESS;
     }
-    job->training_class = kvs_arena_class_rounded(arena, bytes);
-    job->training =
-        job->training_class < 0 ? NULL : kvs_arena_alloc(arena, job->training_class);
-    if (job->training == NULL)
-        return KV_NO_MEMORY;
-    status = kvs_codebook_create(books, &job->plan, &job->codebook);
+    status = kvs_codebook_create(indexer->books, &job->plan, &job->codebook);
     if (status != KV_OK)
         return status;
     job->has_codebook = true;
-    book_of(indexer, job)->open = job->plan.chapter_blocks == 0;
-    book_of(indexer, job)->block_begin = job->block_begin;
-    book_of(indexer, job)->n_blocks = job->n_segments;
+    book = book_of(indexer, job);
+    book->open = job->plan.chapter_blocks == 0;
+    book->block_begin = job->block_begin;
+    book->n_blocks = job->n_segments;
     job->state = JOB_RECALL;
     return KV_OK;
 }
@@ -414,9 +402,20 @@ static kv_status_t begin_training(struct kvs_indexer *indexer, struct job *job)
 /* Begins to learn. */
 static kv_status_t begin_learning(struct kvs_indexer *indexer, struct job *job)
 {
+    struct kvs_arena *arena = indexer->books->store->arena;
     struct kvs_codebook *book = book_of(indexer, job);
     struct kvs_rotation *rotation = job->plan.rotates ? rotation_before(indexer, job) : NULL;
+    const size_t work_bytes =
+        job->plan.rotates && rotation == NULL ? kv_rotation_work_bytes(job->plan.shape.d) : 0;
+    size_t bytes = book->scorer->training_bytes(&job->plan.shape);
 
+    if (bytes < work_bytes)
+        bytes = work_bytes;
+    job->training_class = kvs_arena_class_rounded(arena, bytes);
+    job->training =
+        job->training_class < 0 ? NULL : kvs_arena_alloc(arena, job->training_class);
+    if (job->training == NULL)
+        return KV_NO_MEMORY;
     if (rotation != NULL)
         kvs_codebook_share_rotation(book, rotation);
     if (!job->plan.copies)
@@ -779,7 +778,7 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
             job->state =
                 job->wants_lists && begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
         else
-            status = begin_training(indexer, job);
+            status = begin_codebook(indexer, job);
         break;
     case JOB_RECALL:
         status = recall(indexer, job);

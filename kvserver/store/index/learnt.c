@@ -146,16 +146,16 @@ kv_status_t kvs_learnt_recall(struct kvs_codebooks *books,
     const struct head wanted = head_of(book);
     struct head head;
     const uint8_t *bytes;
+    const void *value;
     kv_status_t status;
 
     if (!has_tier(books) || !is_worth_it(book))
         return KV_NOT_FOUND;
-    status = store->tier->recall_learnt(store->tier_arg, last, at, bytes_of(&wanted),
-                                        (void *)&bytes);
+    status = store->tier->recall_learnt(store->tier_arg, last, at, bytes_of(&wanted), &value);
     if (status != KV_OK)
         return status;
-    memcpy(&head, bytes, sizeof(head));
-    bytes += sizeof(head);
+    memcpy(&head, value, sizeof(head));
+    bytes = (const uint8_t *)value + sizeof(head);
     if (!are_for(&head, &wanted) ||
         (head.rotation_bytes > 0 &&
          !set_rotation(books, book, rotation, bytes, head.rotation_bytes)))

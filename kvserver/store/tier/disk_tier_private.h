@@ -72,9 +72,8 @@ struct kvs_learnt_op {
     struct kvs_saved_key key;
     size_t bytes; /* without the tail */
     uint64_t since_us;
-    bool is_over;     /* a read */
-    bool is_given_up; /* a read that nobody waits for */
-    kv_status_t status;
+    bool is_given_up;   /* a read that nobody waits for */
+    kv_status_t status; /* of a read; KV_IN_PROGRESS: it is under way */
     uint64_t memory[];
 };
 

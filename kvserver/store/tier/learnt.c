@@ -127,7 +127,6 @@ static void read_done(void *arg, kv_status_t status, size_t bytes)
         kvs_tier_count(&tier->counts.failed, 1);
         status = KV_NOT_FOUND;
     }
-    op->is_over = true;
     op->status = status;
     if (op->is_given_up)
         read_free(op);
@@ -152,6 +151,7 @@ static kv_status_t begin_read(struct kvs_disk_tier *tier,
         read_free(op);
         return KV_NOT_FOUND;
     }
+    op->status = KV_IN_PROGRESS;
     tier->recall = op;
     return KV_IN_PROGRESS;
 }
@@ -168,12 +168,12 @@ kv_status_t kvs_tier_recall_learnt(void *arg,
 
     if (op == NULL)
         return begin_read(tier, block, at, n_bytes);
-    if (!op->is_over && kv_clock_now(tier->clock) - op->since_us < PATIENCE_US)
-        return KV_IN_PROGRESS;
-    status = op->is_over ? op->status : KV_NOT_FOUND;
+    status = op->status;
+    if (status == KV_IN_PROGRESS && kv_clock_now(tier->clock) - op->since_us >= PATIENCE_US)
+        status = KV_NOT_FOUND;
     if (status == KV_OK)
         *ret_bytes = op->memory;
-    else
+    else if (status != KV_IN_PROGRESS)
         kvs_tier_end_recall(tier);
     return status;
 }
@@ -187,7 +187,7 @@ void kvs_tier_end_recall(void *arg)
     if (op == NULL)
         return;
     op->is_given_up = true;
-    if (op->is_over)
+    if (op->status != KV_IN_PROGRESS)
         read_free(op);
 }
 
