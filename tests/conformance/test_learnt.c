@@ -5,6 +5,7 @@
  * client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/prompts.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"
@@ -86,48 +87,20 @@ static void restart(uint32_t n_threads)
     cluster_look(&cluster);
 }
 
-static void finish(struct kv_op *op, const char *what)
+static struct test_prompts prompts(void)
 {
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
-}
-
-static const struct kv_id128 *names_of(uint32_t prompt)
-{
-    static struct kv_id128 names[BLOCKS];
-    uint32_t tokens[TOKENS];
-
-    for (uint32_t at = 0; at < TOKENS; at++)
-        tokens[at] = at + prompt * TOKENS;
-    kv_prompt_names(client, &model, tokens, TOKENS, NULL, 0, names);
-    return names;
+    return (struct test_prompts){.client = client, .model = &model, .n_blocks = BLOCKS};
 }
 
 /* A session with the prompt, of which the store is to have `expected` tokens. */
 static struct kv_session *open_prompt(uint32_t prompt, uint32_t expected)
 {
-    const struct kv_session_options options = {.block_names = names_of(prompt),
-                                               .n_block_names = BLOCKS};
-    struct kv_session *session;
-    struct kv_op *op;
+    const struct test_prompts all = prompts();
+    uint32_t tokens;
+    struct kv_session *session = test_prompt_open(&all, prompt, BLOCKS, &tokens);
 
-    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
-    if (kv_wait(op) != KV_OK)
-        fail_msg("open: %s", kv_op_detail(op));
-    assert_int_equal(kv_op_tokens(op), expected);
-    session = kv_op_session(op);
-    kv_op_free(op);
+    assert_int_equal(tokens, expected);
     return session;
-}
-
-static void close_session(struct kv_session *session)
-{
-    struct kv_op *op;
-
-    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
-    kv_session_free(session);
 }
 
 /* Rows of finite numbers: 0.5 to 2, and minus these. */
@@ -141,16 +114,14 @@ static void put(uint32_t prompt, struct kv_session *session)
     for (uint64_t i = 0; i < BUFFER_BYTES / sizeof(*numbers); i++)
         numbers[i] = (uint16_t)((kv_mix64(i + ((uint64_t)prompt << 32)) & 0x87ff) | 0x3800);
     assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "put");
+    test_finish(op, "put");
 }
 
 static void publish(uint32_t prompt, struct kv_session *session)
 {
-    const struct kv_publish blocks = {.n_names = BLOCKS, .names = names_of(prompt)};
-    struct kv_op *op;
+    const struct test_prompts all = prompts();
 
-    assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-    finish(op, "publish");
+    test_prompt_publish(&all, prompt, session);
 }
 
 static void save(struct kv_session *session)
@@ -158,7 +129,7 @@ static void save(struct kv_session *session)
     struct kv_op *op;
 
     assert_int_equal(kv_save_begin(session, 0, &op), KV_OK);
-    finish(op, "save");
+    test_finish(op, "save");
 }
 
 static void make_index(struct kv_session *session, const struct kv_index_options *index)
@@ -166,7 +137,7 @@ static void make_index(struct kv_session *session, const struct kv_index_options
     struct kv_op *op;
 
     assert_int_equal(kv_index_begin(session, index, 0, &op), KV_OK);
-    finish(op, "index");
+    test_finish(op, "index");
 }
 
 /* What queries answer: (N_UNITS, K). */
@@ -270,7 +241,7 @@ static void begin(uint32_t prompt, bool is_saved_first, uint32_t *ret_ids)
     if (is_saved_first)
         make_index(session, &usual);
     answers(session, ret_ids);
-    close_session(session);
+    test_session_close(session);
     wait_written((prompt + 1) * N_BOOKS);
 }
 
@@ -295,7 +266,7 @@ static void nothing_is_learnt_twice(void **state)
             expect_books(0, N_BOOKS);
             answers(session, after);
             assert_memory_equal(before, after, sizeof(before));
-            close_session(session);
+            test_session_close(session);
             close_store();
         }
 }
@@ -320,21 +291,21 @@ static void it_is_for_the_same_only(void **state)
         session = open_prompt(0, TOKENS);
         make_index(session, &other);
         expect_books(kind == 4 ? N_UNITS : N_BOOKS, 0);
-        close_session(session);
+        test_session_close(session);
         /* What was learnt last stays in its place, and the rest beside it. */
         wait_written(N_BOOKS);
         restart(N_THREADS);
         session = open_prompt(0, TOKENS);
         make_index(session, &other);
         expect_books(0, kind == 4 ? N_UNITS : N_BOOKS);
-        close_session(session);
+        test_session_close(session);
     }
     /* The first chapter is still as kind 3 left it. */
     restart(N_THREADS);
     session = open_prompt(0, TOKENS);
     make_index(session, &usual);
     expect_books(N_BOOKS, 0);
-    close_session(session);
+    test_session_close(session);
     close_store();
 }
 
@@ -357,7 +328,7 @@ static void damage_is_learnt_again(void **state)
         expect_books(round % 2 == 0 ? N_BOOKS : 0, round % 2 == 0 ? 0 : N_BOOKS);
         answers(session, after);
         assert_memory_equal(before, after, sizeof(before));
-        close_session(session);
+        test_session_close(session);
     }
     close_store();
 }
@@ -413,7 +384,7 @@ static void a_disk_that_does_not_answer(void **state)
         expect_books(N_BOOKS, 0);
         answers(session, after);
         assert_memory_equal(before, after, sizeof(before));
-        close_session(session);
+        test_session_close(session);
         close_store();
     }
 }
@@ -427,13 +398,14 @@ static void it_is_erased_with_its_rows(void **state)
 
     (void)state;
     open_store();
-    first.name = names_of(1);
+    const struct test_prompts all = prompts();
+    first.name = test_prompt_names(&all, 1);
     begin(0, true, before);
     begin(1, false, before);
     values = look_at_disk(false);
     assert_int_equal(values.n, 2 * (N_BOOKS + N_UNITS * BLOCKS));
     assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &first, 0, &op), KV_OK);
-    finish(op, "evict");
+    test_finish(op, "evict");
     wait_written(N_BOOKS);
     for (int i = 0; values.n > N_BOOKS + N_UNITS * BLOCKS; i++) {
         assert_true(i < 10000);

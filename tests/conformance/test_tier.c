@@ -6,6 +6,7 @@
  */
 #include "tests/support/cluster.h"
 #include "tests/support/objects.h"
+#include "tests/support/prompts.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"
@@ -239,52 +240,28 @@ static void wait_saved(double n)
 
 /* ---- operations --------------------------------------------------------------------------- */
 
-static const struct kv_id128 *names_of(uint32_t prompt)
+static struct test_prompts prompts(void)
 {
-    static struct kv_id128 names[BLOCKS];
-    uint32_t tokens[TOKENS];
-
-    for (uint32_t at = 0; at < TOKENS; at++)
-        tokens[at] = at + prompt * TOKENS;
-    kv_prompt_names(client, &model, tokens, TOKENS, NULL, 0, names);
-    return names;
+    return (struct test_prompts){.client = client, .model = &model, .n_blocks = BLOCKS};
 }
 
-static void finish(struct kv_op *op, const char *what)
+static const struct kv_id128 *names_of(uint32_t prompt)
 {
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
+    const struct test_prompts all = prompts();
+
+    return test_prompt_names(&all, prompt);
 }
 
 static struct kv_session *open_blocks(uint32_t prompt, uint32_t n_blocks, uint32_t *ret_tokens)
 {
-    const struct kv_session_options options = {.block_names = names_of(prompt),
-                                               .n_block_names = n_blocks};
-    struct kv_session *session;
-    struct kv_op *op;
+    const struct test_prompts all = prompts();
 
-    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
-    if (kv_wait(op) != KV_OK)
-        fail_msg("open: %s", kv_op_detail(op));
-    *ret_tokens = kv_op_tokens(op);
-    session = kv_op_session(op);
-    kv_op_free(op);
-    return session;
+    return test_prompt_open(&all, prompt, n_blocks, ret_tokens);
 }
 
 static struct kv_session *open_prompt(uint32_t prompt, uint32_t *ret_tokens)
 {
     return open_blocks(prompt, BLOCKS, ret_tokens);
-}
-
-static void close_session(struct kv_session *session)
-{
-    struct kv_op *op;
-
-    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
-    kv_session_free(session);
 }
 
 static void put(uint32_t prompt, struct kv_session *session, uint32_t begin)
@@ -303,7 +280,7 @@ static void put(uint32_t prompt, struct kv_session *session, uint32_t begin)
         kv_op_free(op);
         kv_sleep_fds(NULL, 0, 100000);
     }
-    finish(op, "put");
+    test_finish(op, "put");
 }
 
 static kv_status_t read_rows(uint32_t prompt, struct kv_session *session)
@@ -324,14 +301,9 @@ static kv_status_t read_rows(uint32_t prompt, struct kv_session *session)
 
 static void publish(uint32_t prompt, struct kv_session *session)
 {
-    const struct kv_publish blocks = {.n_names = BLOCKS, .names = names_of(prompt)};
-    struct kv_op *op;
+    const struct test_prompts all = prompts();
 
-    assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-    if (kv_wait(op) != KV_OK)
-        fail_msg("publish: %s", kv_op_detail(op));
-    assert_int_equal(kv_op_tokens(op), TOKENS);
-    kv_op_free(op);
+    test_prompt_publish(&all, prompt, session);
 }
 
 static uint32_t match(uint32_t prompt, uint32_t *ret_in_memory)
@@ -366,7 +338,7 @@ static void use_prompt(uint32_t prompt, uint32_t expected)
     assert_int_equal(read_rows(prompt, session), KV_OK);
     if (tokens < TOKENS)
         publish(prompt, session);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* Opens sessions with the first prompts, which are put and published. */
@@ -711,13 +683,13 @@ static void idle_sessions_leave_memory(void **state)
 
         assert_int_equal(tokens, TOKENS);
         assert_int_equal(read_rows(i, session), KV_OK);
-        close_session(session);
+        test_session_close(session);
     }
     assert_true(tier_number("disk", COLUMN_BAD) == 0);
     for (uint32_t i = 0; i < N_OPEN; i++) {
         if (i % 2 == 0)
             assert_int_equal(read_rows(i, sessions[i]), KV_OK);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     }
     close_store();
 }
@@ -792,7 +764,7 @@ static void a_session_of_more_than_memory(void **state)
 
         assert_int_equal(piece_after_rest(session, i, true), KV_OK);
         assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-        finish(op, "publish");
+        test_finish(op, "publish");
     }
     wait_saved(LARGE_BLOCKS);
     for (int round = 0; round < 4; round++) {
@@ -814,13 +786,13 @@ static void a_session_of_more_than_memory(void **state)
         other = open_prompt(round, &n_tokens);
         put(round, other, 0);
         assert_int_equal(read_rows(round, other), KV_OK);
-        close_session(other);
+        test_session_close(other);
         for (uint32_t i = 0; i < LARGE_PIECES; i += 7)
             assert_int_equal(piece_after_rest(session, i, false), KV_OK);
     }
     assert_true(n_failed > 0);
     assert_true(tier_number("disk", COLUMN_BAD) == 0);
-    close_session(session);
+    test_session_close(session);
     close_store();
 }
 
@@ -832,7 +804,7 @@ static void evict_end(uint32_t prompt)
     struct kv_op *op;
 
     assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
-    finish(op, "evict");
+    test_finish(op, "evict");
 }
 
 /* Sessions that rest, and whose last block is deleted, have the others as before: these leave memory,
@@ -852,7 +824,7 @@ static void what_is_deleted_rests(void **state)
     for (uint32_t i = 0; i < N_OPEN; i++) {
         if (i % 2 == 0)
             assert_int_equal(read_rows(i, sessions[i]), KV_OK);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     }
     for (uint32_t i = 0; i < N_OPEN; i++)
         use_prompt(i, TOKENS - KV_BLOCK_TOKENS);
@@ -877,11 +849,11 @@ static void an_end_brings_nothing_back(void **state)
             continue;
         n_away++;
         assert_int_equal(kv_renew_begin(sessions[i], 0, 0, &op), KV_OK);
-        finish(op, "renew");
+        test_finish(op, "renew");
         kv_sleep_fds(NULL, 0, 50000);
         (void)match(i, &in_memory);
         assert_int_equal(in_memory, 0);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
         sessions[i] = NULL;
         (void)match(i, &in_memory);
         assert_int_equal(in_memory, 0);
@@ -889,7 +861,7 @@ static void an_end_brings_nothing_back(void **state)
     assert_true(n_away > 0 && n_away < N_OPEN);
     for (uint32_t i = 0; i < N_OPEN; i++)
         if (sessions[i] != NULL)
-            close_session(sessions[i]);
+            test_session_close(sessions[i]);
     close_store();
 }
 
@@ -922,7 +894,7 @@ static void an_end_amid_what_comes_back(void **state)
 
             assert_int_equal(piece_after_rest(session, i, true), KV_OK);
             assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-            finish(op, "publish");
+            test_finish(op, "publish");
         }
         wait_saved(LARGE_BLOCKS);
         kv_session_free(session);
@@ -932,13 +904,13 @@ static void an_end_amid_what_comes_back(void **state)
         session = kv_op_session(op);
         kv_op_free(op);
         assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
-        finish(op, "evict");
+        test_finish(op, "evict");
         kv_sleep_fds(NULL, 0, round * 5000);
         if (round == 2) {
             assert_int_equal(kv_truncate_begin(session, 100, 0, &op), KV_OK);
-            finish(op, "truncate");
+            test_finish(op, "truncate");
         }
-        close_session(session);
+        test_session_close(session);
     }
     close_store();
 }
@@ -968,7 +940,7 @@ static void copies_of_what_is_away(void **state)
         use_prompt(i, TOKENS);
     for (uint32_t i = 0; i < FEW; i++) {
         assert_int_equal(read_rows(i, sessions[i]), KV_OK);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     }
     for (uint32_t i = FEW; i < 2 * FEW; i++)
         use_prompt(i, TOKENS);
@@ -1007,7 +979,7 @@ static void damage_is_a_miss(void **state)
             assert_true(status == KV_OK || status == KV_CORRUPT);
             n_bad += status == KV_CORRUPT;
             n_good += status == KV_OK;
-            close_session(session);
+            test_session_close(session);
             if (status == KV_OK)
                 continue;
             /* The next one has what is before the damage, and brings the rest. */
@@ -1016,7 +988,7 @@ static void damage_is_a_miss(void **state)
             put(i, session, tokens);
             assert_int_equal(read_rows(i, session), KV_OK);
             publish(i, session);
-            close_session(session);
+            test_session_close(session);
         }
         assert_true(tier_number("disk", COLUMN_BAD) > 0);
         wait_saved(FEW * BLOCKS);
@@ -1042,7 +1014,7 @@ static void what_is_deleted_is_gone(void **state)
             struct kv_op *op;
 
             assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
-            finish(op, "evict");
+            test_finish(op, "evict");
         }
         wait_saved(0);
         for (int i = 0; tier_number("disk", COLUMN_BYTES) > 0; i++) {
@@ -1081,7 +1053,7 @@ static void a_drain_erases(void **state)
         struct kv_op *op;
 
         assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
-        finish(op, "evict");
+        test_finish(op, "evict");
     }
     kv_client_close(client);
     node = cluster.nodes[0];
@@ -1130,7 +1102,7 @@ static void verify_finds_nothing(void **state)
         assert_int_equal(read_rows(0, session), KV_OK);
         assert_in_range(verify(0).memory.blocks, BLOCKS, N_THREADS * BLOCKS);
         assert_int_equal(verify(0).memory.bytes + verify(1).memory.bytes, PROMPT_BYTES);
-        close_session(session);
+        test_session_close(session);
     }
     assert_true(tier_number("disk", COLUMN_BAD) == 0);
     assert_int_equal(kv_verify_begin(client, 0, UINT64_MAX, 0, &op), KV_OK);
@@ -1201,7 +1173,7 @@ static void verify_forgets_what_is_away(void **state)
             put(i, session, tokens);
         assert_int_equal(read_rows(i, session), KV_OK);
         publish(i, session);
-        close_session(session);
+        test_session_close(session);
     }
     wait_saved(FEW * BLOCKS);
     restart(N_THREADS);
@@ -1242,7 +1214,7 @@ static void verify_leaves_sessions_alone(void **state)
     }
     assert_int_equal(n_lost, FEW * BLOCKS - n_there);
     for (uint32_t i = 0; i < FEW; i++)
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     wait_erased(FEW * BLOCKS);
     nothing_is_bad(0, FEW * BLOCKS);
     close_store();
@@ -1276,7 +1248,7 @@ static void verify_may_be_given_up(void **state)
             if (tokens < TOKENS)
                 put(i, session, tokens);
             assert_true(read_rows(i, session) == KV_OK || tokens == TOKENS);
-            close_session(session);
+            test_session_close(session);
             (void)ask(0, first.since_us);
         }
     }
@@ -1354,7 +1326,7 @@ static void damaged_records_lie(void **state)
             assert_true(status == KV_OK || status == KV_CORRUPT);
             if (tokens < TOKENS && read_rows(i, session) == KV_OK)
                 publish(i, session);
-            close_session(session);
+            test_session_close(session);
         }
         kv_client_close(client);
         end_node(0);
@@ -1393,7 +1365,7 @@ static void a_full_disk_forgets(void **state)
         if (tokens < TOKENS)
             put(i, session, tokens);
         assert_int_equal(read_rows(i, session), KV_OK);
-        close_session(session);
+        test_session_close(session);
     }
     close_store();
 }
@@ -1450,7 +1422,7 @@ static void saves_go_on_side_by_side(void **state)
         assert_int_equal(kv_save_begin(sessions[i], 0, &ops[i]), KV_OK);
         if (i % 3 == 0) {
             kv_cancel(ops[i]);
-            close_session(sessions[i]);
+            test_session_close(sessions[i]);
         }
     }
     for (uint32_t i = 0; i < SOME; i++) {
@@ -1468,9 +1440,9 @@ static void saves_go_on_side_by_side(void **state)
     child = kv_op_session(op);
     kv_op_free(op);
     save(child, TOKENS / 2);
-    close_session(child);
+    test_session_close(child);
     assert_int_equal(kv_truncate_begin(sessions[1], KV_BLOCK_TOKENS + 1, 0, &op), KV_OK);
-    finish(op, "truncate");
+    test_finish(op, "truncate");
     save(sessions[1], KV_BLOCK_TOKENS);
     for (uint32_t i = 0; i < SOME; i++)
         if (i % 3 != 0)
@@ -1536,7 +1508,7 @@ static void save_on_a_disk_that_fails(void **state)
         save_fails(session, KV_IO, "0 of 768 tokens are saved: the disk cannot be written");
     atomic_store(&fails_records, false);
     save(session, TOKENS);
-    close_session(session);
+    test_session_close(session);
 
     session = open_prompt(1, &tokens);
     put(1, session, 0);
@@ -1548,7 +1520,7 @@ static void save_on_a_disk_that_fails(void **state)
     atomic_store(&fails_rows, false);
     save(session, TOKENS);
     assert_int_equal(read_rows(1, session), KV_OK);
-    close_session(session);
+    test_session_close(session);
 
     session = open_prompt(2, &tokens);
     put(2, session, 0);
@@ -1591,7 +1563,7 @@ static void save_of_nothing(void **state)
     kv_op_free(op);
     assert_int_equal(kv_save_id_begin(client, 1, &ticket.session_id, 0, &op), KV_INVALID);
     assert_int_equal(kv_close_id_begin(client, 0, &ticket.session_id, 0, &op), KV_OK);
-    finish(op, "close");
+    test_finish(op, "close");
     save_fails(session, KV_NOT_FOUND, "an operator closed it");
     kv_session_free(session);
     assert_int_equal(kv_save_id_begin(client, 0, &ticket.session_id, 0, &op), KV_OK);
@@ -1604,7 +1576,7 @@ static void save_of_nothing(void **state)
     put(0, session, 0);
     publish(0, session);
     save_fails(session, KV_UNSUPPORTED, "the node has no disk (--disk)");
-    close_session(session);
+    test_session_close(session);
     close_store();
 }
 

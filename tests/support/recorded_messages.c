@@ -184,7 +184,7 @@ static void print_bytes(FILE *out, const struct made_rows *made, const uint8_t *
         fputc('\n', out);
 }
 
-/* "put request", "query reply: deadline". */
+/* "put request", "query reply: deadline"; of what has another header, nothing. */
 static const char *name_of(const struct recorded_message *message)
 {
     static const char *const kinds[] = {"message", "request", "reply", "data", "reply's data"};
@@ -193,7 +193,7 @@ static const char *name_of(const struct recorded_message *message)
     const char *op;
 
     if (message->header_bytes != sizeof(header))
-        return "no header of kv_wire.h";
+        return "";
     memcpy(&header, message->data, sizeof(header));
     op = header.op < KV_OP_COUNT ? kvs_op_name((enum kv_op_id)header.op) : NULL;
     snprintf(text, sizeof(text), "%s %s%s%s", op != NULL ? op : "unknown",
@@ -220,11 +220,12 @@ bool recorded_save(const char *path,
     recorded_print_head(file, head);
     for (size_t i = 0; i < list->n; i++) {
         const struct recorded_message *message = &list->messages[i];
+        const char *name = name_of(message);
 
-        fprintf(file, "\n# %s\nmessage %zu round %llu at %llu from %u to %u header %zu\n",
-                name_of(message), i, (unsigned long long)message->round,
-                (unsigned long long)message->at_us, message->from, message->to,
-                message->header_bytes);
+        fprintf(file, "\n%s%s%smessage %zu round %llu at %llu from %u to %u header %zu\n",
+                name[0] != '\0' ? "# " : "", name, name[0] != '\0' ? "\n" : "", i,
+                (unsigned long long)message->round, (unsigned long long)message->at_us,
+                message->from, message->to, message->header_bytes);
         print_bytes(file, &made, message->data, message->header_bytes);
         print_bytes(file, &made, message->data + message->header_bytes,
                     message->bytes - message->header_bytes);
