@@ -253,11 +253,17 @@ bool kvs_op_index_run(struct kvs_request *request)
             kvs_request_wait_for_block(request, missing);
         return missing == NULL;
     }
+    if (status == KV_NO_MEMORY) {
+        /* For the job's list of blocks; what it learns finds its memory, or not, when its turn comes. */
+        kvs_request_fail_full(request, kvs_blocks_for(request->header.token_count) *
+                                           sizeof(struct kvs_block *));
+        return false;
+    }
     if (status != KV_OK) {
-        kvs_request_fail(request, status, "index: layer %u head %u: %s",
+        kvs_request_fail(request, status,
+                         "index: layer %u head %u: too many index jobs are queued",
                          kvs_units(request)[request->cursor_unit].layer,
-                         kvs_units(request)[request->cursor_unit].kv_head,
-                         status == KV_BUSY ? "too many index jobs are queued" : "store full");
+                         kvs_units(request)[request->cursor_unit].kv_head);
         return false;
     }
     request->cursor_unit++;
