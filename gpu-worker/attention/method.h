@@ -2,7 +2,8 @@
  *
  * A forward pass calls, for each run of tokens:
  *
- *     for each layer     attend()     stores the layer's new keys and values, writes its output
+ *     for each layer     ask()        of a decode step: the query is there, its key and value are not
+ *                        attend()     stores the layer's new keys and values, writes its output
  *     after the last     end_pass()   the tokens have been through all layers
  *
  * Tokens come in order and without gaps, as part of a prompt or as decode steps.  Prompt tokens
@@ -10,7 +11,8 @@
  * decode step (one token), the method chooses which rows to attend to.  In both phases it
  * decides where rows are kept; sinks, windows and indexes are internal to the method.  It
  * writes every row to the store while the computation goes on: kvw_method_flush() waits for
- * these writes.
+ * these writes.  What a step asks of the store is asked in ask(), and waited for in attend() when
+ * everything else has been done: the store works meanwhile.
  *
  * methods.c does what every method does with its session; a method adds its own part.  A new
  * method is one file and one entry in methods.c.
@@ -89,6 +91,11 @@ struct kvw_method_ops {
     /* Closes the session, and with it the store's rows. */
     void (*destroy)(struct kvw_method *attention);
 
+    /* Before attend() in each layer of a decode step, with the same q.  NULL: nothing to do. */
+    kv_status_t (*ask)(struct kvw_method *attention,
+                       uint32_t layer,
+                       uint32_t token,
+                       const struct kvw_device_buffer *q);
     /* q, out (n, n_q_heads, d); k, v (n, n_kv_heads, d): of the tokens from token_begin on,
      * rotated by position.  Buffers of the model's device. */
     kv_status_t (*attend)(struct kvw_method *attention,

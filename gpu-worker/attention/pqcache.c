@@ -4,13 +4,14 @@
  *   prompt   attends to all earlier rows, so all rows are on the device.  Each layer's rows are
  *            sent to the store while the next layer computes; after the last rows of a chapter
  *            are sent, its index is requested.
- *   step     the device holds sinks and window.  For each layer: a query returns selected rows
- *            that the worker lacks, or the attention output over the selected rows with an
- *            estimate of the others; attention over the rows on the worker, in token order;
- *            both are merged.
+ *   step     the device holds sinks and window.  For each layer: as soon as the query vector is
+ *            there, a query asks for selected rows that the worker lacks, or for the attention
+ *            output over the selected rows with an estimate of the others.  While it is out, the
+ *            token's key and value are computed and sent, and sinks and window are attended to.
+ *            Then selected rows, in token order; both are merged.
  *
- * Rows are attended to in token order wherever they come from, so a block cache changes the
- * traffic and no bit of the result.  Attention outputs of nodes are merged at a fixed point and
+ * Selected rows are attended to in token order wherever they come from, so a block cache changes
+ * the traffic and no bit of the result.  Attention outputs of nodes are merged at a fixed point and
  * in a fixed order, whichever node they come from. */
 #include "gpu-worker/attention/pqcache_private.h"
 
@@ -30,6 +31,7 @@ static void pqcache_destroy(struct kvw_method *attention)
 
     if (pq->cached != NULL)
         kvw_block_cache_check(pq->cached);
+    kvw_pqcache_forget_question(pq);
     kvw_index_schedule_destroy(pq->index);
     free(pq->rerank);
     /* Otherwise a node that is still sending would consider the client lost. */
@@ -42,6 +44,8 @@ static void pqcache_destroy(struct kvw_method *attention)
     /* A buffer in quarantine is freed with its client. */
     kv_buffer_free(pq->landing);
     pq->device->ops->buffer_destroy(pq->lse);
+    pq->device->ops->buffer_destroy(pq->found_lse);
+    pq->device->ops->buffer_destroy(pq->found_out);
     free(pq->outputs);
     free(pq->lses);
     free(pq->q);
@@ -80,6 +84,12 @@ static kv_status_t query_memory(struct kvw_pqcache *pq)
         return KV_NO_MEMORY;
     status = pq->device->ops->buffer_create(pq->device, params->n_q_heads * sizeof(pq->lses[0]),
                                             &pq->lse);
+    if (status == KV_OK)
+        status = pq->device->ops->buffer_create(
+            pq->device, params->n_q_heads * sizeof(pq->lses[0]), &pq->found_lse);
+    if (status == KV_OK)
+        status = pq->device->ops->buffer_create(
+            pq->device, output_floats * sizeof(pq->outputs[0]), &pq->found_out);
     if (status != KV_OK || n_rows == 0)
         return status;
     status = kv_buffer_alloc(pq->setup.session.client, n_rows * pq->row_bytes, &pq->landing);
@@ -171,6 +181,17 @@ begin_pass(struct kvw_pqcache *pq, enum kvw_phase phase, uint32_t token_begin)
         kvw_pqcache_smaller(window, pq->setup.session.capacity), token_begin, &pq->wait_us);
 }
 
+static kv_status_t pqcache_ask(struct kvw_method *attention,
+                               uint32_t layer,
+                               uint32_t token,
+                               const struct kvw_device_buffer *q)
+{
+    struct kvw_pqcache *pq = pqcache_of(attention);
+    const kv_status_t status = layer == 0 ? begin_pass(pq, KVW_DECODE, token) : KV_OK;
+
+    return status == KV_OK ? kvw_pqcache_ask(pq, layer, token, q) : status;
+}
+
 static kv_status_t pqcache_attend(struct kvw_method *attention,
                                   enum kvw_phase phase,
                                   uint32_t layer,
@@ -184,16 +205,19 @@ static kv_status_t pqcache_attend(struct kvw_method *attention,
     struct kvw_pqcache *pq = pqcache_of(attention);
     const struct kvw_rows_shape *shape = kvw_device_rows_shape(pq->device_rows);
     const uint64_t possible = kvw_method_rows_possible(shape, token_begin, n);
-    kv_status_t status = layer == 0 ? begin_pass(pq, phase, token_begin) : KV_OK;
+    kv_status_t status =
+        layer == 0 && phase == KVW_PREFILL ? begin_pass(pq, KVW_PREFILL, token_begin) : KV_OK;
 
     if (status == KV_OK)
         status = kvw_device_rows_put(pq->device_rows, phase, layer, token_begin, n, k, v,
                                      &pq->wait_us);
-    if (status != KV_OK)
+    if (status != KV_OK) {
+        kvw_pqcache_forget_question(pq);
         return status;
+    }
     pq->rows_possible += possible;
     if (phase == KVW_DECODE)
-        return kvw_pqcache_step_layer(pq, layer, token_begin, q, out);
+        return kvw_pqcache_answer(pq, layer, q, out);
 
     status = kvw_index_schedule_rows(pq->index, layer, token_begin + n);
     if (status != KV_OK)
@@ -229,8 +253,10 @@ pqcache_prompt_hint(struct kvw_method *attention, uint32_t prompt_end, uint32_t 
 static kv_status_t pqcache_rewind(struct kvw_method *attention, uint32_t tokens)
 {
     struct kvw_pqcache *pq = pqcache_of(attention);
-    kv_status_t status = kvw_session_flush(attention->session);
+    kv_status_t status;
 
+    kvw_pqcache_forget_question(pq);
+    status = kvw_session_flush(attention->session);
     if (status == KV_OK)
         status = kvw_index_schedule_settle(pq->index);
     if (status != KV_OK)
@@ -320,6 +346,7 @@ const struct kvw_method_ops kvw_method_oracle_rest = {
     .is_exact = true,
     .create = oracle_rest_create,
     .destroy = pqcache_destroy,
+    .ask = pqcache_ask,
     .attend = pqcache_attend,
     .end_pass = pqcache_end_pass,
     .prompt_hint = pqcache_prompt_hint,
@@ -337,6 +364,7 @@ const struct kvw_method_ops kvw_method_pqcache = {
     .has_index = true,
     .create = pqcache_create,
     .destroy = pqcache_destroy,
+    .ask = pqcache_ask,
     .attend = pqcache_attend,
     .end_pass = pqcache_end_pass,
     .prompt_hint = pqcache_prompt_hint,

@@ -25,7 +25,11 @@ struct kvw_pqcache {
     struct kvw_rerank *rerank; /* (n_layers) for adapted numbers of candidates */
     struct kvw_index_schedule *index;
 
-    /* A query. */
+    /* A query: asked, and not answered yet, while asked.op is there. */
+    struct {
+        struct kv_op *op;
+        struct kvw_budget budget; /* of the step; also without a query */
+    } asked;
     float *q; /* (n_q_heads, d) */
     struct kv_buffer *landing;
     struct kvw_device_buffer
@@ -36,7 +40,9 @@ struct kvw_pqcache {
     struct kvw_row_run *runs;
     uint32_t *run_begin;           /* (n_kv_heads + 1) */
     float *outputs, *lses;         /* (n_q_heads, d), (n_q_heads): of the nodes */
-    struct kvw_device_buffer *lse; /* (n_q_heads): of the device rows and fetched rows */
+    struct kvw_device_buffer *lse; /* (n_q_heads): of sinks and window, then of all */
+    struct kvw_device_buffer *found_out,
+        *found_lse; /* the same shapes as out, lse: of selected rows */
 
     uint64_t rows_attended, rows_possible, bytes_fetched;
     uint64_t wait_us;
@@ -62,12 +68,19 @@ static inline uint32_t kvw_pqcache_usual(const struct kvw_pqcache *pq)
     return pq->options.first_cut == KV_CUT_NONE ? KVW_RERANK_USUAL : KVW_CANDIDATES_USUAL;
 }
 
-/* Computes attention of the token in one layer, whose device rows are in place. */
-kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
-                                   uint32_t layer,
-                                   uint32_t token,
-                                   const struct kvw_device_buffer *q,
-                                   struct kvw_device_buffer *out);
+/* A decode step in one layer, of which other rows than the token's own are on the device: asks the
+ * store, if there is anything to ask. */
+kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
+                            uint32_t layer,
+                            uint32_t token,
+                            const struct kvw_device_buffer *q);
+/* Then, with the token's row on the device: computes its attention. */
+kv_status_t kvw_pqcache_answer(struct kvw_pqcache *pq,
+                               uint32_t layer,
+                               const struct kvw_device_buffer *q,
+                               struct kvw_device_buffer *out);
+/* Gives a question up that will not be answered. */
+void kvw_pqcache_forget_question(struct kvw_pqcache *pq);
 
 /* Adds a query's result for one kv head to the statistics. */
 void kvw_pqcache_count_found(struct kvw_pqcache *pq,

@@ -1,9 +1,11 @@
-/* A decode step of pqcache in one layer: queries the store, fetches rows that the reply did not
- * contain, attends to the rows on the worker, and merges both.  Also adapts --rerank auto. */
+/* A decode step of pqcache in one layer: queries the store; meanwhile attends to sinks and window;
+ * fetches rows that the reply did not contain, attends to what was selected, and merges both.  Also
+ * adapts --rerank auto. */
 #include "gpu-worker/attention/pqcache_private.h"
 
 #include "gpu-worker/base/time.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -167,68 +169,108 @@ static size_t first_row(const struct kvw_pqcache *pq,
            pq->row_bytes;
 }
 
-/* Merges the nodes' attention outputs into that over the rows on the worker. */
-static void merge_found(struct kvw_pqcache *pq,
-                        const struct kv_query_result *found,
-                        struct kvw_device_buffer *out)
+/* Brings the nodes' attention outputs to the device. */
+static void take_outputs(struct kvw_pqcache *pq, const struct kv_query_result *found)
 {
     const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads,
                    group = kvw_pqcache_group_of(pq);
+    const size_t n_q_heads = (size_t)n_heads * group;
 
     for (uint32_t head = 0; head < n_heads; head++) {
         memcpy(pq->outputs + (size_t)head * group * pq->d, found[head].outputs,
                (size_t)group * pq->d * sizeof(pq->outputs[0]));
         memcpy(pq->lses + head * group, found[head].lses, group * sizeof(pq->lses[0]));
     }
-    pq->device->ops->answers_merge(pq->device, kvw_device_rows_shape(pq->device_rows),
-                                   pq->outputs, pq->lses, out, pq->lse);
+    pq->device->ops->write(pq->found_out, 0, pq->outputs,
+                           n_q_heads * pq->d * sizeof(pq->outputs[0]));
+    pq->device->ops->write(pq->found_lse, 0, pq->lses, n_q_heads * sizeof(pq->lses[0]));
 }
 
-/* Attention over sinks, selected rows and window.  `op` NULL: no query was sent. */
-static kv_status_t attend_found(struct kvw_pqcache *pq,
-                                uint32_t layer,
-                                const struct kvw_budget *budget,
-                                const struct kv_op *op,
-                                const struct kvw_device_buffer *q,
-                                struct kvw_device_buffer *out)
+/* Attention over sinks and window. */
+static void attend_near(struct kvw_pqcache *pq,
+                        uint32_t layer,
+                        const struct kvw_device_buffer *q,
+                        struct kvw_device_buffer *out)
 {
     const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
-    struct kv_query_result found[KV_HEADS_MAX];
-    uint32_t rows_before[KV_HEADS_MAX] = {0};
+    const struct kvw_budget *budget = &pq->asked.budget;
     uint32_t n_runs = 0;
-    bool is_merged;
-    kv_status_t status = KV_OK;
 
-    for (uint32_t head = 0; op != NULL && head < n_heads; head++) {
-        kv_op_query_result(op, head, &found[head]);
-        kvw_pqcache_count_found(pq, budget, &found[head]);
-    }
-    if (op != NULL) {
-        kvw_pqcache_count_reads(pq, op);
-        pq->node_stats.nodes_worked_s += (double)kvw_pqcache_worked_us(found, n_heads) / 1e6;
-        adapt_candidates(pq, layer, budget, found);
-    }
-    if (op != NULL && pq->answer == KV_ANSWER_IDS)
-        status = fetch_rows(pq, layer, found, rows_before);
-    for (uint32_t head = 0; status == KV_OK && head < n_heads; head++) {
+    for (uint32_t head = 0; head < n_heads; head++) {
         pq->run_begin[head] = n_runs;
         n_runs = kvw_device_rows_runs(pq->device_rows, layer, head, 0, budget->sinks, pq->runs,
                                       n_runs);
-        if (op != NULL && pq->answer != KV_ANSWER_ATTEND)
-            n_runs = selected_runs(pq, layer, head, &found[head],
-                                   first_row(pq, &found[head], rows_before[head]), n_runs);
         n_runs = kvw_device_rows_runs(pq->device_rows, layer, head, budget->window_begin,
                                       budget->n_rows, pq->runs, n_runs);
         pq->rows_attended += budget->sinks + budget->n_rows - budget->window_begin;
     }
+    pq->run_begin[n_heads] = n_runs;
+    pq->device->ops->runs_attend(pq->device, kvw_device_rows_shape(pq->device_rows), q,
+                                 pq->runs, pq->run_begin, out, pq->lse);
+}
+
+/* Attention over selected rows, whose ids or bytes the query has returned. */
+static kv_status_t attend_selected(struct kvw_pqcache *pq,
+                                   uint32_t layer,
+                                   const struct kv_query_result *found,
+                                   const struct kvw_device_buffer *q)
+{
+    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
+    uint32_t rows_before[KV_HEADS_MAX] = {0};
+    uint32_t n_runs = 0;
+    kv_status_t status = KV_OK;
+
+    if (pq->answer == KV_ANSWER_IDS)
+        status = fetch_rows(pq, layer, found, rows_before);
     if (status != KV_OK)
         return status;
+    for (uint32_t head = 0; head < n_heads; head++) {
+        pq->run_begin[head] = n_runs;
+        n_runs = selected_runs(pq, layer, head, &found[head],
+                               first_row(pq, &found[head], rows_before[head]), n_runs);
+    }
     pq->run_begin[n_heads] = n_runs;
-    is_merged = op != NULL && found[0].outputs != NULL;
     pq->device->ops->runs_attend(pq->device, kvw_device_rows_shape(pq->device_rows), q,
-                                 pq->runs, pq->run_begin, out, is_merged ? pq->lse : NULL);
-    if (is_merged)
-        merge_found(pq, found, out);
+                                 pq->runs, pq->run_begin, pq->found_out, pq->found_lse);
+    return KV_OK;
+}
+
+/* Merges what was found into attention over other rows. */
+static void merge_into(struct kvw_pqcache *pq, struct kvw_device_buffer *out)
+{
+    pq->device->ops->answers_merge(pq->device, kvw_device_rows_shape(pq->device_rows),
+                                   pq->found_out, pq->found_lse, out, pq->lse);
+}
+
+/* Merges the answer to the query, rows or outputs or both, into attention over sinks and window. */
+static kv_status_t merge_found(struct kvw_pqcache *pq,
+                               uint32_t layer,
+                               const struct kv_op *op,
+                               const struct kvw_device_buffer *q,
+                               struct kvw_device_buffer *out)
+{
+    const uint32_t n_heads = pq->setup.session.model->params.n_kv_heads;
+    const struct kvw_budget *budget = &pq->asked.budget;
+    struct kv_query_result found[KV_HEADS_MAX];
+    kv_status_t status = KV_OK;
+
+    for (uint32_t head = 0; head < n_heads; head++) {
+        kv_op_query_result(op, head, &found[head]);
+        kvw_pqcache_count_found(pq, budget, &found[head]);
+    }
+    kvw_pqcache_count_reads(pq, op);
+    pq->node_stats.nodes_worked_s += (double)kvw_pqcache_worked_us(found, n_heads) / 1e6;
+    adapt_candidates(pq, layer, budget, found);
+    if (pq->answer != KV_ANSWER_ATTEND) {
+        status = attend_selected(pq, layer, found, q);
+        if (status != KV_OK)
+            return status;
+        merge_into(pq, out);
+    }
+    if (found[0].outputs != NULL) {
+        take_outputs(pq, found);
+        merge_into(pq, out);
+    }
     /* The memory of the reply is reused at once. */
     return pq->device->ops->sync(pq->device);
 }
@@ -284,29 +326,46 @@ static kv_status_t begin_query(struct kvw_pqcache *pq,
     return kvw_session_fail(pq->base.session, status);
 }
 
-kv_status_t kvw_pqcache_step_layer(struct kvw_pqcache *pq,
-                                   uint32_t layer,
-                                   uint32_t token,
-                                   const struct kvw_device_buffer *q,
-                                   struct kvw_device_buffer *out)
+void kvw_pqcache_forget_question(struct kvw_pqcache *pq)
 {
-    const struct kvw_budget budget = kvw_budget_of(
-        &pq->options.budget, kvw_index_schedule_prompt_rows(pq->index), token + 1);
-    struct kv_op *op = NULL;
+    kv_op_free(pq->asked.op);
+    pq->asked.op = NULL;
+}
+
+kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
+                            uint32_t layer,
+                            uint32_t token,
+                            const struct kvw_device_buffer *q)
+{
+    struct kvw_budget *budget = &pq->asked.budget;
     kv_status_t status;
 
-    if (budget.k == 0 || budget.window_begin == budget.sinks)
-        return attend_found(pq, layer, &budget, NULL, q, out);
+    assert(pq->asked.op == NULL);
+    *budget = kvw_budget_of(&pq->options.budget, kvw_index_schedule_prompt_rows(pq->index),
+                            token + 1);
+    assert(budget->window_begin <= token); /* what is asked does not depend on its row */
+    if (budget->k == 0 || budget->window_begin == budget->sinks)
+        return KV_OK;
     status = kvw_index_schedule_await(pq->index, layer);
-    if (status == KV_OK)
-        status = begin_query(pq, layer, &budget, q, &op);
-    if (status != KV_OK)
-        return status;
+    return status == KV_OK ? begin_query(pq, layer, budget, q, &pq->asked.op) : status;
+}
+
+kv_status_t kvw_pqcache_answer(struct kvw_pqcache *pq,
+                               uint32_t layer,
+                               const struct kvw_device_buffer *q,
+                               struct kvw_device_buffer *out)
+{
+    struct kv_op *op = pq->asked.op;
+    kv_status_t status;
+
+    attend_near(pq, layer, q, out);
+    if (op == NULL)
+        return pq->device->ops->sync(pq->device);
     status = wait_for(pq, op, KVW_TRACE_QUERY, layer);
     if (status == KV_OK)
-        status = attend_found(pq, layer, &budget, op, q, out);
-    kv_op_free(op);
+        status = merge_found(pq, layer, op, q, out);
+    kvw_pqcache_forget_question(pq);
     if (status == KV_OK && pq->cached != NULL)
-        status = kvw_block_cache_end(pq->cached, layer, budget.window_begin);
+        status = kvw_block_cache_end(pq->cached, layer, pq->asked.budget.window_begin);
     return status;
 }

@@ -177,7 +177,7 @@ struct kvw_device_ops {
                         struct kvw_device_buffer *out);
     /* One token's query q (n_q_heads, d) over selected rows: kv head h attends to those of
      * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
-     * (n_kv_heads + 1), at least one run for each head.  Borrows both.  The result's bits
+     * (n_kv_heads + 1).  A head without runs gets zeros, and an lse of -inf.  Borrows both.  The result's bits
      * depend on the sequence of rows alone, not on its division into runs or on the buffers:
      * with all rows 0..t they are those of rows_attend().  shape->capacity is not used.
      * lse (n_q_heads): the natural logarithm of sum exp(q k / sqrt(d)); NULL: not wanted. */
@@ -188,13 +188,13 @@ struct kvw_device_ops {
                         const uint32_t *run_begin,
                         struct kvw_device_buffer *out,
                         struct kvw_device_buffer *lse);
-    /* Merges attention over two disjoint sets of rows: out (n_q_heads, d) and lse (n_q_heads),
-     * from runs_attend(), with outputs and lses of the same shapes, in the caller's memory,
-     * which it borrows.  As kv_attend_merge() of kernels/attend.h, within its error bound. */
+    /* Merges attention over two disjoint sets of rows: out (n_q_heads, d) and lse (n_q_heads)
+     * with others of the same shapes, each from runs_attend() or from a node.  As
+     * kv_attend_merge() of kernels/attend.h, within its error bound. */
     void (*answers_merge)(struct kvw_device *device,
                           const struct kvw_rows_shape *shape,
-                          const float *outputs,
-                          const float *lses,
+                          const struct kvw_device_buffer *other_out,
+                          const struct kvw_device_buffer *other_lse,
                           struct kvw_device_buffer *out,
                           struct kvw_device_buffer *lse);
     /* out (n_q_heads, n) = q k / sqrt(d) for one token's query q (n_q_heads, d) and the keys of

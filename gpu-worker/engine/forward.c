@@ -129,21 +129,28 @@ static kv_status_t run_layer(struct kvw_forward *forward,
     const struct kvw_model_layer *weights = &forward->model->layers[layer];
     struct kvw_device *device = forward->device;
     const struct kvw_device_ops *ops = device->ops;
+    const struct kvw_method_ops *methods = forward->attention->ops;
     kv_status_t status;
 
     trace_span(forward, NULL, layer);
     ops->rms_norm(device, weights->attn_norm, params->epsilon, forward->x, n, forward->h);
     ops->matmul(device, weights->q, weights->q_bias, forward->h, n, forward->q);
-    ops->matmul(device, weights->k, weights->k_bias, forward->h, n, forward->k);
-    ops->matmul(device, weights->v, weights->v_bias, forward->h, n, forward->v);
     ops->rope(device, params->rope_style, forward->rotations, forward->q, n, params->n_q_heads,
               params->d, params->n_rot);
+    if (phase == KVW_DECODE && methods->ask != NULL) {
+        trace_span(forward, "projections", layer);
+        status = methods->ask(forward->attention, layer, token_begin, forward->q);
+        if (status != KV_OK)
+            return status;
+        trace_span(forward, "question", layer);
+    }
+    ops->matmul(device, weights->k, weights->k_bias, forward->h, n, forward->k);
+    ops->matmul(device, weights->v, weights->v_bias, forward->h, n, forward->v);
     ops->rope(device, params->rope_style, forward->rotations, forward->k, n, params->n_kv_heads,
               params->d, params->n_rot);
     trace_span(forward, "projections", layer);
-    status =
-        forward->attention->ops->attend(forward->attention, phase, layer, token_begin, n,
-                                        forward->q, forward->k, forward->v, forward->mixed);
+    status = methods->attend(forward->attention, phase, layer, token_begin, n, forward->q,
+                             forward->k, forward->v, forward->mixed);
     if (status != KV_OK)
         return status;
     trace_span(forward, "attention", layer);

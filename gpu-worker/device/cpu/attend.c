@@ -220,10 +220,10 @@ static void merge(const struct job *job, float *out)
         memset(to, 0, d * sizeof(to[0]));
         for (uint32_t run = 0; run < n_runs; run++, partial += job->group * floats)
             fold(&most, &sum, to, partial, partial + 2, d);
-        for (size_t j = 0; j < d; j++)
+        for (size_t j = 0; n_runs > 0 && j < d; j++)
             to[j] /= sum;
         if (job->lse != NULL)
-            job->lse[i] = (float)((double)most + log((double)sum));
+            job->lse[i] = n_runs > 0 ? (float)((double)most + log((double)sum)) : -INFINITY;
     }
 }
 
@@ -409,7 +409,7 @@ void kvw_cpu_runs_attend(struct kvw_device *device,
     assert(attend_floats(&job) * sizeof(float) + RUN * row_bytes(&job) <=
            KVW_CPU_SCRATCH_BYTES);
     for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
-        assert(run_begin[head] < run_begin[head + 1]);
+        assert(run_begin[head] <= run_begin[head + 1]);
         for (uint32_t i = run_begin[head]; i < run_begin[head + 1]; i++)
             assert((runs[i].first_row + runs[i].n_rows) * row_bytes(&job) <=
                    runs[i].buffer->bytes);
@@ -418,22 +418,26 @@ void kvw_cpu_runs_attend(struct kvw_device *device,
     }
     if (!reserve_partials(&job))
         return;
-    kvw_thread_pool_run(job.cpu->thread_pool, attend_selected, &job,
-                        shape->n_kv_heads * job.n_runs);
+    if (job.n_runs > 0)
+        kvw_thread_pool_run(job.cpu->thread_pool, attend_selected, &job,
+                            shape->n_kv_heads * job.n_runs);
     merge(&job, job.out);
 }
 
 void kvw_cpu_answers_merge(struct kvw_device *device,
                            const struct kvw_rows_shape *shape,
-                           const float *outputs,
-                           const float *lses,
+                           const struct kvw_device_buffer *other_out,
+                           const struct kvw_device_buffer *other_lse,
                            struct kvw_device_buffer *out,
                            struct kvw_device_buffer *lse)
 {
-    const float *const all_outputs[] = {kvw_cpu_floats(out), outputs};
-    const float *const all_lses[] = {kvw_cpu_floats(lse), lses};
+    const float *const all_outputs[] = {kvw_cpu_floats(out), kvw_cpu_floats(other_out)};
+    const float *const all_lses[] = {kvw_cpu_floats(lse), kvw_cpu_floats(other_lse)};
+    const size_t lse_bytes = shape->n_q_heads * sizeof(float);
 
     (void)device;
+    assert(lse_bytes <= lse->bytes && lse_bytes <= other_lse->bytes);
+    assert(shape->d * lse_bytes <= out->bytes && shape->d * lse_bytes <= other_out->bytes);
     kv_attend_merge(shape->n_q_heads, shape->d, 2, all_outputs, all_lses, kvw_cpu_floats(out),
                     kvw_cpu_floats(lse));
 }

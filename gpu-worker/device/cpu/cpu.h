@@ -94,8 +94,8 @@ void kvw_cpu_runs_attend(struct kvw_device *device,
                          struct kvw_device_buffer *lse);
 void kvw_cpu_answers_merge(struct kvw_device *device,
                            const struct kvw_rows_shape *shape,
-                           const float *outputs,
-                           const float *lses,
+                           const struct kvw_device_buffer *other_out,
+                           const struct kvw_device_buffer *other_lse,
                            struct kvw_device_buffer *out,
                            struct kvw_device_buffer *lse);
 void kvw_cpu_rows_score(struct kvw_device *device,

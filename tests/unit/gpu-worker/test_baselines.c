@@ -28,7 +28,7 @@ enum {
 struct fixture {
     struct kvw_device *device;
     struct kvw_rows_shape shape;
-    struct kvw_device_buffer *q, *rows, *other, *out, *lse;
+    struct kvw_device_buffer *q, *rows, *other, *out, *lse, *other_out, *other_lse;
     float k[ROWS][KV_HEADS][D], v[ROWS][KV_HEADS][D]; /* as they were rounded */
     float queries[Q_HEADS][D];
 };
@@ -65,6 +65,10 @@ static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
     assert_int_equal(device->buffer_create(f->device, Q_HEADS * ROWS * sizeof(float), &f->out),
                      KV_OK);
     assert_int_equal(device->buffer_create(f->device, Q_HEADS * sizeof(float), &f->lse), KV_OK);
+    assert_int_equal(device->buffer_create(f->device, Q_HEADS * sizeof(float), &f->other_lse),
+                     KV_OK);
+    assert_int_equal(
+        device->buffer_create(f->device, Q_HEADS * D * sizeof(float), &f->other_out), KV_OK);
     kv_random_init(&dice, 3);
     for (size_t i = 0; i < floats; i++) {
         (&f->k[0][0][0])[i] = draw(&dice);
@@ -93,6 +97,8 @@ static void tear_down(struct fixture *f)
     device->buffer_destroy(f->other);
     device->buffer_destroy(f->out);
     device->buffer_destroy(f->lse);
+    device->buffer_destroy(f->other_out);
+    device->buffer_destroy(f->other_lse);
     device->close(f->device);
 }
 
@@ -248,28 +254,25 @@ static void test_merged_answers(void **state)
     static struct kvw_row_run runs[KV_HEADS * ROWS];
     static struct fixture f;
     static uint32_t ids[ROWS];
-    float some[Q_HEADS][D], plain[Q_HEADS][D], merged[Q_HEADS][D], none[Q_HEADS][D] = {{0}};
-    float lse[Q_HEADS], merged_lse[Q_HEADS], no_lse[Q_HEADS];
+    float some[Q_HEADS][D], plain[Q_HEADS][D], merged[Q_HEADS][D];
+    float lse[Q_HEADS], merged_lse[Q_HEADS];
     uint32_t run_begin[KV_HEADS + 1];
     const struct kvw_device_ops *device;
 
     (void)state;
     for (uint32_t i = 0; i < ROWS; i++)
         ids[i] = i;
-    for (unsigned i = 0; i < Q_HEADS; i++)
-        no_lse[i] = -INFINITY;
     set_up(&f, KV_FP32, 2);
     device = f.device->ops;
     some_rows(&f, true, runs, run_begin);
     attend(&f, runs, run_begin, plain);
-    device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.out, f.lse);
-    device->read(f.out, 0, some, sizeof(some));
-    device->read(f.lse, 0, lse, sizeof(lse));
+    device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.other_out, f.other_lse);
+    device->read(f.other_out, 0, some, sizeof(some));
     assert_memory_equal(some, plain, sizeof(some)); /* the same, asked for or not */
 
     some_rows(&f, false, runs, run_begin);
     device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.out, f.lse);
-    device->answers_merge(f.device, &f.shape, &some[0][0], lse, f.out, f.lse);
+    device->answers_merge(f.device, &f.shape, f.other_out, f.other_lse, f.out, f.lse);
     device->read(f.out, 0, merged, sizeof(merged));
     device->read(f.lse, 0, merged_lse, sizeof(merged_lse));
     assert_int_equal(device->sync(f.device), KV_OK);
@@ -284,7 +287,13 @@ static void test_merged_answers(void **state)
             assert_true(fabs((double)merged[q_head][j] - wanted[j]) < 1e-5);
     }
 
-    device->answers_merge(f.device, &f.shape, &none[0][0], no_lse, f.out, f.lse);
+    memset(run_begin, 0, sizeof(run_begin));
+    device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.other_out, f.other_lse);
+    device->read(f.other_out, 0, some, sizeof(some));
+    device->read(f.other_lse, 0, lse, sizeof(lse));
+    for (unsigned i = 0; i < Q_HEADS; i++)
+        assert_true(isinf(lse[i]) && lse[i] < 0 && some[i][0] == 0 && some[i][D - 1] == 0);
+    device->answers_merge(f.device, &f.shape, f.other_out, f.other_lse, f.out, f.lse);
     device->read(f.out, 0, some, sizeof(some));
     device->read(f.lse, 0, lse, sizeof(lse));
     assert_memory_equal(some, merged, sizeof(some));
