@@ -23,6 +23,7 @@ struct layer {
     uint64_t asked_us;    /* when; 0: not yet */
     uint64_t n_coded;     /* of the last result: rows with codes, in all kv heads */
     uint32_t n_codebooks; /* of the last result */
+    bool is_of_steps;     /* the last one was asked for while tokens are generated */
 };
 
 struct kvw_index_schedule {
@@ -185,6 +186,15 @@ static kv_status_t take_ended(struct kvw_index_schedule *index)
     return status;
 }
 
+/* Counts a wait that has ended. */
+static void note_wait(struct kvw_index_schedule *index, uint64_t begin_us)
+{
+    const uint64_t end_us = kvw_now_us();
+
+    index->wait_us += end_us - begin_us;
+    kvw_trace_span(index->trace, KVW_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
+}
+
 static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_t tokens)
 {
     struct layer *own = &index->layers[layer];
@@ -206,8 +216,12 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
 
     /* One operation at a time for a layer: the last one is for earlier rows, and nearly
      * done. */
-    if (own->op != NULL)
+    if (own->op != NULL) {
+        const uint64_t begin_us = kvw_now_us();
+
         kv_wait(own->op);
+        note_wait(index, begin_us);
+    }
     status = take_ended(index);
     if (status != KV_OK)
         return status;
@@ -218,12 +232,14 @@ static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_
     return kvw_session_fail(index->store, status);
 }
 
-static kv_status_t ask_all(struct kvw_index_schedule *index, uint32_t rows)
+static kv_status_t ask_all(struct kvw_index_schedule *index, uint32_t rows, bool is_of_steps)
 {
     kv_status_t status = KV_OK;
 
-    for (uint32_t i = 0; status == KV_OK && i < index->n_layers; i++)
+    for (uint32_t i = 0; status == KV_OK && i < index->n_layers; i++) {
         status = ask(index, i, rows);
+        index->layers[i].is_of_steps = is_of_steps;
+    }
     index->n_rows = rows;
     return status;
 }
@@ -246,7 +262,18 @@ kvw_index_schedule_rows(struct kvw_index_schedule *index, uint32_t layer, uint32
 
     if (index->prompt_begin_us == 0)
         index->prompt_begin_us = kvw_now_us();
-    return rows > index->n_rows ? ask(index, layer, rows) : KV_OK;
+    if (rows <= index->n_rows)
+        return KV_OK;
+    index->layers[layer].is_of_steps = false;
+    return ask(index, layer, rows);
+}
+
+static bool is_any_under_way(const struct kvw_index_schedule *index)
+{
+    for (uint32_t i = 0; i < index->n_layers; i++)
+        if (index->layers[i].op != NULL && kv_op_status(index->layers[i].op) == KV_IN_PROGRESS)
+            return true;
+    return false;
 }
 
 kv_status_t kvw_index_schedule_end_pass(struct kvw_index_schedule *index,
@@ -266,7 +293,10 @@ kv_status_t kvw_index_schedule_end_pass(struct kvw_index_schedule *index,
     if (index->options.chapter_blocks == 0 ||
         rows < index->n_rows + KV_CHAPTER_BLOCKS_MIN * KV_BLOCK_TOKENS)
         return KV_OK;
-    return ask_all(index, rows);
+    /* Steps wait for none: while one is made, its successor is not asked for. */
+    if (!index->options.wait && is_any_under_way(index))
+        return take_ended(index);
+    return ask_all(index, rows, true);
 }
 
 kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index)
@@ -274,7 +304,7 @@ kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index)
     const uint32_t rows = rows_of(index, index->n_tokens, true);
 
     index->prompt_rows = index->n_tokens;
-    return rows > index->n_rows ? ask_all(index, rows) : KV_OK;
+    return rows > index->n_rows ? ask_all(index, rows, false) : KV_OK;
 }
 
 kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer)
@@ -283,25 +313,22 @@ kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t 
     /* The time that scoring by keys would take in all later steps. */
     const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
                            (double)index->key_bytes / EXACT_BYTES_PER_S;
-    const uint64_t limit_us = begin_us + (uint64_t)(exact_s * 1e6);
-    struct kv_op *op = index->layers[layer].op;
-    kv_status_t status = KV_OK;
-    uint64_t end_us = begin_us;
+    const struct layer *own = &index->layers[layer];
+    const uint64_t limit_us = begin_us + (own->is_of_steps ? 0 : (uint64_t)(exact_s * 1e6));
+    uint64_t now_us = begin_us;
 
-    if (op == NULL)
+    if (own->op == NULL)
         return KV_OK;
-    if (index->options.wait)
-        kv_wait(op);
-    while (kv_op_status(op) == KV_IN_PROGRESS && end_us < limit_us) {
-        kv_client_wait(index->client, limit_us - end_us);
-        end_us = kvw_now_us();
+    if (kv_op_status(own->op) == KV_IN_PROGRESS) {
+        if (index->options.wait)
+            kv_wait(own->op);
+        while (kv_op_status(own->op) == KV_IN_PROGRESS && now_us < limit_us) {
+            kv_client_wait(index->client, limit_us - now_us);
+            now_us = kvw_now_us();
+        }
+        note_wait(index, begin_us);
     }
-    if (kv_op_status(op) != KV_IN_PROGRESS)
-        status = ended(index, layer);
-    end_us = kvw_now_us();
-    index->wait_us += end_us - begin_us;
-    kvw_trace_span(index->trace, KVW_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
-    return status;
+    return kv_op_status(own->op) != KV_IN_PROGRESS ? ended(index, layer) : KV_OK;
 }
 
 kv_status_t kvw_index_schedule_settle(struct kvw_index_schedule *index)

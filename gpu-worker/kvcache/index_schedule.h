@@ -6,7 +6,8 @@
  *                                             all
  *             kvw_index_schedule_end_pass()   the pass is over in all layers
  *   step      kvw_index_schedule_await()      before a layer's first query
- *             kvw_index_schedule_end_pass()   generated tokens are indexed, too
+ *             kvw_index_schedule_end_pass()   generated tokens are indexed, too: no step waits for
+ *                                             that
  *
  * The nodes cluster while the next layers compute.  How many iterations fit into that time
  * follows from the time that the nodes report for earlier indexes (kmeans_budget.h).
@@ -35,11 +36,11 @@ struct kvw_index_options {
     bool rotates;             /* codes are of rotated keys */
     bool copies;              /* beside the codes, copies of keys in 4 bits */
     uint32_t iterations;      /* of k-means; 0: as many as the prompt's time hides */
-    bool wait;                /* steps wait for their codebooks */
+    bool wait;                /* steps wait for their codebooks, generated rows' too */
 };
 
 struct kvw_index_stats {
-    double wait_s; /* of steps, for codebooks */
+    double wait_s; /* of computation, for codebooks */
     uint32_t codebooks_trained, codebooks_found;
 };
 
@@ -73,7 +74,8 @@ kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index);
 /* Rows of the prompt that steps go on from; 0: its end is not known yet. */
 uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index);
 
-/* Waits for a layer's index as long as going on without would cost, or to its end. */
+/* Before a step's query: waits for the layer's index of the prompt as long as going on without would
+ * cost; for one of generated rows, not at all.  With options.wait, for both to the end. */
 kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer);
 
 /* Waits for all that is under way. */

@@ -1,4 +1,8 @@
-/* index_schedule.h: what its check finds; how many iterations a layer gets. */
+/* index_schedule.h: what its check finds; how many iterations a layer gets; who waits. */
+#define kv_op_status   test_op_status
+#define kv_wait        test_wait
+#define kv_client_wait test_client_wait
+#define kv_index_begin test_index_begin
 #include "gpu-worker/kvcache/index_schedule.c" /* its insides are broken below */
 #include "tests/support/dies.h"
 
@@ -7,6 +11,8 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+
+#include <time.h>
 
 enum broken {
     ASKED_FOR_ROWS_TO_COME,
@@ -133,12 +139,102 @@ static void unclear_reports_do_not_count(void **state)
     assert_int_equal(layers[1].n_codebooks, 3 * HEADS);
 }
 
+/* ---- waiting ------------------------------------------------------------------------------ */
+
+/* An operation that does not end, and how often somebody waited for it, or asked for another. */
+static int never_ends;
+static unsigned n_waits, n_asked;
+
+kv_status_t test_op_status(const struct kv_op *op)
+{
+    (void)op;
+    return KV_IN_PROGRESS;
+}
+
+kv_status_t test_wait(struct kv_op *op)
+{
+    (void)op;
+    n_waits++;
+    return KV_IN_PROGRESS;
+}
+
+unsigned test_client_wait(struct kv_client *client, uint64_t timeout_us)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    (void)client;
+    (void)timeout_us;
+    n_waits++;
+    nanosleep(&pause, NULL);
+    return 0;
+}
+
+kv_status_t test_index_begin(struct kv_session *session,
+                             const struct kv_index_options *options,
+                             uint32_t deadline_ms,
+                             struct kv_op **ret_op)
+{
+    (void)session;
+    (void)options;
+    (void)deadline_ms;
+    n_asked++;
+    *ret_op = NULL;
+    return KV_IO;
+}
+
+/* How often a step of a session with a prompt of 1,024 tokens waits for the layer's codes. */
+static unsigned waits_of_a_step(bool is_of_steps, bool wait_index)
+{
+    struct layer layers[LAYERS] = {
+        {.op = (struct kv_op *)(void *)&never_ends, .is_of_steps = is_of_steps}};
+    struct kvw_index_schedule index = schedule_of(layers);
+
+    index.options.wait = wait_index;
+    index.prompt_rows = index.n_rows = index.n_tokens = CHAPTER;
+    index.n_steps = 20;
+    index.key_bytes = 128;
+    n_waits = 0;
+    assert_int_equal(kvw_index_schedule_await(&index, 0), KV_OK);
+    assert_int_equal(kvw_index_schedule_await(&index, 1), KV_OK);
+    assert_true(n_waits > 0 || index.wait_us == 0);
+    return n_waits;
+}
+
+/* Steps wait for the prompt's codes, as long as it pays: 20 * 1,024 * 3 keys of 128 bytes at 4 GB/s
+ * are 2 ms.  For those of generated rows they wait if told to. */
+static void steps_wait_for_the_prompt_only(void **state)
+{
+    (void)state;
+    assert_in_range(waits_of_a_step(false, false), 1, 3);
+    assert_int_equal(waits_of_a_step(true, false), 0);
+    assert_true(waits_of_a_step(true, true) > 0);
+}
+
+/* While codes of generated rows are made, the next ones are not asked for: that would wait. */
+static void steps_ask_when_nothing_is_under_way(void **state)
+{
+    struct layer layers[LAYERS] = {{.op = (struct kv_op *)(void *)&never_ends}};
+    struct kvw_index_schedule index = schedule_of(layers);
+
+    (void)state;
+    index.prompt_rows = index.n_rows = CHAPTER;
+    n_waits = n_asked = 0;
+    assert_int_equal(kvw_index_schedule_end_pass(&index, KVW_DECODE, 2 * CHAPTER), KV_OK);
+    assert_int_equal(index.n_rows, CHAPTER);
+    layers[0].op = NULL;
+    layers[2].op = (struct kv_op *)(void *)&never_ends;
+    assert_int_equal(kvw_index_schedule_end_pass(&index, KVW_DECODE, 2 * CHAPTER), KV_OK);
+    assert_int_equal(n_waits + n_asked, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_finds),
         cmocka_unit_test(nodes_say_how_many_fit),
         cmocka_unit_test(unclear_reports_do_not_count),
+        cmocka_unit_test(steps_wait_for_the_prompt_only),
+        cmocka_unit_test(steps_ask_when_nothing_is_under_way),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
