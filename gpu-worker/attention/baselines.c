@@ -47,6 +47,7 @@ struct baseline {
     uint32_t *run_begin; /* (n_kv_heads + 1) */
 
     uint64_t rows_attended, rows_possible;
+    uint64_t prompt_rows_attended; /* of rows_attended: all that were possible */
     uint64_t rows_recalled, rows_to_recall;
 };
 
@@ -403,6 +404,7 @@ static kv_status_t baseline_attend(struct kvw_method *attention,
                                        kvw_full_rows_of(baseline->full_rows, layer),
                                        token_begin, n, out);
     baseline->rows_attended += possible;
+    baseline->prompt_rows_attended += possible;
     return kvw_session_poll(attention->session);
 }
 
@@ -438,9 +440,11 @@ static void baseline_stats(const struct kvw_method *attention, struct kvw_method
 
     stats->rows_attended = baseline->rows_attended;
     stats->rows_possible = baseline->rows_possible;
+    stats->step_rows_attended = baseline->rows_attended - baseline->prompt_rows_attended;
+    stats->step_rows_possible = baseline->rows_possible - baseline->prompt_rows_attended;
     stats->rows_recalled = baseline->rows_recalled;
     stats->rows_to_recall = baseline->rows_to_recall;
-    stats->exposed_wait_s += kvw_full_rows_wait_s(baseline->full_rows);
+    stats->waits.rows_s += kvw_full_rows_wait_s(baseline->full_rows);
 }
 
 #define BASELINE_FUNCTIONS                                                                 \

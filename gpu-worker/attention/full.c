@@ -9,7 +9,7 @@ struct full {
     struct kvw_method base;
     struct kvw_device *device;
     struct kvw_full_rows *full_rows;
-    uint64_t rows_attended;
+    uint64_t rows_attended, step_rows;
 };
 
 static struct full *full_of(struct kvw_method *attention)
@@ -65,6 +65,8 @@ static kv_status_t full_attend(struct kvw_method *attention,
     full->device->ops->rows_attend(
         full->device, shape, q, kvw_full_rows_of(full->full_rows, layer), token_begin, n, out);
     full->rows_attended += kvw_method_rows_possible(shape, token_begin, n);
+    if (phase == KVW_DECODE)
+        full->step_rows += kvw_method_rows_possible(shape, token_begin, n);
     return phase == KVW_PREFILL ? kvw_session_poll(attention->session) : KV_OK;
 }
 
@@ -82,7 +84,8 @@ static void full_stats(const struct kvw_method *attention, struct kvw_method_sta
 
     stats->rows_attended = full->rows_attended;
     stats->rows_possible = full->rows_attended;
-    stats->exposed_wait_s += kvw_full_rows_wait_s(full->full_rows);
+    stats->step_rows_attended = stats->step_rows_possible = full->step_rows;
+    stats->waits.rows_s += kvw_full_rows_wait_s(full->full_rows);
 }
 
 const struct kvw_method_ops kvw_method_full = {

@@ -33,6 +33,17 @@ struct kvw_method_setup {
     struct kvw_method_options options;
 };
 
+/* What the computation waited for, in seconds; a request that was waited for in part counts with the
+ * share that each had in the whole of it. */
+struct kvw_waits {
+    double node_s;  /* nodes at work on queries and fetches */
+    double queue_s; /* requests in a node before it worked on them */
+    double
+        wire_s; /* requests and replies on their way, and threads that had to wake for them */
+    double index_s; /* codebooks */
+    double rows_s;  /* rows that were sent, or read to be on the device */
+};
+
 struct kvw_method_stats {
     uint64_t bytes_put;     /* rows sent to the store */
     uint64_t bytes_read;    /* rows received from it as they are: those that the session had, or
@@ -40,7 +51,14 @@ struct kvw_method_stats {
     uint64_t bytes_fetched; /* rows and attention outputs received from it to answer queries */
     uint64_t rows_attended; /* (query, kv head) pairs of one row */
     uint64_t rows_possible; /* the same if every query had attended to all earlier rows */
-    double exposed_wait_s;  /* time that the computation waited for the store */
+    /* The same two of decode steps alone. */
+    uint64_t step_rows_attended, step_rows_possible;
+    double
+        exposed_wait_s; /* time that the computation waited for the store: the sum of `waits` */
+    struct kvw_waits waits;
+    const double
+        *layer_wait_s; /* (n_layers) of it, for queries, fetches and codebooks; the method's;
+                                 * NULL: it asks nothing */
     /* Rows that exact scores would have selected, and how many of them were; 0 of 0: not
      * measured. */
     uint64_t rows_recalled, rows_to_recall;

@@ -121,7 +121,10 @@ void kvw_method_get_stats(const struct kvw_method *attention,
     *ret_stats = (struct kvw_method_stats){
         .bytes_put = kvw_session_bytes_put(attention->session),
         .bytes_read = kvw_session_bytes_read(attention->session),
-        .exposed_wait_s = kvw_session_wait_s(attention->session),
+        .waits.rows_s = kvw_session_wait_s(attention->session),
     };
     attention->ops->stats(attention, ret_stats);
+    const struct kvw_waits *waits = &ret_stats->waits;
+    ret_stats->exposed_wait_s =
+        waits->node_s + waits->queue_s + waits->wire_s + waits->index_s + waits->rows_s;
 }

@@ -34,6 +34,7 @@ static void pqcache_destroy(struct kvw_method *attention)
     kvw_pqcache_forget_question(pq);
     kvw_index_schedule_destroy(pq->index);
     free(pq->rerank);
+    free(pq->layer_wait_s);
     /* Otherwise a node that is still sending would consider the client lost. */
     if (pq->cached != NULL && kvw_session_detail(pq->base.session)[0] == '\0')
         kvw_block_cache_truncate(pq->cached, 0);
@@ -132,7 +133,8 @@ static kv_status_t pqcache_create(const struct kvw_method_setup *setup,
         return KV_INVALID;
     }
     pq->rerank = malloc(pq->n_layers * sizeof(pq->rerank[0]));
-    status = pq->rerank == NULL ? KV_NO_MEMORY : query_memory(pq);
+    pq->layer_wait_s = calloc(pq->n_layers, sizeof(pq->layer_wait_s[0]));
+    status = pq->rerank == NULL || pq->layer_wait_s == NULL ? KV_NO_MEMORY : query_memory(pq);
     for (uint32_t i = 0; status == KV_OK && i < pq->n_layers; i++)
         kvw_rerank_begin(&pq->rerank[i], kvw_pqcache_usual(pq));
     if (status == KV_OK)
@@ -166,7 +168,7 @@ begin_pass(struct kvw_pqcache *pq, enum kvw_phase phase, uint32_t token_begin)
     kv_status_t status = KV_OK;
 
     if (phase == KVW_PREFILL)
-        return kvw_device_rows_full(pq->device_rows, token_begin, &pq->wait_us);
+        return kvw_device_rows_full(pq->device_rows, token_begin, &pq->rows_wait_us);
     if (kvw_index_schedule_prompt_rows(pq->index) == 0)
         status = kvw_index_schedule_end_prompt(pq->index);
     if (status != KV_OK)
@@ -178,7 +180,8 @@ begin_pass(struct kvw_pqcache *pq, enum kvw_phase phase, uint32_t token_begin)
                                 : options->window;
     return kvw_device_rows_windowed(
         pq->device_rows, kvw_pqcache_smaller(options->sinks, pq->setup.session.capacity),
-        kvw_pqcache_smaller(window, pq->setup.session.capacity), token_begin, &pq->wait_us);
+        kvw_pqcache_smaller(window, pq->setup.session.capacity), token_begin,
+        &pq->rows_wait_us);
 }
 
 static kv_status_t pqcache_ask(struct kvw_method *attention,
@@ -210,7 +213,7 @@ static kv_status_t pqcache_attend(struct kvw_method *attention,
 
     if (status == KV_OK)
         status = kvw_device_rows_put(pq->device_rows, phase, layer, token_begin, n, k, v,
-                                     &pq->wait_us);
+                                     &pq->rows_wait_us);
     if (status != KV_OK) {
         kvw_pqcache_forget_question(pq);
         return status;
@@ -225,6 +228,7 @@ static kv_status_t pqcache_attend(struct kvw_method *attention,
     pq->device->ops->rows_attend(
         pq->device, shape, q, kvw_device_rows_all(pq->device_rows, layer), token_begin, n, out);
     pq->rows_attended += possible;
+    pq->prompt_rows_attended += possible;
     return kvw_session_poll(pq->base.session);
 }
 

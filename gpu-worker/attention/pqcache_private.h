@@ -45,7 +45,10 @@ struct kvw_pqcache {
         *found_lse; /* the same shapes as out, lse: of selected rows */
 
     uint64_t rows_attended, rows_possible, bytes_fetched;
-    uint64_t wait_us;
+    uint64_t prompt_rows_attended;      /* of rows_attended: all that were possible */
+    uint64_t rows_wait_us;              /* for rows that were read */
+    struct kvw_waits waits;             /* for queries and fetches */
+    double *layer_wait_s;               /* (n_layers) */
     struct kvw_method_stats node_stats; /* reported by the nodes */
 };
 
@@ -89,6 +92,14 @@ void kvw_pqcache_count_found(struct kvw_pqcache *pq,
 
 /* Adds what nodes read for a query. */
 void kvw_pqcache_count_reads(struct kvw_pqcache *pq, const struct kv_op *op);
+
+/* Adds a wait for an operation in a layer's attention, of the length that it has had since it began;
+ * `queue_us`: how long it waited in a node. */
+void kvw_pqcache_count_wait(struct kvw_pqcache *pq,
+                            uint32_t layer,
+                            const struct kv_op_times *times,
+                            uint64_t queue_us,
+                            uint64_t wait_us);
 
 /* Returns the time that nodes worked on a query, from its results `found` (n_kv_heads). */
 uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_heads);

@@ -14,22 +14,37 @@ enum {
     MESSAGE_BYTES = 1 << 20, /* kvclient.h: limit for the rows of one head in a reply */
 };
 
+/* How long a query waited in nodes before they worked on it: the longest of its messages. */
+static uint64_t queue_us_of(const struct kvw_pqcache *pq, const struct kv_op *op)
+{
+    struct kv_query_result found;
+    uint32_t most = 0;
+
+    for (uint32_t head = 0; head < pq->setup.session.model->params.n_kv_heads; head++)
+        if (kv_op_query_result(op, head, &found) == KV_OK && found.queue_us > most)
+            most = found.queue_us;
+    return most;
+}
+
 /* Waits for an operation of a layer's attention. */
 static kv_status_t
 wait_for(struct kvw_pqcache *pq, struct kv_op *op, enum kvw_trace_track track, uint32_t layer)
 {
     static const char *const names[KVW_TRACE_TRACKS] = {
         [KVW_TRACE_QUERY] = "query", [KVW_TRACE_FETCH] = "fetch"};
-    const struct kvw_trace_arg args[] = {{"layer", layer}};
     const uint64_t begin_us = kvw_now_us();
     const kv_status_t status = kv_wait(op);
     const uint64_t end_us = kvw_now_us();
+    const uint64_t queue_us = track == KVW_TRACE_QUERY ? queue_us_of(pq, op) : 0;
     struct kv_op_times times;
 
-    pq->wait_us += end_us - begin_us;
     kv_op_get_times(op, &times);
+    kvw_pqcache_count_wait(pq, layer, &times, queue_us, end_us - begin_us);
+    const struct kvw_trace_arg args[] = {{"layer", layer},
+                                         {"node_us", (int64_t)times.node_us},
+                                         {"node_queue_us", (int64_t)queue_us}};
     kvw_trace_span(pq->setup.session.trace, track, names[track], times.begun_us, times.ended_us,
-                   args, 1);
+                   args, 3);
     kvw_trace_span(pq->setup.session.trace, KVW_TRACE_WAIT, names[track], begin_us, end_us,
                    args, 1);
     return kvw_session_fail(pq->base.session, status);
@@ -346,7 +361,7 @@ kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
     assert(budget->window_begin <= token); /* what is asked does not depend on its row */
     if (budget->k == 0 || budget->window_begin == budget->sinks)
         return KV_OK;
-    status = kvw_index_schedule_await(pq->index, layer);
+    status = kvw_index_schedule_await(pq->index, layer, &pq->layer_wait_s[layer]);
     return status == KV_OK ? begin_query(pq, layer, budget, q, &pq->asked.op) : status;
 }
 

@@ -56,6 +56,24 @@ uint64_t kvw_pqcache_worked_us(const struct kv_query_result *found, uint32_t n_h
     return sum;
 }
 
+void kvw_pqcache_count_wait(struct kvw_pqcache *pq,
+                            uint32_t layer,
+                            const struct kv_op_times *times,
+                            uint64_t queue_us,
+                            uint64_t wait_us)
+{
+    const double whole_us =
+        times->ended_us > times->begun_us ? (double)(times->ended_us - times->begun_us) : 1;
+    const double node = fmin((double)times->node_us / whole_us, 1);
+    const double queue = fmin((double)queue_us / whole_us, node);
+    const double wait_s = (double)wait_us / 1e6;
+
+    pq->waits.queue_s += wait_s * queue;
+    pq->waits.node_s += wait_s * (node - queue);
+    pq->waits.wire_s += wait_s * (1 - node);
+    pq->layer_wait_s[layer] += wait_s;
+}
+
 void kvw_pqcache_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
     const struct kvw_pqcache *pq = (const struct kvw_pqcache *)attention;
@@ -71,10 +89,15 @@ void kvw_pqcache_stats(const struct kvw_method *attention, struct kvw_method_sta
         stats->bytes_fetched += kvw_block_cache_bytes_fetched(pq->cached);
     stats->rows_attended = pq->rows_attended;
     stats->rows_possible = pq->rows_possible;
+    stats->step_rows_attended = pq->rows_attended - pq->prompt_rows_attended;
+    stats->step_rows_possible = pq->rows_possible - pq->prompt_rows_attended;
     stats->rows_recalled = (uint64_t)(pq->node_stats.recall_sum * 1000);
     stats->rows_to_recall = pq->node_stats.recall_count * 1000;
     stats->index_wait_s = index.wait_s;
     stats->codebooks_trained = index.codebooks_trained;
     stats->codebooks_found = index.codebooks_found;
-    stats->exposed_wait_s = (double)pq->wait_us / 1e6 + index.wait_s + counted.exposed_wait_s;
+    stats->waits = pq->waits;
+    stats->waits.index_s = index.wait_s;
+    stats->waits.rows_s = (double)pq->rows_wait_us / 1e6 + counted.waits.rows_s;
+    stats->layer_wait_s = pq->layer_wait_s;
 }

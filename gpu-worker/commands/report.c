@@ -104,28 +104,32 @@ static void report_retrieval(const struct kvw_context *worker,
 {
     const uint64_t scored = stats->rows_scored_by_code + stats->rows_scored_by_key;
     const double steps = result->generated_tokens > 1 ? result->generated_tokens - 1 : 1;
-    const double waited_s = (stats->exposed_wait_s - stats->index_wait_s) / steps;
+    const double waited_s =
+        (stats->waits.node_s + stats->waits.queue_s + stats->waits.wire_s) / steps;
+    const double of_step = result->tpot_s > 0 ? 100 / steps / result->tpot_s : 0;
     char where[64] = "attended to by the nodes", fetched[16], per_token[16];
 
     if (stats->rows_sent + stats->rows_cached > 0)
         snprintf(where, sizeof(where), "%.0f %% of them cached",
                  100 * share(stats->rows_cached, stats->rows_selected));
-    fprintf(stderr,
-            "kvworker: steps selected %.0f rows per layer and KV head, %s; "
-            "%.0f %% of eligible rows scored by code; "
-            "%s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
-            "the time per token, and %.0f ms for the index; %" PRIu32
-            " codebooks trained, %" PRIu32 " reused",
-            (double)stats->rows_selected / steps /
-                (worker->model->params.n_layers * worker->model->params.n_kv_heads),
-            where, 100 * share(stats->rows_scored_by_code, scored),
-            kv_config_format_size(stats->bytes_read + stats->bytes_fetched, fetched,
-                                  sizeof(fetched)),
-            kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
-                                  sizeof(per_token)),
-            1000 * waited_s / worker->model->params.n_layers,
-            result->tpot_s > 0 ? 100 * waited_s / result->tpot_s : 0,
-            1000 * stats->index_wait_s, stats->codebooks_trained, stats->codebooks_found);
+    fprintf(
+        stderr,
+        "kvworker: steps selected %.0f rows per layer and KV head, %s; "
+        "%.0f %% of eligible rows scored by code; "
+        "%s fetched, %s per token; waited %.2f ms per layer, %.0f %% of "
+        "the time per token (nodes' work %.0f %%, queues %.0f %%, wire and wake-ups %.0f %%), "
+        "and %.0f ms for the index; %" PRIu32 " codebooks trained, %" PRIu32 " reused",
+        (double)stats->rows_selected / steps /
+            (worker->model->params.n_layers * worker->model->params.n_kv_heads),
+        where, 100 * share(stats->rows_scored_by_code, scored),
+        kv_config_format_size(stats->bytes_read + stats->bytes_fetched, fetched,
+                              sizeof(fetched)),
+        kv_config_format_size((uint64_t)((double)stats->bytes_fetched / steps), per_token,
+                              sizeof(per_token)),
+        1000 * waited_s / worker->model->params.n_layers,
+        result->tpot_s > 0 ? 100 * waited_s / result->tpot_s : 0, of_step * stats->waits.node_s,
+        of_step * stats->waits.queue_s, of_step * stats->waits.wire_s,
+        1000 * stats->index_wait_s, stats->codebooks_trained, stats->codebooks_found);
     if (stats->recall_count > 0)
         fprintf(stderr, "; recall %.2f", stats->recall_sum / (double)stats->recall_count);
     fputc('\n', stderr);
@@ -209,6 +213,28 @@ static void write_retrieval(struct kv_json *json, const struct kvw_method_stats 
                        stats->recall_sum / (double)stats->recall_count);
 }
 
+/* The exposed wait by cause, and by layer. */
+static void write_waits(struct kv_json *json,
+                        const struct kvw_context *worker,
+                        const struct kvw_method_stats *stats)
+{
+    const struct kvw_waits *waits = &stats->waits;
+
+    kv_json_object(json, "exposed_wait");
+    kv_json_number(json, "node_s", waits->node_s);
+    kv_json_number(json, "queue_s", waits->queue_s);
+    kv_json_number(json, "wire_s", waits->wire_s);
+    kv_json_number(json, "index_s", waits->index_s);
+    kv_json_number(json, "rows_s", waits->rows_s);
+    kv_json_object_end(json);
+    if (stats->layer_wait_s == NULL)
+        return;
+    kv_json_list(json, "exposed_wait_by_layer_s");
+    for (uint32_t i = 0; i < worker->model->params.n_layers; i++)
+        kv_json_item_number(json, stats->layer_wait_s[i]);
+    kv_json_list_end(json);
+}
+
 void kvw_report_json(const struct kvw_context *worker,
                      const struct kvw_generate_result *result,
                      const char *text,
@@ -234,10 +260,11 @@ void kvw_report_json(const struct kvw_context *worker,
     kv_json_number(&json, "bytes_put", (double)stats.bytes_put);
     kv_json_number(&json, "bytes_fetched", (double)(stats.bytes_read + stats.bytes_fetched));
     kv_json_number(&json, "rows_attended_share",
-                   share(stats.rows_attended, stats.rows_possible));
+                   share(stats.step_rows_attended, stats.step_rows_possible));
     write_retrieval(&json, &stats);
     kv_json_number(&json, "exposed_wait_s", stats.exposed_wait_s);
     kv_json_number(&json, "index_wait_s", stats.index_wait_s);
+    write_waits(&json, worker, &stats);
     kv_json_text(&json, "attention", worker->attention->ops->name);
     kv_json_text(&json, "kv_type", worker->options->kv_type);
     kv_json_text(&json, "store", worker->options->store);

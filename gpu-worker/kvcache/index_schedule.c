@@ -186,13 +186,14 @@ static kv_status_t take_ended(struct kvw_index_schedule *index)
     return status;
 }
 
-/* Counts a wait that has ended. */
-static void note_wait(struct kvw_index_schedule *index, uint64_t begin_us)
+/* Counts a wait that has ended.  Returns its seconds. */
+static double note_wait(struct kvw_index_schedule *index, uint64_t begin_us)
 {
     const uint64_t end_us = kvw_now_us();
 
     index->wait_us += end_us - begin_us;
     kvw_trace_span(index->trace, KVW_TRACE_WAIT, "index", begin_us, end_us, NULL, 0);
+    return (double)(end_us - begin_us) / 1e6;
 }
 
 static kv_status_t ask(struct kvw_index_schedule *index, uint32_t layer, uint32_t tokens)
@@ -307,7 +308,8 @@ kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index)
     return rows > index->n_rows ? ask_all(index, rows, false) : KV_OK;
 }
 
-kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer)
+kv_status_t
+kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer, double *waited_s)
 {
     const uint64_t begin_us = kvw_now_us();
     /* The time that scoring by keys would take in all later steps. */
@@ -326,7 +328,7 @@ kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t 
             kv_client_wait(index->client, limit_us - now_us);
             now_us = kvw_now_us();
         }
-        note_wait(index, begin_us);
+        *waited_s += note_wait(index, begin_us);
     }
     return kv_op_status(own->op) != KV_IN_PROGRESS ? ended(index, layer) : KV_OK;
 }

@@ -75,8 +75,10 @@ kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index);
 uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index);
 
 /* Before a step's query: waits for the layer's index of the prompt as long as going on without would
- * cost; for one of generated rows, not at all.  With options.wait, for both to the end. */
-kv_status_t kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer);
+ * cost; for one of generated rows, not at all.  With options.wait, for both to the end.
+ * Adds the seconds to *waited_s. */
+kv_status_t
+kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer, double *waited_s);
 
 /* Waits for all that is under way. */
 kv_status_t kvw_index_schedule_settle(struct kvw_index_schedule *index);

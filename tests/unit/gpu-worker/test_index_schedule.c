@@ -188,15 +188,17 @@ static unsigned waits_of_a_step(bool is_of_steps, bool wait_index)
     struct layer layers[LAYERS] = {
         {.op = (struct kv_op *)(void *)&never_ends, .is_of_steps = is_of_steps}};
     struct kvw_index_schedule index = schedule_of(layers);
+    double waited_s = 0;
 
     index.options.wait = wait_index;
     index.prompt_rows = index.n_rows = index.n_tokens = CHAPTER;
     index.n_steps = 20;
     index.key_bytes = 128;
     n_waits = 0;
-    assert_int_equal(kvw_index_schedule_await(&index, 0), KV_OK);
-    assert_int_equal(kvw_index_schedule_await(&index, 1), KV_OK);
+    assert_int_equal(kvw_index_schedule_await(&index, 0, &waited_s), KV_OK);
+    assert_int_equal(kvw_index_schedule_await(&index, 1, &waited_s), KV_OK);
     assert_true(n_waits > 0 || index.wait_us == 0);
+    assert_true(waited_s == (double)index.wait_us / 1e6);
     return n_waits;
 }
 
