@@ -34,7 +34,6 @@ enum {
     PEER_TIMEOUT_MS = 2000,
     RETRY_MS = 1000,
     OPS_MAX = 1024,
-    SPIN_US = 50, /* without an event, before a wait sleeps */
     WAIT_CALLS_US =
         1000, /* longest sleep while a control transport has calls and cannot wake us */
     WAIT_ATTACHED_US = 10000, /* longest sleep while it only watches a node */
@@ -322,19 +321,30 @@ void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
 static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t until_us)
 {
     unsigned n_ended = kv_poll(client);
-    uint64_t spin_us = client->loop.now_us + SPIN_US;
+    const uint64_t begun_us = client->loop.now_us;
+    uint64_t idle_us = begun_us; /* since when nothing has moved, and nobody has slept */
+    bool has_waited = false;
 
     while (op != NULL ? op->stage != KVC_STAGE_ENDED : n_ended == 0) {
-        if (client->loop.now_us >= until_us)
-            break;
-        if (client->loop.now_us < spin_us || client->loop.now_us - client->moved_us < SPIN_US) {
+        const uint64_t now_us = client->loop.now_us;
+        const uint64_t spin_us = kv_idle_spin_us(&client->idle, now_us);
+        const uint64_t least_us = spin_us < KV_IDLE_LEAST_US ? spin_us : KV_IDLE_LEAST_US;
+
+        if (now_us >= until_us)
+            return n_ended;
+        if (client->moved_us > idle_us)
+            idle_us = client->moved_us;
+        if (now_us - idle_us < least_us || now_us - begun_us < spin_us) {
             kv_relax();
         } else {
             kvc_client_wait_for_event(client, until_us);
-            spin_us = client->polled_us + SPIN_US;
+            idle_us = client->polled_us;
         }
         n_ended += kv_poll(client);
+        has_waited = true;
     }
+    if (has_waited)
+        kv_idle_came(&client->idle, client->loop.now_us - begun_us);
     return n_ended;
 }
 

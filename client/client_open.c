@@ -217,11 +217,17 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
     char none[1];
     struct kv_members *map = NULL;
     struct kv_client *client = NULL;
+    enum kv_idle_mode idle;
     kv_status_t status;
 
     if (detail_bytes == 0) {
         detail = none;
         detail_bytes = sizeof(none);
+    }
+    if (!kv_idle_find(options->poll, &idle)) {
+        snprintf(detail, detail_bytes, "poll: %.40s: must be adaptive, busy or sleep",
+                 options->poll);
+        return KV_INVALID;
     }
     status = kv_members_static.get("nodes", options->nodes != NULL ? options->nodes : "", &map,
                                    detail, detail_bytes);
@@ -242,6 +248,7 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
         goto out;
     }
     client->owns_transport = true;
+    client->idle.mode = idle;
     status = connect_all(client, detail, detail_bytes);
     if (status != KV_OK) {
         kv_client_close(client);

@@ -13,6 +13,7 @@
 #include "client/list.h"
 #include "client/loop.h"
 #include "client/roots.h"
+#include "kvserver/base/idle.h"
 #include "kvserver/base/random.h"
 #include "kvserver/cluster/members.h"
 #include "proto/kv_types.h"
@@ -101,7 +102,8 @@ struct kv_client {
     struct kvc_list control_messages;           /* that the transport has, or that wait */
     struct kvc_cancel_message *cancel_messages; /* (KVC_CANCEL_MESSAGES) */
 
-    uint64_t moved_us; /* when the port last made progress */
+    struct kv_idle idle; /* of those who wait for operations */
+    uint64_t moved_us;   /* when the port last made progress */
     uint64_t polled_us;
 
     uint64_t n_dropped; /* messages that failed their checks or matched no request */

@@ -2,6 +2,7 @@
 #include "kernels/isa.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/config.h"
+#include "kvserver/base/idle.h"
 #include "kvserver/base/log.h"
 #include "kvserver/server.h"
 #include "kvserver/store/node.h"
@@ -136,6 +137,14 @@ static const struct kv_option rows[] = {
      .type = KV_CONFIG_UINT,
      .max = KV_OBJECT_TTL_MAX_MS / 1000,
      .value = "SECONDS"},
+    {.name = "poll",
+     .default_text = "adaptive",
+     .help =
+         "data threads without requests: busy: never sleep, and take a core each; sleep: at "
+         "once, and have to be woken; adaptive: look for as long as requests usually take",
+     .offset = FIELD(poll),
+     .type = KV_CONFIG_STRING,
+     .choices = KV_IDLE_CHOICES},
     {.name = "eviction",
      .default_text = "lru",
      .help =

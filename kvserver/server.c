@@ -138,6 +138,7 @@ static struct kvs_node_config node_config(const struct kvs_server_options *optio
         .credits = (uint32_t)options->credits,
         .lease_ms = (uint32_t)options->lease_ms,
         .object_ttl_s = (uint32_t)options->object_ttl,
+        .poll = options->poll,
         .eviction = options->eviction,
         .tenant_quota = options->tenant_quota,
         .clock = &kv_clock_real,

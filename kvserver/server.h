@@ -34,6 +34,7 @@ struct kvs_server_options {
     char name[KV_CONFIG_STRING_BYTES]; /* "": host name and port */
     char disk[KV_CONFIG_STRING_BYTES]; /* a size, "auto", or "none" */
     char log_level[KV_CONFIG_STRING_BYTES];
+    char poll[KV_CONFIG_STRING_BYTES];
     char eviction[KV_CONFIG_STRING_BYTES];
     char events[KV_CONFIG_STRING_BYTES]; /* "": no feed of events */
     char events_replay[KV_CONFIG_STRING_BYTES];

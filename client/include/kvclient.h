@@ -97,6 +97,10 @@ struct kv_client_options {
      * against mistakes only, since a node believes what a client says of its tenant. */
     const void *salt;
     size_t salt_bytes;
+    /* How long kv_wait() and the like look for an answer before they sleep.  NULL, "adaptive": for
+     * as long as answers usually take to come, if that is at most 1 ms and the machine has a core to
+     * spare; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
+    const char *poll;
 };
 
 /* Opens a client and connects to the nodes of the list; one connected node is enough.  The

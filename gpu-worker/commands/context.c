@@ -268,6 +268,7 @@ open_client(struct kvw_context *worker, const char *nodes, char *detail, size_t 
         .salt = worker->salt,
         .salt_bytes = worker->salt_bytes,
         .nodes = nodes,
+        .poll = worker->options->poll,
         /* Threads of an embedded node wait for the processors that compute. */
         .peer_timeout_ms = worker->embedded != NULL ? 10000 : 0,
     };

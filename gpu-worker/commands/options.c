@@ -2,6 +2,7 @@
 #include "gpu-worker/commands/options_private.h"
 
 #include "gpu-worker/base/thread_pool.h"
+#include "kvserver/base/idle.h"
 #include "proto/kv_types.h"
 
 #include <assert.h>
@@ -278,6 +279,15 @@ static const struct {
       .offset = FIELD(store),
       .type = KV_CONFIG_TEXT,
       .value = "embedded|HOST:PORT,..."}},
+    {KVW_COMMAND_COMPUTES,
+     {.name = "poll",
+      .default_text = "adaptive",
+      .help =
+          "while it waits for nodes: busy: never sleep; sleep: at once, and have to be woken; "
+          "adaptive: look for as long as answers usually take",
+      .offset = FIELD(poll),
+      .type = KV_CONFIG_STRING,
+      .choices = KV_IDLE_CHOICES}},
     {KVW_COMMAND_COMPUTES,
      {.name = "salt-file",
       .default_text = "",

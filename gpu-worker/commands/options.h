@@ -28,6 +28,7 @@ enum {
 struct kvw_options {
     char model[KV_CONFIG_STRING_BYTES];
     const char *store;
+    char poll[KV_CONFIG_STRING_BYTES];
     char salt_file[KV_CONFIG_STRING_BYTES];
     char attention[KV_CONFIG_STRING_BYTES];
     union kvw_method_value method[KVW_METHOD_OPTIONS_MAX];

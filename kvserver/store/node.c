@@ -27,8 +27,10 @@ reject(char *detail, size_t bytes, const char *what, unsigned long long value)
 }
 
 /* Also puts defaults in place of zeros. */
-static kv_status_t
-config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
+static kv_status_t config_check(struct kvs_node_config *config,
+                                enum kv_idle_mode *ret_idle,
+                                char *detail,
+                                size_t detail_bytes)
 {
     if (config->n_threads == 0 || config->n_threads > KV_THREADS_MAX)
         return reject(detail, detail_bytes, "threads must be 1 to 128", config->n_threads);
@@ -70,6 +72,11 @@ config_check(struct kvs_node_config *config, char *detail, size_t detail_bytes)
         snprintf(detail, detail_bytes, "node: eviction: %.40s: unknown", config->eviction);
         return KV_INVALID;
     }
+    if (!kv_idle_find(config->poll, ret_idle)) {
+        snprintf(detail, detail_bytes, "node: poll: %.40s: must be adaptive, busy or sleep",
+                 config->poll);
+        return KV_INVALID;
+    }
     if (config->credits > KV_CREDITS_MAX)
         return reject(detail, detail_bytes, "credits must be 1 to 256", config->credits);
     return KV_OK;
@@ -79,8 +86,9 @@ kv_status_t
 kvs_node_check_config(const struct kvs_node_config *config, char *detail, size_t detail_bytes)
 {
     struct kvs_node_config checked = *config;
+    enum kv_idle_mode idle;
 
-    return config_check(&checked, detail, detail_bytes);
+    return config_check(&checked, &idle, detail, detail_bytes);
 }
 
 static kv_status_t thread_init(struct kvs_node *node, uint32_t index)
@@ -137,7 +145,7 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
 
     if (node == NULL)
         return KV_NO_MEMORY;
-    kv_status_t status = config_check(&checked, detail, detail_bytes);
+    kv_status_t status = config_check(&checked, &node->idle, detail, detail_bytes);
     if (status != KV_OK)
         goto err_destroy;
 

@@ -4,6 +4,7 @@
 #ifndef KV_KVSERVER_STORE_NODE_PRIVATE_H
 #define KV_KVSERVER_STORE_NODE_PRIVATE_H
 
+#include "kvserver/base/idle.h"
 #include "kvserver/store/control/control.h"
 #include "kvserver/store/node.h"
 
@@ -14,6 +15,7 @@ struct kvs_node {
     struct kvs_control control;
 
     /* node_threads.c */
+    enum kv_idle_mode idle; /* of data threads */
     void (*wake_control)(void *arg);
     void *wake_arg;
     _Atomic bool control_is_woken; /* by a data thread, since its last step began */

@@ -2,13 +2,14 @@
  * nothing to do. */
 #include "kvserver/store/node_private.h"
 
+#include "kvserver/base/idle.h"
 #include "kvserver/base/thread.h"
 
 #include <stdlib.h>
 
 enum {
-    SPIN_US = 50,            /* how long an idle thread spins before it sleeps */
-    SPIN_WORKING_US = 500,   /* the same, after progress on a request that has not finished */
+    SPIN_WORKING_US = 500,   /* how long a thread spins after progress on a request that has not
+                              * finished */
     SLEEP_US = 50000,        /* longest sleep: deadlines of waiting requests are checked as
                               * often */
     SLEEP_WORKING_US = 1000, /* the same, while requests are in flight */
@@ -31,16 +32,56 @@ static void data_sleep(struct kvs_shard *shard, uint64_t timeout_us)
     kvs_shard_awake(shard);
 }
 
+/* Since when a data thread has had nothing to do, and has had no request: what it does in the
+ * background meanwhile does not count. */
+struct quiet {
+    struct kv_idle idle;
+    uint64_t idle_since_us; /* 0: it has something to do */
+    uint64_t since_us;      /* without a request; 0: it has some */
+    uint64_t n_requests;    /* that have come until then */
+};
+
+/* Learns how long requests take to come. */
+static void note_requests(struct quiet *quiet, const struct kvs_shard *shard)
+{
+    const uint64_t n_requests = kvs_counted(&shard->stats.requests);
+
+    if (n_requests != quiet->n_requests) {
+        if (quiet->since_us != 0)
+            kv_idle_came(&quiet->idle, shard->now_us - quiet->since_us);
+        quiet->n_requests = n_requests;
+        quiet->since_us = 0;
+    }
+    if (quiet->since_us == 0 && kv_pool_used(shard->requests) == 0)
+        quiet->since_us = shard->now_us;
+}
+
+/* Whether to look again, rather than sleep. */
+static bool looks_again(struct quiet *quiet, struct kvs_shard *shard)
+{
+    const uint64_t spin_us = kv_idle_spin_us(&quiet->idle, shard->now_us);
+    const uint64_t least_us = spin_us < KV_IDLE_LEAST_US ? spin_us : KV_IDLE_LEAST_US;
+
+    /* Of a request's coming it has waited since the last one, asleep or not. */
+    return shard->now_us - quiet->idle_since_us < least_us ||
+           shard->now_us - quiet->since_us < spin_us ||
+           (kv_pool_used(shard->requests) > 0 &&
+            shard->now_us - shard->moved_us < SPIN_WORKING_US);
+}
+
 static void drive_data(void *arg)
 {
     struct driven *driven = arg;
     struct kvs_node *node = driven->node;
     struct kvs_shard *shard = &node->shard[driven->index];
-    uint64_t idle_since_us = 0;
+    struct quiet quiet = {.idle.mode = node->idle};
 
     while (!atomic_load_explicit(&node->stopping, memory_order_acquire)) {
-        if (kvs_shard_step(shard)) {
-            idle_since_us = 0;
+        const bool has_moved = kvs_shard_step(shard);
+
+        note_requests(&quiet, shard);
+        if (has_moved) {
+            quiet.idle_since_us = 0;
             if (shard->replies_due) {
                 shard->replies_due = false;
                 if (node->wake_control != NULL)
@@ -48,16 +89,14 @@ static void drive_data(void *arg)
             }
             continue;
         }
-        if (idle_since_us == 0)
-            idle_since_us = shard->now_us;
-        if (shard->now_us - idle_since_us < SPIN_US ||
-            (kv_pool_used(shard->requests) > 0 &&
-             shard->now_us - shard->moved_us < SPIN_WORKING_US)) {
+        if (quiet.idle_since_us == 0)
+            quiet.idle_since_us = shard->now_us;
+        if (looks_again(&quiet, shard)) {
             kv_relax();
             continue;
         }
         data_sleep(shard, kv_pool_used(shard->requests) > 0 ? SLEEP_WORKING_US : SLEEP_US);
-        idle_since_us = 0;
+        quiet.idle_since_us = 0;
     }
     free(driven);
 }

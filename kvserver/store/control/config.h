@@ -42,6 +42,8 @@ struct kvs_node_config {
     uint64_t seed;             /* for tokens and ids; 0: from the system */
     uint32_t wire_version_max; /* greatest version of the protocol that it speaks, at least
                                 * KV_WIRE_VERSION_LEAST; 0: KV_WIRE_VERSION */
+    const char *poll;          /* how long idle data threads look before they sleep: a name in
+                                * base/idle.h; NULL: adaptive */
     const struct kv_clock *clock;
     struct kv_transport *transport;      /* borrowed for the node's life */
     bool message_control;                /* open a control port on the transport as well */

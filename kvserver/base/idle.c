@@ -1,0 +1,78 @@
+#include "kvserver/base/idle.h"
+
+#include "kvserver/base/thread.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    GAP_MAX_US = 1000,     /* longer ones are not worth looking for */
+    WAITED_MAX_US = 10000, /* longer ones say nothing more */
+    WEIGHT = 8,            /* of what was, against what has come */
+    LOOK_EVERY_US = 10000,
+};
+
+bool kv_idle_find(const char *name, enum kv_idle_mode *ret_mode)
+{
+    static const char *const names[] = {
+        [KV_IDLE_ADAPTIVE] = "adaptive", [KV_IDLE_BUSY] = "busy", [KV_IDLE_SLEEP] = "sleep"};
+
+    *ret_mode = KV_IDLE_ADAPTIVE;
+    if (name == NULL || name[0] == '\0')
+        return true;
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(names[i], name) == 0) {
+            *ret_mode = (enum kv_idle_mode)i;
+            return true;
+        }
+    return false;
+}
+
+void kv_idle_came(struct kv_idle *idle, uint64_t waited_us)
+{
+    const uint64_t capped_us = waited_us < WAITED_MAX_US ? waited_us : WAITED_MAX_US;
+
+    idle->gap_us = idle->gap_us == 0 ? capped_us + 1
+                                     : (idle->gap_us * (WEIGHT - 1) + capped_us) / WEIGHT + 1;
+}
+
+/* Returns how many threads of the machine run or want to; 0: not known. */
+static unsigned n_runnable(void)
+{
+    const int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    char text[128];
+    unsigned n = 0;
+    ssize_t bytes;
+
+    if (fd < 0)
+        return 0;
+    bytes = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (bytes <= 0)
+        return 0;
+    text[bytes] = '\0';
+    return sscanf(text, "%*s %*s %*s %u/", &n) == 1 ? n : 0;
+}
+
+static bool is_crowded(struct kv_idle *idle, uint64_t now_us)
+{
+    if (now_us >= idle->looked_us + LOOK_EVERY_US) {
+        idle->looked_us = now_us;
+        if (n_runnable() > kv_thread_cores())
+            idle->crowd += idle->crowd < KV_IDLE_CROWD;
+        else
+            idle->crowd -= idle->crowd > 0;
+    }
+    return idle->crowd > KV_IDLE_CROWD / 2;
+}
+
+uint64_t kv_idle_spin_us(struct kv_idle *idle, uint64_t now_us)
+{
+    if (idle->mode != KV_IDLE_ADAPTIVE)
+        return idle->mode == KV_IDLE_BUSY ? UINT64_MAX : 0;
+    if (idle->gap_us == 0 || idle->gap_us > GAP_MAX_US || is_crowded(idle, now_us))
+        return KV_IDLE_LEAST_US;
+    return 2 * idle->gap_us + KV_IDLE_LEAST_US;
+}

@@ -1,0 +1,48 @@
+/* idle.h - how long a thread that has nothing to do goes on looking before it sleeps.
+ *
+ * Whoever sleeps has to be woken: 5 us on a machine that does nothing else, 60 to 110 us where two
+ * cores are shared, for each message.  Whoever looks takes a core from everybody else.
+ *
+ *   adaptive   looks for twice as long as what it waits for usually takes, if that is 1 ms at most;
+ *              else, and where more threads of this machine want to run than it has cores, 50 us
+ *   busy       never sleeps
+ *   sleep      sleeps at once
+ *
+ * Threads: one.  Memory: the caller's; zeros are an adaptive one that knows nothing yet.
+ */
+#ifndef KV_KVSERVER_BASE_IDLE_H
+#define KV_KVSERVER_BASE_IDLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define KV_IDLE_CHOICES "adaptive|busy|sleep"
+
+enum kv_idle_mode {
+    KV_IDLE_ADAPTIVE,
+    KV_IDLE_BUSY,
+    KV_IDLE_SLEEP,
+};
+
+struct kv_idle {
+    enum kv_idle_mode mode;
+    uint64_t gap_us;    /* a mean that forgets; 0: none yet */
+    uint64_t looked_us; /* at how many want to run */
+    unsigned crowd;     /* 0..KV_IDLE_CROWD: how often these were more than there are cores */
+};
+
+enum {
+    KV_IDLE_CROWD = 8,
+    KV_IDLE_LEAST_US = 50, /* of an adaptive one: costs less than sleeping and being woken */
+};
+
+/* Finds a mode by name; NULL and "": adaptive.  Returns false if there is none of that name. */
+bool kv_idle_find(const char *name, enum kv_idle_mode *ret_mode);
+
+/* Something has come that was waited for for so long. */
+void kv_idle_came(struct kv_idle *idle, uint64_t waited_us);
+
+/* Returns for how long to look, from when there was nothing to do on. */
+uint64_t kv_idle_spin_us(struct kv_idle *idle, uint64_t now_us);
+
+#endif
