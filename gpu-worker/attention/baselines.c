@@ -39,10 +39,11 @@ struct baseline {
 
     struct kvw_device_buffer *scores; /* (n_q_heads, capacity) */
     float *scores_host;
-    float *sums;     /* (capacity) */
-    uint64_t *order; /* (capacity) */
-    uint32_t *ids;   /* (capacity) */
-    uint32_t *exact; /* (capacity) */
+    struct kvw_event *scored; /* scores_host has them */
+    float *sums;              /* (capacity) */
+    uint64_t *order;          /* (capacity) */
+    uint32_t *ids;            /* (capacity) */
+    uint32_t *exact;          /* (capacity) */
     struct kvw_row_run *runs;
     uint32_t *run_begin; /* (n_kv_heads + 1) */
 
@@ -79,8 +80,10 @@ static void score_middle(struct baseline *baseline,
     baseline->device->ops->rows_score(baseline->device, shape, q,
                                       kvw_full_rows_of(baseline->full_rows, layer),
                                       budget->sinks, n, baseline->scores);
-    baseline->device->ops->read(baseline->scores, 0, baseline->scores_host,
-                                (size_t)shape->n_q_heads * n * sizeof(float));
+    kvw_device_read(baseline->device, KVW_STREAM_COMPUTE, baseline->scores, 0,
+                    baseline->scores_host, (size_t)shape->n_q_heads * n * sizeof(float));
+    baseline->device->ops->event_record(baseline->device, KVW_STREAM_COMPUTE, baseline->scored);
+    baseline->device->ops->event_wait(baseline->scored);
 }
 
 static uint64_t median(uint64_t a, uint64_t b, uint64_t c)
@@ -293,6 +296,7 @@ static void baseline_destroy(struct kvw_method *attention)
 
     kvw_full_rows_destroy(baseline->full_rows);
     baseline->device->ops->buffer_destroy(baseline->scores);
+    baseline->device->ops->event_destroy(baseline->scored);
     free(baseline->scores_host);
     free(baseline->sums);
     free(baseline->order);
@@ -336,6 +340,8 @@ static kv_status_t create(const struct kvw_method_setup *setup,
     if (baseline->scores_host != NULL && baseline->sums != NULL && baseline->order != NULL &&
         baseline->ids != NULL && baseline->exact != NULL && baseline->runs != NULL &&
         baseline->run_begin != NULL)
+        status = baseline->device->ops->event_create(baseline->device, &baseline->scored);
+    if (status == KV_OK)
         status = baseline->device->ops->buffer_create(baseline->device, scores_bytes,
                                                       &baseline->scores);
     if (status == KV_OK)

@@ -44,6 +44,9 @@ static void pqcache_destroy(struct kvw_method *attention)
     pq->device->ops->buffer_destroy(pq->landed);
     /* A buffer in quarantine is freed with its client. */
     kv_buffer_free(pq->landing);
+    pq->device->ops->event_destroy(pq->computed);
+    pq->device->ops->event_destroy(pq->here);
+    pq->device->ops->event_destroy(pq->attended);
     pq->device->ops->buffer_destroy(pq->lse);
     pq->device->ops->buffer_destroy(pq->found_lse);
     pq->device->ops->buffer_destroy(pq->found_out);
@@ -83,8 +86,14 @@ static kv_status_t query_memory(struct kvw_pqcache *pq)
     if (pq->q == NULL || pq->outputs == NULL || pq->lses == NULL || pq->fetch_ids == NULL ||
         pq->fetch_n == NULL || pq->runs == NULL || pq->run_begin == NULL)
         return KV_NO_MEMORY;
-    status = pq->device->ops->buffer_create(pq->device, params->n_q_heads * sizeof(pq->lses[0]),
-                                            &pq->lse);
+    status = pq->device->ops->event_create(pq->device, &pq->computed);
+    if (status == KV_OK)
+        status = pq->device->ops->event_create(pq->device, &pq->here);
+    if (status == KV_OK)
+        status = pq->device->ops->event_create(pq->device, &pq->attended);
+    if (status == KV_OK)
+        status = pq->device->ops->buffer_create(
+            pq->device, params->n_q_heads * sizeof(pq->lses[0]), &pq->lse);
     if (status == KV_OK)
         status = pq->device->ops->buffer_create(
             pq->device, params->n_q_heads * sizeof(pq->lses[0]), &pq->found_lse);
@@ -211,6 +220,8 @@ static kv_status_t pqcache_attend(struct kvw_method *attention,
     kv_status_t status =
         layer == 0 && phase == KVW_PREFILL ? begin_pass(pq, KVW_PREFILL, token_begin) : KV_OK;
 
+    if (status == KV_OK && phase == KVW_DECODE)
+        status = kvw_pqcache_send(pq, layer, true);
     if (status == KV_OK)
         status = kvw_device_rows_put(pq->device_rows, phase, layer, token_begin, n, k, v,
                                      &pq->rows_wait_us);

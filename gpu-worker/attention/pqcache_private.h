@@ -29,8 +29,11 @@ struct kvw_pqcache {
     struct {
         struct kv_op *op;
         struct kvw_budget budget; /* of the step; also without a query */
+        bool is_due;              /* to be sent, when q is here */
     } asked;
-    float *q; /* (n_q_heads, d) */
+    struct kvw_event *computed, *here; /* q: on the device; in memory */
+    struct kvw_event *attended;        /* what was asked for, and may be forgotten */
+    float *q;                          /* (n_q_heads, d) */
     struct kv_buffer *landing;
     struct kvw_device_buffer
         *landed; /* a device buffer of the same memory; both NULL: no rows are fetched */
@@ -77,6 +80,8 @@ kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
                             uint32_t layer,
                             uint32_t token,
                             const struct kvw_device_buffer *q);
+/* Sends the question if its vectors are here, or, if told to, waits for them. */
+kv_status_t kvw_pqcache_send(struct kvw_pqcache *pq, uint32_t layer, bool waits);
 /* Then, with the token's row on the device: computes its attention. */
 kv_status_t kvw_pqcache_answer(struct kvw_pqcache *pq,
                                uint32_t layer,

@@ -196,9 +196,10 @@ static void take_outputs(struct kvw_pqcache *pq, const struct kv_query_result *f
                (size_t)group * pq->d * sizeof(pq->outputs[0]));
         memcpy(pq->lses + head * group, found[head].lses, group * sizeof(pq->lses[0]));
     }
-    pq->device->ops->write(pq->found_out, 0, pq->outputs,
-                           n_q_heads * pq->d * sizeof(pq->outputs[0]));
-    pq->device->ops->write(pq->found_lse, 0, pq->lses, n_q_heads * sizeof(pq->lses[0]));
+    kvw_device_write(pq->device, KVW_STREAM_COMPUTE, pq->found_out, 0, pq->outputs,
+                     n_q_heads * pq->d * sizeof(pq->outputs[0]));
+    kvw_device_write(pq->device, KVW_STREAM_COMPUTE, pq->found_lse, 0, pq->lses,
+                     n_q_heads * sizeof(pq->lses[0]));
 }
 
 /* Attention over sinks and window. */
@@ -286,8 +287,8 @@ static kv_status_t merge_found(struct kvw_pqcache *pq,
         take_outputs(pq, found);
         merge_into(pq, out);
     }
-    /* The memory of the reply is reused at once. */
-    return pq->device->ops->sync(pq->device);
+    pq->device->ops->event_record(pq->device, KVW_STREAM_COMPUTE, pq->attended);
+    return KV_OK;
 }
 
 /* Chooses what a query for k rows returns: rows that exceed one message are fetched by id. */
@@ -303,10 +304,8 @@ static enum kv_answer answer_for(const struct kvw_pqcache *pq, uint32_t k)
 static kv_status_t begin_query(struct kvw_pqcache *pq,
                                uint32_t layer,
                                const struct kvw_budget *budget,
-                               const struct kvw_device_buffer *q,
                                struct kv_op **ret_op)
 {
-    const struct kvw_model_params *params = &pq->setup.session.model->params;
     const struct kv_range middle = {budget->sinks, budget->window_begin};
     const struct kv_rows_io io = {.buffer = pq->landing};
     struct kv_query query = {
@@ -332,7 +331,6 @@ static kv_status_t begin_query(struct kvw_pqcache *pq,
         query.candidates = candidates_of(pq, layer, query.k);
     }
     query.answer = pq->answer = answer_for(pq, query.k);
-    pq->device->ops->read(q, 0, pq->q, (size_t)params->n_q_heads * pq->d * sizeof(pq->q[0]));
     if (pq->answer == KV_ANSWER_ROWS && pq->cached != NULL)
         kvw_block_cache_list(pq->cached, layer, &query.n_cached, &query.cached);
     status =
@@ -345,6 +343,7 @@ void kvw_pqcache_forget_question(struct kvw_pqcache *pq)
 {
     kv_op_free(pq->asked.op);
     pq->asked.op = NULL;
+    pq->asked.is_due = false;
 }
 
 kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
@@ -353,7 +352,6 @@ kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
                             const struct kvw_device_buffer *q)
 {
     struct kvw_budget *budget = &pq->asked.budget;
-    kv_status_t status;
 
     assert(pq->asked.op == NULL);
     *budget = kvw_budget_of(&pq->options.budget, kvw_index_schedule_prompt_rows(pq->index),
@@ -361,8 +359,27 @@ kv_status_t kvw_pqcache_ask(struct kvw_pqcache *pq,
     assert(budget->window_begin <= token); /* what is asked does not depend on its row */
     if (budget->k == 0 || budget->window_begin == budget->sinks)
         return KV_OK;
+    kvw_device_follow(pq->device, KVW_STREAM_TRANSFER, KVW_STREAM_COMPUTE, pq->computed);
+    kvw_device_read(pq->device, KVW_STREAM_TRANSFER, q, 0, pq->q,
+                    (size_t)pq->setup.session.model->params.n_q_heads * pq->d *
+                        sizeof(pq->q[0]));
+    pq->device->ops->event_record(pq->device, KVW_STREAM_TRANSFER, pq->here);
+    pq->asked.is_due = true;
+    return kvw_pqcache_send(pq, layer, false);
+}
+
+kv_status_t kvw_pqcache_send(struct kvw_pqcache *pq, uint32_t layer, bool waits)
+{
+    kv_status_t status;
+
+    if (!pq->asked.is_due || (!waits && !pq->device->ops->event_has_happened(pq->here)))
+        return KV_OK;
+    pq->asked.is_due = false;
     status = kvw_index_schedule_await(pq->index, layer, &pq->layer_wait_s[layer]);
-    return status == KV_OK ? begin_query(pq, layer, budget, q, &pq->asked.op) : status;
+    pq->device->ops->event_wait(pq->here);
+    /* The memory of the last answer is used again: its rows have been attended to, as q follows from
+     * that. */
+    return status == KV_OK ? begin_query(pq, layer, &pq->asked.budget, &pq->asked.op) : status;
 }
 
 kv_status_t kvw_pqcache_answer(struct kvw_pqcache *pq,
@@ -375,12 +392,15 @@ kv_status_t kvw_pqcache_answer(struct kvw_pqcache *pq,
 
     attend_near(pq, layer, q, out);
     if (op == NULL)
-        return pq->device->ops->sync(pq->device);
+        return KV_OK;
     status = wait_for(pq, op, KVW_TRACE_QUERY, layer);
     if (status == KV_OK)
         status = merge_found(pq, layer, op, q, out);
     kvw_pqcache_forget_question(pq);
-    if (status == KV_OK && pq->cached != NULL)
+    if (status == KV_OK && pq->cached != NULL) {
+        /* Rows come where others were. */
+        pq->device->ops->event_wait(pq->attended);
         status = kvw_block_cache_end(pq->cached, layer, pq->asked.budget.window_begin);
+    }
     return status;
 }

@@ -4,9 +4,15 @@
  * Weights are tensors of a model, created once and used in every pass.  Activations are fp32.
  *
  *   weight_create()   makes a weight of a tensor: used in place, or copied to the device
- *   operations        are queued in order and report no errors
- *   sync()            waits for queued operations; returns the first failure since the last
- *                     sync
+ *   operations        are queued, and report no errors.  Those of a stream are done one after the
+ *                     other; two streams know nothing of each other, but for events
+ *   event_record()    marks how far a stream is queued; another stream waits for that with
+ *                     stream_wait(), the caller with event_wait()
+ *   sync()            waits for all that is queued; returns the first failure since the last sync
+ *
+ * Everything that computes is in KVW_STREAM_COMPUTE.  What a copy reads must stay as it is until
+ * the copy is done, and what it writes is not there before.  All other arguments are borrowed
+ * during the call only.
  *
  * Shapes are (rows, columns), row-major and dense.  All operations are deterministic: the same
  * shapes and values give the same bits, whatever the number of threads.
@@ -21,6 +27,8 @@
 #include "gpu-worker/gguf/tensor_type.h"
 #include "kernels/rope.h"
 #include "proto/kv_types.h"
+
+#include <stdbool.h>
 
 struct kvw_device_config {
     unsigned n_threads; /* cpu: 1..KVW_THREAD_POOL_THREADS_MAX */
@@ -38,6 +46,27 @@ struct kvw_weight {
     const struct kvw_device_ops *ops;
     enum kvw_tensor_type type;
     size_t n_rows, n_columns;
+};
+
+enum kvw_stream {
+    KVW_STREAM_COMPUTE,
+    KVW_STREAM_TRANSFER, /* copies that go on beside the computation */
+    KVW_STREAMS,
+};
+
+/* A point in a stream; the first member of every implementation's struct. */
+struct kvw_event {
+    const struct kvw_device_ops *ops;
+};
+
+/* What a copy copies: n pieces, 1 at least. */
+struct kvw_pieces {
+    size_t n, bytes;
+};
+/* Where the pieces are, in a buffer or in memory of the caller: the first begins at `offset`, each
+ * other one `stride` bytes behind the beginning of the one before. */
+struct kvw_place {
+    size_t offset, stride;
 };
 
 /* The cached rows of one layer: rows (n_kv_heads, capacity, 2 d) of the element type, a key and
@@ -86,21 +115,46 @@ struct kvw_device_ops {
                                void *memory,
                                size_t bytes,
                                struct kvw_device_buffer **ret_buffer);
-    void (*buffer_destroy)(struct kvw_device_buffer *buffer); /* NULL is allowed */
-    /* Copy between the device and the caller's memory, after waiting for queued operations. */
-    void (*write)(struct kvw_device_buffer *buffer,
-                  size_t offset,
-                  const void *data,
-                  size_t bytes);
-    void (*read)(const struct kvw_device_buffer *buffer,
-                 size_t offset,
-                 void *data,
-                 size_t bytes);
-    void (*copy)(struct kvw_device_buffer *to,
-                 size_t to_offset,
+    /* Waits for what is queued of it.  NULL is allowed. */
+    void (*buffer_destroy)(struct kvw_device_buffer *buffer);
+    /* To the device, from it, and on it; kvw_device_write() and kvw_device_read() are for a single
+     * piece. */
+    void (*write)(struct kvw_device *device,
+                  enum kvw_stream stream,
+                  struct kvw_device_buffer *to,
+                  struct kvw_place to_place,
+                  const void *from,
+                  size_t from_stride,
+                  struct kvw_pieces pieces);
+    void (*read)(struct kvw_device *device,
+                 enum kvw_stream stream,
                  const struct kvw_device_buffer *from,
-                 size_t from_offset,
-                 size_t bytes);
+                 struct kvw_place from_place,
+                 void *to,
+                 size_t to_stride,
+                 struct kvw_pieces pieces);
+    void (*copy)(struct kvw_device *device,
+                 enum kvw_stream stream,
+                 struct kvw_device_buffer *to,
+                 struct kvw_place to_place,
+                 const struct kvw_device_buffer *from,
+                 struct kvw_place from_place,
+                 struct kvw_pieces pieces);
+
+    /* Creates an event that has happened.  Fails with KV_NO_MEMORY. */
+    kv_status_t (*event_create)(struct kvw_device *device, struct kvw_event **ret_event);
+    void (*event_destroy)(struct kvw_event *event); /* NULL is allowed */
+    /* The event happens, again, when all is done that is queued in the stream now. */
+    void (*event_record)(struct kvw_device *device,
+                         enum kvw_stream stream,
+                         struct kvw_event *event);
+    /* What is queued in the stream from now on begins when the event, as it was recorded last, has
+     * happened. */
+    void (*stream_wait)(struct kvw_device *device,
+                        enum kvw_stream stream,
+                        const struct kvw_event *event);
+    bool (*event_has_happened)(const struct kvw_event *event);
+    void (*event_wait)(const struct kvw_event *event);
 
     /* `data` (n_rows, n_columns) remains the caller's and must outlive the weight.  Fails with
      * KV_NO_MEMORY. */
@@ -114,8 +168,7 @@ struct kvw_device_ops {
 
     kv_status_t (*sync)(struct kvw_device *device);
 
-    /* out (n, n_columns) = the rows of `weight` with the numbers `tokens` (n), which it
-     * borrows. */
+    /* out (n, n_columns) = the rows of `weight` with the numbers `tokens` (n). */
     void (*embed)(struct kvw_device *device,
                   const struct kvw_weight *weight,
                   const uint32_t *tokens,
@@ -177,7 +230,7 @@ struct kvw_device_ops {
                         struct kvw_device_buffer *out);
     /* One token's query q (n_q_heads, d) over selected rows: kv head h attends to those of
      * runs[run_begin[h]] .. runs[run_begin[h + 1] - 1], in that order; run_begin
-     * (n_kv_heads + 1).  A head without runs gets zeros, and an lse of -inf.  Borrows both.  The result's bits
+     * (n_kv_heads + 1).  A head without runs gets zeros, and an lse of -inf.  The result's bits
      * depend on the sequence of rows alone, not on its division into runs or on the buffers:
      * with all rows 0..t they are those of rows_attend().  shape->capacity is not used.
      * lse (n_q_heads): the natural logarithm of sum exp(q k / sqrt(d)); NULL: not wanted. */
@@ -207,6 +260,39 @@ struct kvw_device_ops {
                        uint32_t n,
                        struct kvw_device_buffer *out);
 };
+
+static inline void kvw_device_write(struct kvw_device *device,
+                                    enum kvw_stream stream,
+                                    struct kvw_device_buffer *to,
+                                    size_t offset,
+                                    const void *from,
+                                    size_t bytes)
+{
+    device->ops->write(device, stream, to, (struct kvw_place){offset, bytes}, from, bytes,
+                       (struct kvw_pieces){1, bytes});
+}
+
+static inline void kvw_device_read(struct kvw_device *device,
+                                   enum kvw_stream stream,
+                                   const struct kvw_device_buffer *from,
+                                   size_t offset,
+                                   void *to,
+                                   size_t bytes)
+{
+    device->ops->read(device, stream, from, (struct kvw_place){offset, bytes}, to, bytes,
+                      (struct kvw_pieces){1, bytes});
+}
+
+/* What is queued in `later` from now on follows all that is queued in `earlier`; `event` is the
+ * caller's, for this alone. */
+static inline void kvw_device_follow(struct kvw_device *device,
+                                     enum kvw_stream later,
+                                     enum kvw_stream earlier,
+                                     struct kvw_event *event)
+{
+    device->ops->event_record(device, earlier, event);
+    device->ops->stream_wait(device, later, event);
+}
 
 /* Finds a device by name; "auto": the best available.  NULL: no such device.  The list is in
  * devices.c. */

@@ -183,8 +183,9 @@ kv_status_t kvw_forward_step(struct kvw_forward *forward,
         if (tokens[i] >= params->n_vocabulary)
             return KV_INVALID;
     kvw_model_rotations(params, token_begin, n, forward->rotations_host);
-    device->ops->write(forward->rotations, 0, forward->rotations_host,
-                       (size_t)n * params->n_rot * sizeof(float));
+    /* The last step has waited for its own copy. */
+    kvw_device_write(device, KVW_STREAM_COMPUTE, forward->rotations, 0, forward->rotations_host,
+                     (size_t)n * params->n_rot * sizeof(float));
     device->ops->embed(device, forward->model->embedding, tokens, n, forward->x);
     for (uint32_t layer = 0; status == KV_OK && layer < params->n_layers; layer++)
         status = run_layer(forward, phase, layer, token_begin, n);
@@ -206,14 +207,16 @@ kvw_forward_logits(struct kvw_forward *forward, uint32_t first, uint32_t n, floa
     for (uint32_t done = 0; done < n;) {
         const uint32_t count = n - done < LOGIT_ROWS ? n - done : LOGIT_ROWS;
 
-        ops->copy(forward->last, 0, forward->x, (first + done) * state_bytes,
-                  count * state_bytes);
+        ops->copy(forward->device, KVW_STREAM_COMPUTE, forward->last,
+                  (struct kvw_place){0, state_bytes}, forward->x,
+                  (struct kvw_place){(first + done) * state_bytes, state_bytes},
+                  (struct kvw_pieces){count, state_bytes});
         ops->rms_norm(forward->device, forward->model->output_norm, params->epsilon,
                       forward->last, count, forward->last);
         ops->matmul(forward->device, forward->model->output, NULL, forward->last, count,
                     forward->logits);
-        ops->read(forward->logits, 0, ret_logits + (size_t)done * params->n_vocabulary,
-                  count * logits_bytes);
+        kvw_device_read(forward->device, KVW_STREAM_COMPUTE, forward->logits, 0,
+                        ret_logits + (size_t)done * params->n_vocabulary, count * logits_bytes);
         done += count;
     }
     return ops->sync(forward->device);

@@ -28,6 +28,8 @@ struct kvw_device_rows {
      * ended. */
     struct kvw_layer_reader *reader;
     bool is_read;
+    bool is_incomplete;       /* rows could not be read from the store: none counts */
+    struct kvw_event *landed; /* rows from the store are on the device */
 };
 
 const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows)
@@ -81,7 +83,8 @@ kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
     rows->n_layers = params->n_layers;
     rows->shape = kvw_session_rows_shape(setup);
     rows->row_bytes = kvw_rows_shape_row_bytes(&rows->shape);
-    rows->all = buffers_create(rows, setup->capacity);
+    if (rows->device->ops->event_create(rows->device, &rows->landed) == KV_OK)
+        rows->all = buffers_create(rows, setup->capacity);
     if (rows->all == NULL) {
         kvw_device_rows_destroy(rows);
         return KV_NO_MEMORY;
@@ -97,6 +100,7 @@ void kvw_device_rows_destroy(struct kvw_device_rows *rows)
     kvw_layer_reader_destroy(rows->reader);
     buffers_destroy(rows, rows->all);
     buffers_destroy(rows, rows->some);
+    rows->device->ops->event_destroy(rows->landed);
     free(rows);
 }
 
@@ -119,29 +123,39 @@ struct reading {
     size_t offset;
 };
 
-/* Copies received rows to the device, token by token if it is windowed. */
+/* Tokens from `begin` on, to `end` at most, whose places follow each other. */
+static uint32_t n_together(const struct kvw_device_rows *rows, uint32_t begin, uint32_t end)
+{
+    const uint32_t room =
+        begin < rows->sinks ? rows->sinks - begin : n_places(rows) - place_of(rows, begin);
+
+    return end - begin < room ? end - begin : room;
+}
+
+/* Copies received rows to the device. */
 static void take(void *arg, const struct kv_rows *box, const uint8_t *landed)
 {
     struct kvw_device_rows *rows = arg;
     const struct kvw_device_ops *device = rows->device->ops;
+    const bool is_full = rows->all != NULL;
+    const size_t head_places = is_full ? rows->shape.capacity : n_places(rows);
+    struct kvw_device_buffer *to =
+        is_full ? rows->all[box->layer_begin] : rows->some[box->layer_begin];
 
-    for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
-        const uint8_t *from = landed + (size_t)head * box->n_tokens * rows->row_bytes;
+    for (uint32_t i = 0, n; i < box->n_tokens; i += n) {
+        const uint32_t token = box->token_begin + i;
+        const uint32_t place = is_full ? token : place_of(rows, token);
 
-        if (rows->all != NULL) {
-            device->write(rows->all[box->layer_begin],
-                          ((size_t)head * rows->shape.capacity + box->token_begin) *
-                              rows->row_bytes,
-                          from, box->n_tokens * rows->row_bytes);
-            continue;
-        }
-        for (uint32_t i = 0; i < box->n_tokens; i++)
-            device->write(
-                rows->some[box->layer_begin],
-                ((size_t)head * n_places(rows) + place_of(rows, box->token_begin + i)) *
-                    rows->row_bytes,
-                from + i * rows->row_bytes, rows->row_bytes);
+        n = is_full ? box->n_tokens : n_together(rows, token, box->token_begin + box->n_tokens);
+        device->write(
+            rows->device, KVW_STREAM_TRANSFER, to,
+            (struct kvw_place){place * rows->row_bytes, head_places * rows->row_bytes},
+            landed + i * rows->row_bytes, box->n_tokens * rows->row_bytes,
+            (struct kvw_pieces){rows->shape.n_kv_heads, n * rows->row_bytes});
     }
+    /* Their place in memory is used again. */
+    device->event_record(rows->device, KVW_STREAM_TRANSFER, rows->landed);
+    device->event_wait(rows->landed);
 }
 
 static kv_status_t
@@ -217,36 +231,41 @@ read_rows(struct kvw_device_rows *rows, uint32_t begin, uint32_t end, uint64_t *
 kv_status_t
 kvw_device_rows_full(struct kvw_device_rows *rows, uint32_t tokens, uint64_t *ret_wait_us)
 {
+    kv_status_t status;
+
     if (!rows->is_read)
         rows->n_tokens = tokens; /* the session had them */
     assert(tokens == rows->n_tokens);
-    if (rows->all != NULL)
+    if (rows->all != NULL && !rows->is_incomplete)
         return KV_OK;
-    rows->all = buffers_create(rows, rows->shape.capacity);
+    if (rows->all == NULL)
+        rows->all = buffers_create(rows, rows->shape.capacity);
     if (rows->all == NULL)
         return KV_NO_MEMORY;
     buffers_destroy(rows, rows->some);
     rows->some = NULL;
     rows->begin = 0;
-    return read_rows(rows, 0, tokens, ret_wait_us);
+    status = read_rows(rows, 0, tokens, ret_wait_us);
+    rows->is_incomplete = status != KV_OK;
+    return status;
 }
 
-/* From full rows: sinks and window are copied on the device. */
+/* From full rows: sinks and window are copied on the device, all heads together. */
 static void copy_narrow(struct kvw_device_rows *rows)
 {
-    for (uint32_t layer = 0; layer < rows->n_layers; layer++) {
-        for (uint32_t head = 0; head < rows->shape.n_kv_heads; head++) {
-            for (uint32_t token = 0; token < rows->n_tokens; token++) {
-                if (token == rows->sinks && rows->begin > token)
-                    token = rows->begin;
-                rows->device->ops->copy(
-                    rows->some[layer],
-                    ((size_t)head * n_places(rows) + place_of(rows, token)) * rows->row_bytes,
-                    rows->all[layer],
-                    ((size_t)head * rows->shape.capacity + token) * rows->row_bytes,
-                    rows->row_bytes);
-            }
-        }
+    for (uint32_t token = 0, n; token < rows->n_tokens; token += n) {
+        if (token >= rows->sinks && rows->begin > token)
+            token = rows->begin;
+        n = n_together(rows, token, rows->n_tokens);
+        for (uint32_t layer = 0; layer < rows->n_layers; layer++)
+            rows->device->ops->copy(
+                rows->device, KVW_STREAM_COMPUTE, rows->some[layer],
+                (struct kvw_place){place_of(rows, token) * rows->row_bytes,
+                                   n_places(rows) * rows->row_bytes},
+                rows->all[layer],
+                (struct kvw_place){token * rows->row_bytes,
+                                   rows->shape.capacity * rows->row_bytes},
+                (struct kvw_pieces){rows->shape.n_kv_heads, n * rows->row_bytes});
     }
 }
 
@@ -267,8 +286,8 @@ kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
         rows->is_read = true;
     }
     assert(tokens == rows->n_tokens && window > 0);
-    if (rows->some != NULL && rows->sinks == sinks && rows->window == window &&
-        rows->begin <= begin)
+    if (rows->some != NULL && !rows->is_incomplete && rows->sinks == sinks &&
+        rows->window == window && rows->begin <= begin)
         return KV_OK;
     buffers_destroy(rows, rows->some);
     rows->sinks = sinks;
@@ -277,16 +296,19 @@ kv_status_t kvw_device_rows_windowed(struct kvw_device_rows *rows,
     rows->some = buffers_create(rows, n_places(rows));
     if (rows->some == NULL)
         return KV_NO_MEMORY;
-    if (rows->all != NULL) {
+    if (rows->all != NULL && !rows->is_incomplete) {
         copy_narrow(rows);
         buffers_destroy(rows, rows->all);
         rows->all = NULL;
         return KV_OK;
     }
+    buffers_destroy(rows, rows->all);
+    rows->all = NULL;
     if (begin > sinks)
         status = read_rows(rows, 0, sinks < tokens ? sinks : tokens, ret_wait_us);
     if (status == KV_OK)
         status = read_rows(rows, begin > sinks ? begin : 0, tokens, ret_wait_us);
+    rows->is_incomplete = status != KV_OK;
     return status;
 }
 
@@ -323,8 +345,13 @@ static kv_status_t read_layer(struct kvw_device_rows *rows,
 
     if (!rows->is_read && token_begin > 0)
         status = kvw_layer_reader_pass(&rows->reader, &setup, layer, ret_wait_us);
-    if (layer + 1 == rows->n_layers)
+    if (status != KV_OK) {
+        /* Who tries again reads all of them. */
+        kvw_layer_reader_destroy(rows->reader);
+        rows->reader = NULL;
+    } else if (layer + 1 == rows->n_layers) {
         rows->is_read = true;
+    }
     return status;
 }
 
@@ -367,19 +394,14 @@ uint32_t kvw_device_rows_runs(const struct kvw_device_rows *rows,
                               struct kvw_row_run *runs,
                               uint32_t n_runs)
 {
-    while (begin < end) {
-        const uint32_t place = place_of(rows, begin);
-        const uint32_t room =
-            begin < rows->sinks ? rows->sinks - begin : n_places(rows) - place;
-        const uint32_t n = end - begin < room ? end - begin : room;
-
+    for (uint32_t n; begin < end; begin += n) {
         assert(begin < rows->sinks || begin >= rows->begin);
+        n = n_together(rows, begin, end);
         runs[n_runs++] = (struct kvw_row_run){
             .buffer = rows->some[layer],
-            .first_row = (size_t)head * n_places(rows) + place,
+            .first_row = (size_t)head * n_places(rows) + place_of(rows, begin),
             .n_rows = n,
         };
-        begin += n;
     }
     return n_runs;
 }

@@ -11,6 +11,7 @@ struct kvw_full_rows {
     struct kvw_rows_shape shape;
     struct kvw_session *store;
     struct kvw_device_buffer **rows; /* (n_layers) */
+    struct kvw_event *landed;        /* rows from the store are on the device */
     /* Reads what the session had when it was opened, during the first pass; NULL: not begun, or
      * ended. */
     struct kvw_layer_reader *reader;
@@ -32,6 +33,7 @@ void kvw_full_rows_destroy(struct kvw_full_rows *full_rows)
     for (uint32_t i = 0; full_rows->rows != NULL && i < n_layers(full_rows); i++)
         full_rows->device->ops->buffer_destroy(full_rows->rows[i]);
     free(full_rows->rows);
+    full_rows->device->ops->event_destroy(full_rows->landed);
     free(full_rows);
 }
 
@@ -54,6 +56,8 @@ kv_status_t kvw_full_rows_create(const struct kvw_session_setup *setup,
     full_rows->device = setup->model->device;
     full_rows->shape = kvw_session_rows_shape(setup);
     row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape);
+    if (full_rows->device->ops->event_create(full_rows->device, &full_rows->landed) != KV_OK)
+        goto no_memory;
     full_rows->rows = calloc(params->n_layers, sizeof(full_rows->rows[0]));
     for (uint32_t i = 0; full_rows->rows != NULL && i < params->n_layers; i++)
         if (full_rows->device->ops->buffer_create(
@@ -105,11 +109,15 @@ static void take(void *arg, const struct kv_rows *rows, const uint8_t *landed)
     const size_t row_bytes = kvw_rows_shape_row_bytes(&full_rows->shape);
     const size_t head_bytes = rows->n_tokens * row_bytes;
 
-    for (uint32_t head = 0; head < full_rows->shape.n_kv_heads; head++)
-        full_rows->device->ops->write(
-            full_rows->rows[rows->layer_begin],
-            ((size_t)head * full_rows->shape.capacity + rows->token_begin) * row_bytes,
-            landed + head * head_bytes, head_bytes);
+    full_rows->device->ops->write(
+        full_rows->device, KVW_STREAM_TRANSFER, full_rows->rows[rows->layer_begin],
+        (struct kvw_place){rows->token_begin * row_bytes,
+                           full_rows->shape.capacity * row_bytes},
+        landed, head_bytes, (struct kvw_pieces){full_rows->shape.n_kv_heads, head_bytes});
+    /* Their place in memory is used again. */
+    full_rows->device->ops->event_record(full_rows->device, KVW_STREAM_TRANSFER,
+                                         full_rows->landed);
+    full_rows->device->ops->event_wait(full_rows->landed);
 }
 
 /* In the first pass: waits for the layer's rows before token_begin, which the session had. */
@@ -130,8 +138,13 @@ read_layer(struct kvw_full_rows *full_rows, uint32_t layer, uint32_t token_begin
 
     if (!full_rows->is_read && token_begin > 0)
         status = kvw_layer_reader_pass(&full_rows->reader, &setup, layer, &full_rows->wait_us);
-    if (layer + 1 == setup.n_layers)
+    if (status != KV_OK) {
+        /* Who tries again reads all of them. */
+        kvw_layer_reader_destroy(full_rows->reader);
+        full_rows->reader = NULL;
+    } else if (layer + 1 == setup.n_layers) {
         full_rows->is_read = true;
+    }
     return status;
 }
 

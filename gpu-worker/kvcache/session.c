@@ -22,6 +22,9 @@ struct kvw_session {
     struct kv_session *session;
     struct kv_session *parent; /* while a fork of it is in use; NULL: none is */
     struct kvw_write_behind *writer;
+    struct kvw_event *computed,
+        *copied;                /* the rows of the last put: on the device; in their slot */
+    struct kv_rows to_send;     /* of a prompt, in the slot; no tokens: none */
     struct kv_model_info *info; /* what names depend on; NULL: nothing is published */
     bool tells_tokens;
     uint32_t n_reused;
@@ -45,6 +48,10 @@ void kvw_session_destroy(struct kvw_session *store)
 {
     if (store == NULL)
         return;
+    if (store->copied != NULL)
+        store->device->ops->event_wait(store->copied); /* its slot goes now */
+    store->device->ops->event_destroy(store->copied);
+    store->device->ops->event_destroy(store->computed);
     kvw_write_behind_destroy(store->writer);
     kv_op_free(store->publishing);
     free(store->info);
@@ -163,7 +170,11 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
     if (setup->share != NULL)
         store->share = *setup->share;
     store->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
-    status = open_session(store, setup);
+    status = store->device->ops->event_create(store->device, &store->computed);
+    if (status == KV_OK)
+        status = store->device->ops->event_create(store->device, &store->copied);
+    if (status == KV_OK)
+        status = open_session(store, setup);
     /* A slot holds one layer of a chunk, or all layers of a step. */
     if (status == KV_OK)
         status = kvw_write_behind_create(setup->client, store->session,
@@ -211,6 +222,20 @@ void kvw_session_tell_arrived(const struct kvw_session *store,
         store->share.arrived(store->share.arg, layer, tokens, needed);
 }
 
+/* Sends the rows of a prompt that are in their slot, or, if they are not yet, waits for them if told
+ * to. */
+static kv_status_t send_rows(struct kvw_session *store, bool waits)
+{
+    const struct kv_rows rows = store->to_send;
+
+    if (rows.n_tokens == 0 ||
+        (!waits && !store->device->ops->event_has_happened(store->copied)))
+        return KV_OK;
+    store->device->ops->event_wait(store->copied);
+    store->to_send.n_tokens = 0;
+    return kvw_write_behind_send(store->writer, &rows, false);
+}
+
 kv_status_t kvw_session_put(struct kvw_session *store,
                             enum kvw_phase phase,
                             uint32_t layer,
@@ -231,17 +256,25 @@ kv_status_t kvw_session_put(struct kvw_session *store,
     const size_t head_bytes = n * store->row_bytes;
     /* The rows of a step stay in the slot until those of all layers are there. */
     const size_t offset = phase == KVW_DECODE ? layer * store->n_kv_heads * head_bytes : 0;
-    kv_status_t status;
+    kv_status_t status = send_rows(store, true);
     void *slot;
 
-    status = kvw_write_behind_slot(store->writer, &slot);
+    if (status == KV_OK)
+        status = kvw_write_behind_slot(store->writer, &slot);
     if (status != KV_OK)
         return status;
-    for (uint32_t head = 0; head < store->n_kv_heads; head++)
-        store->device->ops->read(
-            rows, ((store->kv_head_begin + head) * capacity + first) * store->row_bytes,
-            (char *)slot + offset + head * head_bytes, head_bytes);
-    return phase == KVW_PREFILL ? kvw_write_behind_send(store->writer, &box, false) : KV_OK;
+    kvw_device_follow(store->device, KVW_STREAM_TRANSFER, KVW_STREAM_COMPUTE, store->computed);
+    store->device->ops->read(
+        store->device, KVW_STREAM_TRANSFER, rows,
+        (struct kvw_place){(store->kv_head_begin * capacity + first) * store->row_bytes,
+                           capacity * store->row_bytes},
+        (char *)slot + offset, head_bytes, (struct kvw_pieces){store->n_kv_heads, head_bytes});
+    store->device->ops->event_record(store->device, KVW_STREAM_TRANSFER, store->copied);
+    if (phase == KVW_PREFILL) {
+        store->to_send = box;
+        status = send_rows(store, false);
+    }
+    return status;
 }
 
 kv_status_t
@@ -254,22 +287,28 @@ kvw_session_end_pass(struct kvw_session *store, enum kvw_phase phase, uint32_t t
         .token_begin = token_begin,
         .n_tokens = 1,
     };
-    kv_status_t status = KV_OK;
+    kv_status_t status = send_rows(store, true);
 
-    if (phase == KVW_DECODE)
+    if (status == KV_OK && phase == KVW_DECODE) {
+        store->device->ops->event_wait(store->copied);
         status = kvw_write_behind_send(store->writer, &rows, true);
+    }
     return status == KV_OK ? kvw_write_behind_poll(store->writer) : status;
 }
 
 kv_status_t kvw_session_poll(struct kvw_session *store)
 {
-    return kvw_write_behind_poll(store->writer);
+    const kv_status_t status = send_rows(store, false);
+
+    return status == KV_OK ? kvw_write_behind_poll(store->writer) : status;
 }
 
 kv_status_t kvw_session_flush(struct kvw_session *store)
 {
+    const kv_status_t status = send_rows(store, true);
+
     kvw_write_behind_check(store->writer);
-    return kvw_write_behind_flush(store->writer);
+    return status == KV_OK ? kvw_write_behind_flush(store->writer) : status;
 }
 
 kv_status_t kvw_session_fail(struct kvw_session *store, kv_status_t status)

@@ -159,7 +159,7 @@ class Repository:
         for found in DOTTED.finditer(text):
             group, name = found.groups()
             if group in self.tests and not re.fullmatch(ENDINGS, name) and \
-                    not {name, name.replace("_emulated", "")} & self.tests[group]:
+                    not {name, re.sub("_(emulated|strict)$", "", name)} & self.tests[group]:
                 yield found.start(), found.group(), "no such test"
 
     def findings(self):

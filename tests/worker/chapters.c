@@ -154,7 +154,9 @@ static void keep_queries(struct recorder *recorder,
     const size_t token_floats = (size_t)shape->n_kv_heads * shape->n_group * shape->d;
     const uint32_t first = shape->n_rows - QUERIES;
 
-    recorder->device->ops->read(q, 0, recorder->chunk, n * token_floats * sizeof(float));
+    kvw_device_read(recorder->device, KVW_STREAM_COMPUTE, q, 0, recorder->chunk,
+                    n * token_floats * sizeof(float));
+    (void)recorder->device->ops->sync(recorder->device);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t head = 0; token_begin + i >= first && head < shape->n_kv_heads; head++)
             memcpy(recorder->queries +

@@ -124,28 +124,111 @@ static void cpu_buffer_destroy(struct kvw_device_buffer *base)
     free(buffer);
 }
 
-static void
-cpu_write(struct kvw_device_buffer *buffer, size_t offset, const void *data, size_t bytes)
+/* Returns the first of the pieces, which are in the buffer. */
+static char *pieces_at(const struct kvw_device_buffer *buffer,
+                       struct kvw_place place,
+                       struct kvw_pieces pieces)
 {
-    assert(bytes <= buffer->bytes && offset <= buffer->bytes - bytes);
-    memcpy(((struct kvw_cpu_buffer *)buffer)->data + offset, data, bytes);
+    assert(pieces.n > 0);
+    assert(place.offset + (pieces.n - 1) * place.stride + pieces.bytes <= buffer->bytes);
+    return ((const struct kvw_cpu_buffer *)buffer)->data + place.offset;
 }
 
-static void
-cpu_read(const struct kvw_device_buffer *buffer, size_t offset, void *data, size_t bytes)
+static void copy_pieces(
+    char *to, size_t to_stride, const char *from, size_t from_stride, struct kvw_pieces pieces)
 {
-    assert(bytes <= buffer->bytes && offset <= buffer->bytes - bytes);
-    memcpy(data, ((const struct kvw_cpu_buffer *)buffer)->data + offset, bytes);
+    if (to_stride == pieces.bytes && from_stride == pieces.bytes) {
+        memcpy(to, from, pieces.n * pieces.bytes);
+        return;
+    }
+    for (size_t i = 0; i < pieces.n; i++)
+        memcpy(to + i * to_stride, from + i * from_stride, pieces.bytes);
 }
 
-static void cpu_copy(struct kvw_device_buffer *to,
-                     size_t to_offset,
+static void cpu_write(struct kvw_device *device,
+                      enum kvw_stream stream,
+                      struct kvw_device_buffer *to,
+                      struct kvw_place to_place,
+                      const void *from,
+                      size_t from_stride,
+                      struct kvw_pieces pieces)
+{
+    (void)device;
+    (void)stream;
+    copy_pieces(pieces_at(to, to_place, pieces), to_place.stride, from, from_stride, pieces);
+}
+
+static void cpu_read(struct kvw_device *device,
+                     enum kvw_stream stream,
                      const struct kvw_device_buffer *from,
-                     size_t from_offset,
-                     size_t bytes)
+                     struct kvw_place from_place,
+                     void *to,
+                     size_t to_stride,
+                     struct kvw_pieces pieces)
 {
-    assert(bytes <= from->bytes && from_offset <= from->bytes - bytes);
-    cpu_write(to, to_offset, ((const struct kvw_cpu_buffer *)from)->data + from_offset, bytes);
+    (void)device;
+    (void)stream;
+    copy_pieces(to, to_stride, pieces_at(from, from_place, pieces), from_place.stride, pieces);
+}
+
+static void cpu_copy(struct kvw_device *device,
+                     enum kvw_stream stream,
+                     struct kvw_device_buffer *to,
+                     struct kvw_place to_place,
+                     const struct kvw_device_buffer *from,
+                     struct kvw_place from_place,
+                     struct kvw_pieces pieces)
+{
+    (void)device;
+    (void)stream;
+    copy_pieces(pieces_at(to, to_place, pieces), to_place.stride,
+                pieces_at(from, from_place, pieces), from_place.stride, pieces);
+}
+
+/* ---- events: whatever was queued is done ---- */
+
+static kv_status_t cpu_event_create(struct kvw_device *device, struct kvw_event **ret_event)
+{
+    struct kvw_event *event = malloc(sizeof(*event));
+
+    if (event == NULL)
+        return KV_NO_MEMORY;
+    event->ops = device->ops;
+    *ret_event = event;
+    return KV_OK;
+}
+
+static void cpu_event_destroy(struct kvw_event *event)
+{
+    free(event);
+}
+
+static void
+cpu_event_record(struct kvw_device *device, enum kvw_stream stream, struct kvw_event *event)
+{
+    (void)device;
+    (void)stream;
+    (void)event;
+}
+
+static void cpu_stream_wait(struct kvw_device *device,
+                            enum kvw_stream stream,
+                            const struct kvw_event *event)
+{
+    (void)device;
+    (void)stream;
+    (void)event;
+}
+
+static bool cpu_event_has_happened(const struct kvw_event *event)
+{
+    (void)event;
+    return true;
+}
+
+static void cpu_event_wait(const struct kvw_event *event)
+{
+    (void)event;
 }
 
 static kv_status_t cpu_weight_create(struct kvw_device *device,
@@ -373,6 +456,12 @@ const struct kvw_device_ops kvw_device_cpu = {
     .write = cpu_write,
     .read = cpu_read,
     .copy = cpu_copy,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .stream_wait = cpu_stream_wait,
+    .event_has_happened = cpu_event_has_happened,
+    .event_wait = cpu_event_wait,
     .weight_create = cpu_weight_create,
     .weight_destroy = cpu_weight_destroy,
     .sync = cpu_sync,

@@ -76,14 +76,18 @@ static void set_up(struct fixture *f, enum kv_dtype dtype, unsigned n_threads)
     }
     for (size_t i = 0; i < (size_t)Q_HEADS * D; i++)
         (&f->queries[0][0])[i] = 4 * draw(&dice);
-    device->write(k, 0, f->k, sizeof(f->k));
-    device->write(v, 0, f->v, sizeof(f->v));
-    device->write(f->q, 0, f->queries, sizeof(f->queries));
+    kvw_device_write(f->device, KVW_STREAM_COMPUTE, k, 0, f->k, sizeof(f->k));
+    kvw_device_write(f->device, KVW_STREAM_COMPUTE, v, 0, f->v, sizeof(f->v));
+    kvw_device_write(f->device, KVW_STREAM_COMPUTE, f->q, 0, f->queries, sizeof(f->queries));
     device->rows_put(f->device, &f->shape, k, v, 0, ROWS, f->rows);
     for (uint32_t head = 0; head < KV_HEADS; head++)
         for (uint32_t row = 0; row < ROWS; row++)
-            device->copy(f->other, ((size_t)head * ROWS + ROWS - 1 - row) * row_bytes, f->rows,
-                         ((size_t)head * ROWS + row) * row_bytes, row_bytes);
+            device->copy(f->device, KVW_STREAM_COMPUTE, f->other,
+                         (struct kvw_place){((size_t)head * ROWS + ROWS - 1 - row) * row_bytes,
+                                            row_bytes},
+                         f->rows,
+                         (struct kvw_place){((size_t)head * ROWS + row) * row_bytes, row_bytes},
+                         (struct kvw_pieces){1, row_bytes});
     device->buffer_destroy(k);
     device->buffer_destroy(v);
 }
@@ -110,13 +114,22 @@ one_row(const struct fixture *f, uint32_t head, uint32_t row, bool other)
                                 (size_t)head * ROWS + (other ? ROWS - 1 - row : row), 1};
 }
 
+static void read_back(const struct fixture *f,
+                      const struct kvw_device_buffer *buffer,
+                      void *to,
+                      size_t bytes)
+{
+    kvw_device_read(f->device, KVW_STREAM_COMPUTE, buffer, 0, to, bytes);
+    assert_int_equal(f->device->ops->sync(f->device), KV_OK);
+}
+
 static void attend(struct fixture *f,
                    const struct kvw_row_run *runs,
                    const uint32_t *run_begin,
                    float out[Q_HEADS][D])
 {
     f->device->ops->runs_attend(f->device, &f->shape, f->q, runs, run_begin, f->out, NULL);
-    f->device->ops->read(f->out, 0, out, sizeof(float) * Q_HEADS * D);
+    read_back(f, f->out, out, sizeof(float) * Q_HEADS * D);
     assert_int_equal(f->device->ops->sync(f->device), KV_OK);
 }
 
@@ -162,7 +175,7 @@ static void test_all_rows(void **state)
 
             f.device->ops->rows_attend(f.device, &f.shape, f.q, f.rows, counts[i] - 1, 1,
                                        f.out);
-            f.device->ops->read(f.out, 0, wanted, sizeof(wanted));
+            read_back(&f, f.out, wanted, sizeof(wanted));
 
             for (uint32_t head = 0; head <= KV_HEADS; head++) {
                 run_begin[head] = head;
@@ -267,14 +280,14 @@ static void test_merged_answers(void **state)
     some_rows(&f, true, runs, run_begin);
     attend(&f, runs, run_begin, plain);
     device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.other_out, f.other_lse);
-    device->read(f.other_out, 0, some, sizeof(some));
+    read_back(&f, f.other_out, some, sizeof(some));
     assert_memory_equal(some, plain, sizeof(some)); /* the same, asked for or not */
 
     some_rows(&f, false, runs, run_begin);
     device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.out, f.lse);
     device->answers_merge(f.device, &f.shape, f.other_out, f.other_lse, f.out, f.lse);
-    device->read(f.out, 0, merged, sizeof(merged));
-    device->read(f.lse, 0, merged_lse, sizeof(merged_lse));
+    read_back(&f, f.out, merged, sizeof(merged));
+    read_back(&f, f.lse, merged_lse, sizeof(merged_lse));
     assert_int_equal(device->sync(f.device), KV_OK);
     for (uint32_t q_head = 0; q_head < Q_HEADS; q_head++) {
         double wanted[D], sum = 0;
@@ -289,16 +302,71 @@ static void test_merged_answers(void **state)
 
     memset(run_begin, 0, sizeof(run_begin));
     device->runs_attend(f.device, &f.shape, f.q, runs, run_begin, f.other_out, f.other_lse);
-    device->read(f.other_out, 0, some, sizeof(some));
-    device->read(f.other_lse, 0, lse, sizeof(lse));
+    read_back(&f, f.other_out, some, sizeof(some));
+    read_back(&f, f.other_lse, lse, sizeof(lse));
     for (unsigned i = 0; i < Q_HEADS; i++)
         assert_true(isinf(lse[i]) && lse[i] < 0 && some[i][0] == 0 && some[i][D - 1] == 0);
     device->answers_merge(f.device, &f.shape, f.other_out, f.other_lse, f.out, f.lse);
-    device->read(f.out, 0, some, sizeof(some));
-    device->read(f.lse, 0, lse, sizeof(lse));
+    read_back(&f, f.out, some, sizeof(some));
+    read_back(&f, f.lse, lse, sizeof(lse));
     assert_memory_equal(some, merged, sizeof(some));
     assert_memory_equal(lse, merged_lse, sizeof(lse));
     tear_down(&f);
+}
+
+/* Copies of pieces: those of three heads, from one place in each to another; what lies between them
+ * stays as it is. */
+static void test_pieces(void **state)
+{
+    enum {
+        HEADS = 3,
+        PIECE = 40,
+        FROM_STRIDE = 100,
+        TO_STRIDE = 64,
+    };
+    const struct kvw_device_config config = {.n_threads = 1};
+    uint8_t bytes[HEADS * FROM_STRIDE], got[HEADS * TO_STRIDE], back[HEADS * FROM_STRIDE] = {0};
+    const struct kvw_place from_place = {7, FROM_STRIDE}, to_place = {11, TO_STRIDE};
+    const struct kvw_pieces pieces = {HEADS, PIECE};
+    struct kvw_device_buffer *from, *to;
+    const struct kvw_device_ops *ops;
+    struct kvw_device *device;
+    char detail[128];
+
+    (void)state;
+    assert_int_equal(kvw_device_find("cpu")->open(&config, &device, detail, sizeof(detail)),
+                     KV_OK);
+    ops = device->ops;
+    assert_int_equal(ops->buffer_create(device, sizeof(bytes), &from), KV_OK);
+    assert_int_equal(ops->buffer_create(device, sizeof(got), &to), KV_OK);
+    for (unsigned i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (uint8_t)(i * 37 + 1);
+    kvw_device_write(device, KVW_STREAM_COMPUTE, from, 0, bytes, sizeof(bytes));
+    ops->copy(device, KVW_STREAM_COMPUTE, to, to_place, from, from_place, pieces);
+    kvw_device_read(device, KVW_STREAM_COMPUTE, to, 0, got, sizeof(got));
+    ops->read(device, KVW_STREAM_COMPUTE, to, to_place, back + from_place.offset, FROM_STRIDE,
+              pieces);
+    assert_int_equal(ops->sync(device), KV_OK);
+    for (unsigned i = 0; i < sizeof(got); i++) {
+        const unsigned head = i / TO_STRIDE, at = i % TO_STRIDE;
+
+        assert_int_equal(
+            got[i], at >= 11 && at < 11 + PIECE ? bytes[head * FROM_STRIDE + 7 + at - 11] : 0);
+    }
+    for (unsigned i = 0; i < sizeof(back); i++) {
+        const unsigned at = i % FROM_STRIDE;
+
+        assert_int_equal(back[i], at >= 7 && at < 7 + PIECE ? bytes[i] : 0);
+    }
+    ops->write(device, KVW_STREAM_COMPUTE, to, (struct kvw_place){0, TO_STRIDE}, bytes, 10,
+               (struct kvw_pieces){HEADS, 10});
+    kvw_device_read(device, KVW_STREAM_COMPUTE, to, 0, got, sizeof(got));
+    assert_int_equal(ops->sync(device), KV_OK);
+    for (unsigned head = 0; head < HEADS; head++)
+        assert_memory_equal(got + head * TO_STRIDE, bytes + head * 10, 10);
+    ops->buffer_destroy(from);
+    ops->buffer_destroy(to);
+    ops->close(device);
 }
 
 static void test_scores(void **state)
@@ -314,7 +382,7 @@ static void test_scores(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         f.device->ops->rows_score(f.device, &f.shape, f.q, f.rows, cases[i].begin, cases[i].n,
                                   f.out);
-        f.device->ops->read(f.out, 0, scores, Q_HEADS * cases[i].n * sizeof(float));
+        read_back(&f, f.out, scores, Q_HEADS * cases[i].n * sizeof(float));
         for (uint32_t h = 0; h < Q_HEADS; h++)
             for (uint32_t r = 0; r < cases[i].n; r++)
                 assert_true(fabs((double)scores[h * cases[i].n + r] -
@@ -428,8 +496,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_rows),       cmocka_unit_test(test_chosen_rows),
-        cmocka_unit_test(test_merged_answers), cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_methods),        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_merged_answers), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_scores),         cmocka_unit_test(test_methods),
+        cmocka_unit_test(test_order),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
