@@ -115,6 +115,12 @@ struct kvw_device_ops {
                                void *memory,
                                size_t bytes,
                                struct kvw_device_buffer **ret_buffer);
+    /* Makes a buffer of a part of another, which outlives it; `offset` is a multiple of 16. */
+    kv_status_t (*buffer_part)(struct kvw_device *device,
+                               struct kvw_device_buffer *of,
+                               size_t offset,
+                               size_t bytes,
+                               struct kvw_device_buffer **ret_buffer);
     /* Waits for what is queued of it.  NULL is allowed. */
     void (*buffer_destroy)(struct kvw_device_buffer *buffer);
     /* To the device, from it, and on it; kvw_device_write() and kvw_device_read() are for a single

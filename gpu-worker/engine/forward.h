@@ -1,4 +1,4 @@
-/* forward.h - computes tokens through the model's layers.
+/* forward.h - computes tokens through the model's layers, of one sequence or of several together.
  *
  * Prefill goes in chunks that begin at multiples of KVW_FORWARD_CHUNK, counted from token 0, so
  * that the same tokens are always computed in matrices of the same shapes, with the same bits.
@@ -9,6 +9,12 @@
  *         begin += n;
  *     }
  *     kvw_forward_logits(forward, n - 1, 1, logits);
+ *
+ * A pass computes tokens of several sequences, each at its own positions, with its own method: the
+ * weights are read once for all.  What a sequence gets does not depend on the others, to the bit,
+ * where a device computes a row alone as it does among others (device/cpu/matmul.c).  Groups of
+ * sequences take turns in a pass, layer by layer: while one computes, the others' questions are
+ * out.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps model and attention.
  */
@@ -23,9 +29,15 @@ enum {
 
 struct kvw_forward;
 
+/* For steps of one sequence. */
 kv_status_t kvw_forward_create(const struct kvw_model *model,
                                struct kvw_method *attention,
                                struct kvw_forward **ret_forward);
+/* For passes of at most n_tokens tokens of n_items sequences.  Fails with KV_NO_MEMORY. */
+kv_status_t kvw_forward_create_many(const struct kvw_model *model,
+                                    uint32_t n_tokens,
+                                    uint32_t n_items,
+                                    struct kvw_forward **ret_forward);
 void kvw_forward_destroy(struct kvw_forward *forward); /* NULL is allowed */
 
 /* Writes each layer's computation to the trace from now on.  Keeps `trace`; NULL: none. */
@@ -53,5 +65,31 @@ kv_status_t kvw_forward_step(struct kvw_forward *forward,
  *   ret_logits  (n, n_vocabulary) */
 kv_status_t
 kvw_forward_logits(struct kvw_forward *forward, uint32_t first, uint32_t n, float *ret_logits);
+
+/* The tokens of a sequence in a pass. */
+struct kvw_forward_item {
+    struct kvw_method *attention;
+    enum kvw_phase phase;
+    const uint32_t *tokens; /* (n); n is 1 in a decode step, else 1..KVW_FORWARD_CHUNK */
+    uint32_t token_begin, n;
+    kv_status_t status; /* returned: of this sequence's attention; the others go on */
+};
+
+/* A group's part of a pass. */
+struct kvw_forward_group {
+    struct kvw_forward *forward; /* of kvw_forward_create_many() */
+    struct kvw_forward_item *items;
+    uint32_t n_items; /* 0: none */
+};
+
+/* Computes the items of all groups.  Fails with KV_INVALID if a token is not in the vocabulary, with
+ * KV_NO_MEMORY, or with the error of the device: then nothing of the pass counts. */
+kv_status_t kvw_forward_pass(struct kvw_forward_group *groups, uint32_t n_groups);
+
+/* Logits after rows of the last pass, counted through its items: ret_logits (n, n_vocabulary). */
+kv_status_t kvw_forward_logits_of(struct kvw_forward *forward,
+                                  const uint32_t *rows,
+                                  uint32_t n,
+                                  float *ret_logits);
 
 #endif

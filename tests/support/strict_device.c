@@ -574,6 +574,15 @@ static kv_status_t strict_buffer_wrap(struct kvw_device *device,
     return kvw_device_cpu.buffer_wrap(strict_of(device)->cpu, memory, bytes, ret_buffer);
 }
 
+static kv_status_t strict_buffer_part(struct kvw_device *device,
+                                      struct kvw_device_buffer *of,
+                                      size_t offset,
+                                      size_t bytes,
+                                      struct kvw_device_buffer **ret_buffer)
+{
+    return kvw_device_cpu.buffer_part(strict_of(device)->cpu, of, offset, bytes, ret_buffer);
+}
+
 static void strict_buffer_destroy(struct kvw_device_buffer *buffer)
 {
     for (struct strict *strict = all; buffer != NULL && strict != NULL; strict = strict->next)
@@ -605,6 +614,7 @@ const struct kvw_device_ops strict_device = {
     .describe = strict_describe,
     .buffer_create = strict_buffer_create,
     .buffer_wrap = strict_buffer_wrap,
+    .buffer_part = strict_buffer_part,
     .buffer_destroy = strict_buffer_destroy,
     .write = strict_write,
     .read = strict_read,

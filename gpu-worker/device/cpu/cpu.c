@@ -113,6 +113,17 @@ static kv_status_t cpu_buffer_wrap(struct kvw_device *device,
     return KV_OK;
 }
 
+static kv_status_t cpu_buffer_part(struct kvw_device *device,
+                                   struct kvw_device_buffer *of,
+                                   size_t offset,
+                                   size_t bytes,
+                                   struct kvw_device_buffer **ret_buffer)
+{
+    assert(bytes <= of->bytes && offset <= of->bytes - bytes);
+    return cpu_buffer_wrap(device, ((struct kvw_cpu_buffer *)of)->data + offset, bytes,
+                           ret_buffer);
+}
+
 static void cpu_buffer_destroy(struct kvw_device_buffer *base)
 {
     struct kvw_cpu_buffer *buffer = (struct kvw_cpu_buffer *)base;
@@ -452,6 +463,7 @@ const struct kvw_device_ops kvw_device_cpu = {
     .describe = cpu_describe,
     .buffer_create = cpu_buffer_create,
     .buffer_wrap = cpu_buffer_wrap,
+    .buffer_part = cpu_buffer_part,
     .buffer_destroy = cpu_buffer_destroy,
     .write = cpu_write,
     .read = cpu_read,

@@ -1,0 +1,362 @@
+#include "gpu-worker/engine/batch.h"
+
+#include "gpu-worker/base/time.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct line {
+    struct kvw_sequence *first, **end;
+    uint32_t n;
+};
+
+struct kvw_batch {
+    struct kvw_batch_setup setup;
+    struct kvw_forward *forwards[KVW_BATCH_GROUPS_MAX];
+    struct line waiting;
+    struct line begun; /* of those with a prompt, whose turn it is comes first */
+    float *logits;     /* (sequences, n_vocabulary) */
+    struct kvw_batch_stats stats;
+
+    /* Of a pass. */
+    struct kvw_forward_item *items[KVW_BATCH_GROUPS_MAX]; /* (sequences) */
+    struct kvw_sequence **of[KVW_BATCH_GROUPS_MAX];       /* (sequences) whose they are */
+    uint32_t *rows;                                       /* (sequences) */
+};
+
+/* ---- lists -------------------------------------------------------------------------------- */
+
+static void line_init(struct line *line)
+{
+    *line = (struct line){.end = &line->first};
+}
+
+static void append(struct line *line, struct kvw_sequence *sequence)
+{
+    sequence->next = NULL;
+    *line->end = sequence;
+    line->end = &sequence->next;
+    line->n++;
+}
+
+static struct kvw_sequence *take_first(struct line *line)
+{
+    struct kvw_sequence *sequence = line->first;
+
+    line->first = sequence->next;
+    if (line->first == NULL)
+        line->end = &line->first;
+    line->n--;
+    return sequence;
+}
+
+static void remove_from(struct line *line, const struct kvw_sequence *sequence)
+{
+    struct kvw_sequence **link = &line->first;
+
+    while (*link != sequence)
+        link = &(*link)->next;
+    *link = sequence->next;
+    if (*link == NULL)
+        line->end = link;
+    line->n--;
+}
+
+static uint32_t count(const struct line *line)
+{
+    uint32_t n = 0;
+
+    for (const struct kvw_sequence *at = line->first; at != NULL; at = at->next)
+        n++;
+    assert(*line->end == NULL);
+    return n;
+}
+
+void kvw_batch_check(const struct kvw_batch *batch)
+{
+    assert(count(&batch->begun) == batch->begun.n);
+    assert(count(&batch->waiting) == batch->waiting.n);
+    assert(batch->begun.n <= batch->setup.sequences);
+    for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next) {
+        assert(at->attention != NULL);
+        assert(at->result.passed_tokens <= at->n_prompt + at->result.generated_tokens);
+        assert(at->has_prompt == (at->result.passed_tokens >= at->n_prompt));
+    }
+}
+
+/* ---- creation ----------------------------------------------------------------------------- */
+
+kv_status_t kvw_batch_create(const struct kvw_batch_setup *setup, struct kvw_batch **ret_batch)
+{
+    const uint32_t n = setup->sequences;
+    struct kvw_batch *batch;
+    kv_status_t status = KV_OK;
+
+    if (n == 0 || n > KVW_BATCH_SEQUENCES_MAX || setup->tokens < n + KVW_FORWARD_CHUNK ||
+        setup->groups == 0 || setup->groups > KVW_BATCH_GROUPS_MAX)
+        return KV_INVALID;
+    batch = calloc(1, sizeof(*batch));
+    if (batch == NULL)
+        return KV_NO_MEMORY;
+    batch->setup = *setup;
+    line_init(&batch->waiting);
+    line_init(&batch->begun);
+    batch->logits =
+        malloc((size_t)n * setup->model->params.n_vocabulary * sizeof(batch->logits[0]));
+    batch->rows = calloc(n, sizeof(batch->rows[0]));
+    for (uint32_t i = 0; i < setup->groups && status == KV_OK; i++) {
+        batch->items[i] = calloc(n, sizeof(batch->items[i][0]));
+        batch->of[i] = calloc(n, sizeof(batch->of[i][0]));
+        status =
+            batch->items[i] == NULL || batch->of[i] == NULL
+                ? KV_NO_MEMORY
+                : kvw_forward_create_many(setup->model, setup->tokens, n, &batch->forwards[i]);
+        if (status == KV_OK)
+            kvw_forward_trace(batch->forwards[i], setup->trace);
+    }
+    if (batch->logits == NULL || batch->rows == NULL)
+        status = KV_NO_MEMORY;
+    if (status != KV_OK) {
+        kvw_batch_destroy(batch);
+        return status;
+    }
+    *ret_batch = batch;
+    return KV_OK;
+}
+
+void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence)
+{
+    assert(sequence->n_prompt > 0 && sequence->n_prompt <= sequence->capacity);
+    append(&batch->waiting, sequence);
+}
+
+/* ---- begin and end of a sequence ---------------------------------------------------------- */
+
+static void end_sequence(struct kvw_sequence *sequence, kv_status_t status)
+{
+    struct kvw_generate_result *result = &sequence->result;
+
+    if (sequence->attention != NULL && status == KV_OK)
+        status = kvw_method_flush(sequence->attention);
+    if (sequence->attention != NULL && status == KV_OK)
+        kvw_method_publish(sequence->attention, sequence->tokens, result->passed_tokens, true);
+    if (result->generated_tokens > 1)
+        result->tpot_s =
+            (result->last_s - result->ttft_s) / (double)(result->generated_tokens - 1);
+    result->total_s = sequence->begin_us > 0 ? kvw_seconds_since(sequence->begin_us) : 0;
+    sequence->over(sequence->arg, status, result);
+    if (sequence->attention != NULL)
+        sequence->close(sequence->arg, sequence->attention);
+    sequence->attention = NULL;
+}
+
+void kvw_batch_destroy(struct kvw_batch *batch)
+{
+    if (batch == NULL)
+        return;
+    while (batch->begun.n > 0)
+        end_sequence(take_first(&batch->begun), KV_CANCELLED);
+    while (batch->waiting.n > 0)
+        end_sequence(take_first(&batch->waiting), KV_CANCELLED);
+    for (uint32_t i = 0; i < batch->setup.groups; i++) {
+        kvw_forward_destroy(batch->forwards[i]);
+        free(batch->items[i]);
+        free(batch->of[i]);
+    }
+    free(batch->logits);
+    free(batch->rows);
+    free(batch);
+}
+
+static void begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequence)
+{
+    uint32_t n_passed = 0;
+    kv_status_t status;
+
+    sequence->attention = NULL;
+    sequence->has_prompt = false;
+    sequence->begin_us = kvw_now_us();
+    sequence->result = (struct kvw_generate_result){.prompt_tokens = sequence->n_prompt};
+    status = sequence->open(sequence->arg, &sequence->attention, &n_passed);
+    if (status != KV_OK) {
+        end_sequence(sequence, status);
+        return;
+    }
+    assert(n_passed < sequence->n_prompt);
+    sequence->result.reused_tokens = sequence->result.passed_tokens = n_passed;
+    kvw_method_prompt_hint(sequence->attention, sequence->n_prompt, sequence->max_tokens);
+    append(&batch->begun, sequence);
+}
+
+static void fill_places(struct kvw_batch *batch)
+{
+    while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences)
+        begin_sequence(batch, take_first(&batch->waiting));
+}
+
+/* ---- what a pass computes ----------------------------------------------------------------- */
+
+struct pass {
+    struct kvw_forward_group groups[KVW_BATCH_GROUPS_MAX];
+    uint32_t n_tokens[KVW_BATCH_GROUPS_MAX];
+    uint32_t n_left; /* tokens that it has room for */
+};
+
+static void
+take_item(struct kvw_batch *batch, struct pass *pass, struct kvw_sequence *sequence, uint32_t n)
+{
+    const uint32_t begin = sequence->result.passed_tokens;
+    const uint32_t group =
+        batch->setup.groups > 1 && pass->n_tokens[1] < pass->n_tokens[0] ? 1 : 0;
+    struct kvw_forward_group *to = &pass->groups[group];
+
+    batch->of[group][to->n_items] = sequence;
+    to->items[to->n_items++] = (struct kvw_forward_item){
+        .attention = sequence->attention,
+        .phase = sequence->has_prompt ? KVW_DECODE : KVW_PREFILL,
+        .tokens = sequence->tokens + begin,
+        .token_begin = begin,
+        .n = n,
+    };
+    pass->n_tokens[group] += n;
+    pass->n_left -= n;
+}
+
+/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the line. */
+static void choose(struct kvw_batch *batch, struct pass *pass)
+{
+    const uint32_t n = batch->begun.n;
+    struct line served;
+
+    *pass = (struct pass){.n_left = batch->setup.tokens};
+    for (uint32_t i = 0; i < batch->setup.groups; i++)
+        pass->groups[i] = (struct kvw_forward_group){batch->forwards[i], batch->items[i], 0};
+    for (struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
+        if (at->has_prompt)
+            take_item(batch, pass, at, 1);
+    line_init(&served);
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvw_sequence *at = take_first(&batch->begun);
+        const uint32_t begin = at->result.passed_tokens;
+        const uint32_t n_chunk =
+            at->has_prompt ? 0 : kvw_forward_chunk_end(begin, at->n_prompt) - begin;
+        const bool is_served = n_chunk > 0 && n_chunk <= pass->n_left;
+
+        if (is_served)
+            take_item(batch, pass, at, n_chunk);
+        append(is_served ? &served : &batch->begun, at);
+    }
+    while (served.n > 0)
+        append(&batch->begun, take_first(&served));
+}
+
+/* ---- after a pass ------------------------------------------------------------------------- */
+
+/* Samples the next token of a sequence whose last token has passed.  Returns false if it is over,
+ * with `status`. */
+static bool go_on(struct kvw_sequence *sequence, float *logits, kv_status_t *status)
+{
+    struct kvw_generate_result *result = &sequence->result;
+    const uint32_t n = result->prompt_tokens + result->generated_tokens;
+    uint32_t token;
+
+    *status = KV_OK;
+    result->end = KVW_END_MAX;
+    if (sequence->max_tokens == 0)
+        return false;
+    result->end = KVW_END_TOKEN;
+    *status = kvw_sampler_next(sequence->sampler, logits, &token);
+    if (*status != KV_OK || sequence->is_end(sequence->arg, token))
+        return false;
+    sequence->tokens[n] = token;
+    result->generated_tokens++;
+    result->last_s = kvw_seconds_since(sequence->begin_us);
+    if (result->generated_tokens == 1)
+        result->ttft_s = result->last_s;
+    else if (result->generated_tokens == 2)
+        result->tt2t_s = result->last_s;
+    sequence->generated(sequence->arg, token);
+    result->end =
+        result->generated_tokens == sequence->max_tokens ? KVW_END_MAX : KVW_END_CAPACITY;
+    return result->generated_tokens < sequence->max_tokens && n < sequence->capacity;
+}
+
+/* Notes what has passed of an item.  Returns whether the sequence needs logits. */
+static bool note_passed(struct kvw_batch *batch,
+                        struct kvw_sequence *sequence,
+                        const struct kvw_forward_item *item)
+{
+    struct kvw_generate_result *result = &sequence->result;
+
+    result->passed_tokens += item->n;
+    if (item->phase == KVW_DECODE) {
+        batch->stats.answer_tokens++;
+        if (result->generated_tokens == 1 || result->passed_tokens % KV_BLOCK_TOKENS == 0)
+            kvw_method_publish(sequence->attention, sequence->tokens, result->passed_tokens,
+                               false);
+        return true;
+    }
+    batch->stats.prompt_tokens += item->n;
+    if (result->passed_tokens < sequence->n_prompt)
+        return false;
+    sequence->has_prompt = true;
+    result->prefill_s = kvw_seconds_since(sequence->begin_us);
+    return true;
+}
+
+/* Of a group: logits, and the next tokens.  Fails with the device's error. */
+static kv_status_t
+finish_group(struct kvw_batch *batch, const struct kvw_forward_group *group, uint32_t at)
+{
+    const size_t n_vocabulary = batch->setup.model->params.n_vocabulary;
+    struct kvw_sequence **of = batch->of[at];
+    uint32_t n_wanted = 0, row = 0;
+    kv_status_t status;
+
+    for (uint32_t i = 0; i < group->n_items; i++) {
+        const struct kvw_forward_item *item = &group->items[i];
+
+        row += item->n;
+        if (item->status != KV_OK) {
+            remove_from(&batch->begun, of[i]);
+            end_sequence(of[i], item->status);
+        } else if (note_passed(batch, of[i], item)) {
+            batch->rows[n_wanted] = row - 1;
+            of[n_wanted++] = of[i];
+        }
+    }
+    status = n_wanted == 0
+                 ? KV_OK
+                 : kvw_forward_logits_of(group->forward, batch->rows, n_wanted, batch->logits);
+    for (uint32_t i = 0; status == KV_OK && i < n_wanted; i++) {
+        kv_status_t last;
+
+        if (!go_on(of[i], batch->logits + i * n_vocabulary, &last)) {
+            remove_from(&batch->begun, of[i]);
+            end_sequence(of[i], last);
+        }
+    }
+    return status;
+}
+
+kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
+{
+    struct pass pass;
+    kv_status_t status = KV_OK;
+
+    fill_places(batch);
+    if (batch->begun.n > 0) {
+        choose(batch, &pass);
+        status = kvw_forward_pass(pass.groups, batch->setup.groups);
+        batch->stats.passes++;
+        for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
+            status = finish_group(batch, &pass.groups[i], i);
+    }
+    *ret_left = batch->begun.n + batch->waiting.n;
+    return status;
+}
+
+void kvw_batch_get_stats(const struct kvw_batch *batch, struct kvw_batch_stats *ret_stats)
+{
+    *ret_stats = batch->stats;
+}

@@ -1,0 +1,87 @@
+/* batch.h - several prompts are answered together, and each as if it were alone.
+ *
+ *     kvw_batch_create()
+ *     kvw_batch_add()            a sequence joins: it waits, and begins when there is a place
+ *     while (kvw_batch_step())   a pass of all that have begun
+ *     kvw_batch_destroy()
+ *
+ * In every pass each sequence that generates computes one token.  What the pass has room for beside
+ * that, of `tokens` in all, is for prompts, a chunk of one after the other, whose turn it is: a
+ * long prompt neither stops the others' answers nor shorter prompts behind it.  A sequence leaves
+ * when its answer ends; the next one that waits takes its place.
+ *
+ * With two groups, the sequences that generate are divided, and take turns in a pass: while one
+ * group computes a layer, the other's questions to the store are out.  The weights are then read
+ * twice.
+ *
+ * Threads: one at a time.  Memory: create/destroy; sequences are the caller's, until they are over.
+ */
+#ifndef KV_GPU_WORKER_ENGINE_BATCH_H
+#define KV_GPU_WORKER_ENGINE_BATCH_H
+
+#include "gpu-worker/engine/generate.h"
+
+enum {
+    KVW_BATCH_GROUPS_MAX = 2,
+    KVW_BATCH_SEQUENCES_MAX = 256,
+};
+
+struct kvw_batch;
+
+struct kvw_batch_setup {
+    const struct kvw_model *model;
+    uint32_t sequences;      /* that may have begun, 1..KVW_BATCH_SEQUENCES_MAX */
+    uint32_t tokens;         /* of a pass: at least sequences + KVW_FORWARD_CHUNK */
+    uint32_t groups;         /* 1 or 2 */
+    struct kvw_trace *trace; /* NULL: none */
+};
+
+/* A prompt and its answer.  Zeros where nothing is said. */
+struct kvw_sequence {
+    struct kvw_sampler *sampler;
+    uint32_t *tokens;    /* prompt and then answer, with room for max_tokens more */
+    uint32_t n_prompt;   /* more than 0 */
+    uint32_t max_tokens; /* of the answer */
+    uint32_t capacity;   /* maximum tokens of both */
+
+    void *arg;
+    /* Opens its session, with the method whose session it is, and says how much of the prompt that
+     * has; called when the sequence begins, once.  close() is called when it is over, if open() had
+     * been. */
+    kv_status_t (*open)(void *arg, struct kvw_method **ret_attention, uint32_t *ret_passed);
+    void (*close)(void *arg, struct kvw_method *attention);
+    /* Called for each token of the answer, except those that end it. */
+    void (*generated)(void *arg, uint32_t token);
+    bool (*is_end)(void *arg, uint32_t token);
+    /* Called when it is over, before close(): with its status and result. */
+    void (*over)(void *arg, kv_status_t status, const struct kvw_generate_result *result);
+
+    /* The batch's. */
+    struct kvw_sequence *next;
+    struct kvw_method *attention;
+    struct kvw_generate_result result;
+    uint64_t begin_us;
+    bool has_prompt; /* all of it has passed: it generates */
+};
+
+/* Fails with KV_NO_MEMORY, or KV_INVALID if the setup is not as it must be. */
+kv_status_t kvw_batch_create(const struct kvw_batch_setup *setup, struct kvw_batch **ret_batch);
+/* What is not over is closed, with KV_CANCELLED.  NULL is allowed. */
+void kvw_batch_destroy(struct kvw_batch *batch);
+
+void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
+
+/* Computes a pass.  *ret_left: how many are not over.  Fails with the device's error, or
+ * KV_NO_MEMORY: then nobody can go on.  What fails of one sequence ends that one alone. */
+kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
+
+struct kvw_batch_stats {
+    uint64_t passes;
+    uint64_t prompt_tokens, answer_tokens; /* computed */
+};
+void kvw_batch_get_stats(const struct kvw_batch *batch, struct kvw_batch_stats *ret_stats);
+
+/* Asserts that the lists have whom they must. */
+void kvw_batch_check(const struct kvw_batch *batch);
+
+#endif

@@ -1,0 +1,395 @@
+/* batch.h: whoever else is in a batch, each gets the answer that it gets alone; all get their turns,
+ * and one that fails leaves the others alone. */
+#include "gpu-worker/engine/batch.c" /* what its check finds is broken below */
+#include "tests/support/dies.h"
+#include "tests/support/model_session.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+enum {
+    SEQUENCES = 7,
+    PROMPT_MAX = 1300,
+    ANSWER = 40,
+    CAPACITY = PROMPT_MAX + ANSWER,
+    END = 3, /* a token that ends answers of some sequences */
+};
+
+static struct model_session s;
+
+/* A sequence, and what it has got. */
+struct asked {
+    struct kvw_sequence sequence;
+    const struct kvw_method_ops *row;
+    uint32_t n_prompt;
+    bool ends, fails; /* at END; when its session is opened */
+    uint32_t tokens[CAPACITY];
+    unsigned n_told, n_over;
+    kv_status_t status;
+    struct kvw_generate_result result;
+};
+
+static struct asked alone[SEQUENCES], together[SEQUENCES];
+
+static const struct {
+    uint32_t n_prompt;
+    bool ends;
+} cases[SEQUENCES] = {{1300, false}, {5, true},    {256, false}, {1, false},
+                      {700, true},   {257, false}, {1029, true}};
+
+static struct kvw_method_options options_of(void)
+{
+    struct kvw_method_options options = kvw_method_defaults;
+
+    options.budget = (struct kvw_budget_options){.top_k = 60, .sinks = 4, .window = 16};
+    options.index.chapter_blocks = 8;
+    options.index.subspaces = 4;
+    options.index.iterations = 4;
+    options.index.summary_rows = 1024;
+    options.index.wait = true;
+    options.seed = 7;
+    return options;
+}
+
+static kv_status_t open_session(void *arg, struct kvw_method **ret_attention, uint32_t *ret_n)
+{
+    struct asked *asked = arg;
+    const struct kvw_method_setup setup = {
+        .session =
+            {
+                .model = s.model,
+                .client = s.client,
+                .dtype = KV_FP16,
+                .capacity = CAPACITY,
+                .chunk_tokens = KVW_FORWARD_CHUNK,
+            },
+        .options = options_of(),
+    };
+    char detail[256] = "";
+
+    if (asked->fails)
+        return KV_UNREACHABLE;
+    *ret_n = 0;
+    if (asked->row->create(&setup, ret_attention, detail, sizeof(detail)) != KV_OK)
+        fail_msg("%s", detail);
+    return KV_OK;
+}
+
+static void close_session(void *arg, struct kvw_method *attention)
+{
+    (void)arg;
+    attention->ops->destroy(attention);
+}
+
+static void generated(void *arg, uint32_t token)
+{
+    struct asked *asked = arg;
+
+    assert_int_equal(asked->tokens[asked->n_prompt + asked->n_told++], token);
+}
+
+static bool is_end(void *arg, uint32_t token)
+{
+    const struct asked *asked = arg;
+
+    return asked->ends && token == END;
+}
+
+static void over(void *arg, kv_status_t status, const struct kvw_generate_result *result)
+{
+    struct asked *asked = arg;
+
+    asked->n_over++;
+    asked->status = status;
+    asked->result = *result;
+}
+
+static void prepare(struct asked *asked, unsigned number, const struct kvw_method_ops *row)
+{
+    const struct kvw_sampler_options options = {.temperature = 0.8, .top_p = 1, .seed = number};
+
+    memset(asked, 0, sizeof(*asked));
+    asked->row = row;
+    asked->n_prompt = cases[number].n_prompt;
+    asked->ends = cases[number].ends;
+    memcpy(asked->tokens, s.tokens + 100 * number, asked->n_prompt * sizeof(asked->tokens[0]));
+    asked->sequence = (struct kvw_sequence){
+        .tokens = asked->tokens,
+        .n_prompt = asked->n_prompt,
+        .max_tokens = ANSWER,
+        .capacity = CAPACITY,
+        .arg = asked,
+        .open = open_session,
+        .close = close_session,
+        .generated = generated,
+        .is_end = is_end,
+        .over = over,
+    };
+    assert_int_equal(kvw_sampler_create(&options, MADE_VOCABULARY, &asked->sequence.sampler),
+                     KV_OK);
+}
+
+/* As kvworker answers a single prompt. */
+static void answer_alone(struct asked *asked)
+{
+    static _Atomic int stop;
+    struct kvw_generate_setup setup = {.sampler = asked->sequence.sampler,
+                                       .n_vocabulary = MADE_VOCABULARY,
+                                       .capacity = CAPACITY,
+                                       .max_tokens = ANSWER,
+                                       .stop = &stop,
+                                       .arg = asked,
+                                       .generated = generated,
+                                       .is_end = is_end};
+    uint32_t n_passed;
+
+    assert_int_equal(open_session(asked, &setup.attention, &n_passed), KV_OK);
+    assert_int_equal(kvw_forward_create(s.model, setup.attention, &setup.forward), KV_OK);
+    if (kvw_generate(&setup, asked->tokens, asked->n_prompt, n_passed, &asked->result) != KV_OK)
+        fail_msg("%s", kvw_method_detail(setup.attention));
+    kvw_forward_destroy(setup.forward);
+    close_session(asked, setup.attention);
+    kvw_sampler_destroy(asked->sequence.sampler);
+}
+
+static struct kvw_batch *new_batch(uint32_t sequences, uint32_t tokens, uint32_t groups)
+{
+    const struct kvw_batch_setup setup = {
+        .model = s.model, .sequences = sequences, .tokens = tokens, .groups = groups};
+    struct kvw_batch *batch;
+
+    assert_int_equal(kvw_batch_create(&setup, &batch), KV_OK);
+    return batch;
+}
+
+static void run_all(struct kvw_batch *batch)
+{
+    uint32_t n_left;
+
+    do {
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+        kvw_batch_check(batch);
+    } while (n_left > 0);
+}
+
+static void expect_same(const struct asked *a, const struct asked *b)
+{
+    assert_int_equal(b->n_over, 1);
+    assert_int_equal(b->status, KV_OK);
+    assert_int_equal(a->result.generated_tokens, b->result.generated_tokens);
+    assert_int_equal(a->result.passed_tokens, b->result.passed_tokens);
+    assert_int_equal(a->result.end, b->result.end);
+    assert_int_equal(a->n_told, b->n_told);
+    assert_memory_equal(a->tokens, b->tokens, sizeof(a->tokens));
+}
+
+static void as_alone_by(const struct kvw_method_ops *row)
+{
+    static const struct {
+        uint32_t sequences, tokens, groups;
+    } ways[] = {{SEQUENCES, KVW_FORWARD_CHUNK + SEQUENCES, 1},
+                {3, 600, 2},
+                {SEQUENCES, 1024, 2},
+                {1, KVW_FORWARD_CHUNK + 1, 1}};
+    uint64_t n_answer = 0, n_prompt = 0;
+
+    for (unsigned i = 0; i < SEQUENCES; i++) {
+        prepare(&alone[i], i, row);
+        answer_alone(&alone[i]);
+        assert_true(alone[i].result.generated_tokens > 0);
+        n_prompt += alone[i].n_prompt;
+        n_answer += alone[i].result.passed_tokens - alone[i].n_prompt;
+    }
+    for (unsigned way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
+        struct kvw_batch *batch =
+            new_batch(ways[way].sequences, ways[way].tokens, ways[way].groups);
+        struct kvw_batch_stats stats;
+
+        for (unsigned i = 0; i < SEQUENCES; i++) {
+            prepare(&together[i], i, row);
+            kvw_batch_add(batch, &together[i].sequence);
+        }
+        run_all(batch);
+        kvw_batch_get_stats(batch, &stats);
+        assert_int_equal(stats.prompt_tokens, n_prompt);
+        assert_int_equal(stats.answer_tokens, n_answer);
+        kvw_batch_destroy(batch);
+        for (unsigned i = 0; i < SEQUENCES; i++) {
+            expect_same(&alone[i], &together[i]);
+            kvw_sampler_destroy(together[i].sequence.sampler);
+        }
+    }
+}
+
+static void full_as_alone(void **state)
+{
+    (void)state;
+    as_alone_by(&kvw_method_full);
+}
+
+static void pqcache_as_alone(void **state)
+{
+    (void)state;
+    as_alone_by(&kvw_method_pqcache);
+}
+
+/* Sequences join while others generate; one whose session cannot be opened is over at once, and in
+ * the end those that are left are cancelled. */
+static void they_come_and_go(void **state)
+{
+    struct kvw_batch *batch = new_batch(2, 600, 2);
+    uint32_t n_left;
+
+    (void)state;
+    for (unsigned i = 0; i < 5; i++)
+        prepare(&together[i], i, &kvw_method_full);
+    together[1].fails = true;
+    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_int_equal(n_left, 0);
+    kvw_batch_add(batch, &together[2].sequence);
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_in_range(together[2].n_told, 5, ANSWER - 1);
+    kvw_batch_add(batch, &together[1].sequence);
+    kvw_batch_add(batch, &together[3].sequence);
+    kvw_batch_add(batch, &together[4].sequence);
+    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_int_equal(n_left, 3);
+    assert_int_equal(together[1].n_over, 1);
+    assert_int_equal(together[1].status, KV_UNREACHABLE);
+    while (together[2].n_over == 0)
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_int_equal(together[2].status, KV_OK);
+    assert_int_equal(together[4].n_told, 0); /* it has just begun, or not yet */
+    kvw_batch_check(batch);
+    kvw_batch_destroy(batch);
+    assert_int_equal(together[3].n_over + together[4].n_over, 2);
+    assert_int_equal(together[4].status, KV_CANCELLED);
+    for (unsigned i = 0; i < 5; i++)
+        kvw_sampler_destroy(together[i].sequence.sampler);
+}
+
+/* A long prompt does not stop others: each pass has a token of every answer, and chunks of prompts go
+ * round. */
+static void prompts_take_turns(void **state)
+{
+    struct kvw_batch *batch = new_batch(4, KVW_FORWARD_CHUNK + 4, 1);
+    uint32_t n_left;
+    unsigned before;
+
+    (void)state;
+    prepare(&together[0], 3, &kvw_method_full);
+    kvw_batch_add(batch, &together[0].sequence);
+    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    prepare(&together[1], 0, &kvw_method_full); /* five chunks and a bit */
+    prepare(&together[2], 6, &kvw_method_full); /* four and a bit */
+    kvw_batch_add(batch, &together[1].sequence);
+    kvw_batch_add(batch, &together[2].sequence);
+    before = together[0].n_told;
+    for (unsigned i = 0; i < 8; i++)
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_int_equal(together[0].n_told, before + 8);
+    assert_int_equal(together[1].sequence.result.passed_tokens, 4 * KVW_FORWARD_CHUNK);
+    assert_int_equal(together[2].sequence.result.passed_tokens, 4 * KVW_FORWARD_CHUNK);
+    run_all(batch);
+    kvw_batch_destroy(batch);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(together[i].status, KV_OK);
+        kvw_sampler_destroy(together[i].sequence.sampler);
+    }
+}
+
+static void setups_are_checked(void **state)
+{
+    static const struct kvw_batch_setup wrong[] = {
+        {.sequences = 0, .tokens = 1000, .groups = 1},
+        {.sequences = KVW_BATCH_SEQUENCES_MAX + 1, .tokens = 1000, .groups = 1},
+        {.sequences = 4, .tokens = KVW_FORWARD_CHUNK + 3, .groups = 1},
+        {.sequences = 4, .tokens = 1000, .groups = 0},
+        {.sequences = 4, .tokens = 1000, .groups = KVW_BATCH_GROUPS_MAX + 1},
+    };
+    struct kvw_batch *batch;
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct kvw_batch_setup setup = wrong[i];
+
+        setup.model = s.model;
+        assert_int_equal(kvw_batch_create(&setup, &batch), KV_INVALID);
+    }
+}
+
+enum broken {
+    MORE_THAN_COUNTED,
+    FEWER_THAN_COUNTED,
+    MORE_THAN_PLACES,
+    NO_SESSION,
+    MORE_PASSED_THAN_THERE_ARE,
+    A_PROMPT_THAT_HAS_PASSED,
+    WRONG_END,
+    N_BROKEN,
+};
+
+static void check_broken(void *arg)
+{
+    const enum broken *broken = arg;
+    struct kvw_sequence one = {.attention = (struct kvw_method *)arg, .n_prompt = 10};
+    struct kvw_batch batch = {.setup.sequences = 1};
+
+    line_init(&batch.waiting);
+    line_init(&batch.begun);
+    append(&batch.begun, &one);
+    if (*broken == MORE_THAN_COUNTED)
+        batch.begun.n = 0;
+    else if (*broken == FEWER_THAN_COUNTED)
+        batch.waiting.n = 1;
+    else if (*broken == MORE_THAN_PLACES)
+        batch.setup.sequences = 0;
+    else if (*broken == NO_SESSION)
+        one.attention = NULL;
+    else if (*broken == MORE_PASSED_THAN_THERE_ARE)
+        one.result.passed_tokens = 11, one.has_prompt = true;
+    else if (*broken == A_PROMPT_THAT_HAS_PASSED)
+        one.result.passed_tokens = 10;
+    else if (*broken == WRONG_END)
+        batch.begun.end = &batch.begun.first;
+    kvw_batch_check(&batch);
+}
+
+static void check_finds(void **state)
+{
+    (void)state;
+    assert_int_equal(first_not_found(check_broken, N_BROKEN), -1);
+}
+
+static int set_up(void **state)
+{
+    const struct kvw_method_options options = options_of();
+
+    (void)state;
+    model_session_open(&s, &kvw_method_full, &options, KV_FP16, 2 * PROMPT_MAX);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    model_session_close(&s);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(check_finds),      cmocka_unit_test(setups_are_checked),
+        cmocka_unit_test(full_as_alone),    cmocka_unit_test(pqcache_as_alone),
+        cmocka_unit_test(they_come_and_go), cmocka_unit_test(prompts_take_turns),
+    };
+
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
