@@ -5,7 +5,7 @@
 set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
-    protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev
+    protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev libjansson-dev
     libzmq3-dev libmsgpack-dev librocksdb-dev
     python3 ca-certificates"
 tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"

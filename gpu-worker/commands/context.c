@@ -414,11 +414,13 @@ void kvw_close_attention(struct kvw_context *worker)
     worker->attention = NULL;
 }
 
-kv_status_t kvw_try_attention(struct kvw_context *worker,
+kv_status_t kvw_create_method(const struct kvw_context *worker,
                               const struct kvw_method_ops *ops,
                               const struct kvw_method_options *options,
+                              uint32_t capacity,
                               const uint32_t *prompt,
                               uint32_t n_prompt,
+                              struct kvw_method **ret_attention,
                               char *detail,
                               size_t detail_bytes)
 {
@@ -428,7 +430,7 @@ kv_status_t kvw_try_attention(struct kvw_context *worker,
                 .model = worker->model,
                 .client = worker->client,
                 .dtype = worker->dtype,
-                .capacity = worker->capacity,
+                .capacity = capacity,
                 .chunk_tokens = KVW_FORWARD_CHUNK,
                 .prompt = prompt,
                 .n_prompt = n_prompt,
@@ -443,11 +445,23 @@ kv_status_t kvw_try_attention(struct kvw_context *worker,
             },
         .options = *options,
     };
+
+    return ops->create(&setup, ret_attention, detail, detail_bytes);
+}
+
+kv_status_t kvw_try_attention(struct kvw_context *worker,
+                              const struct kvw_method_ops *ops,
+                              const struct kvw_method_options *options,
+                              const uint32_t *prompt,
+                              uint32_t n_prompt,
+                              char *detail,
+                              size_t detail_bytes)
+{
     kv_status_t status;
 
     kvw_close_attention(worker);
-
-    status = ops->create(&setup, &worker->attention, detail, detail_bytes);
+    status = kvw_create_method(worker, ops, options, worker->capacity, prompt, n_prompt,
+                               &worker->attention, detail, detail_bytes);
     if (status == KV_OK) {
         snprintf(detail, detail_bytes, "out of memory: buffers of the forward pass");
         status = kvw_forward_create(worker->model, worker->attention, &worker->forward);

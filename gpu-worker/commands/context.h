@@ -6,6 +6,7 @@
  *   report.c         what a run cost, as text and as JSON
  *   info.c           info
  *   generate.c       generate
+ *   generate_batch.c generate --prompts, of a file that prompts_file.c reads
  *   chat.c           chat
  *   prefill.c        prefill
  *   decode.c         decode
@@ -93,6 +94,16 @@ kv_status_t kvw_try_attention(struct kvw_context *worker,
                               uint32_t n_prompt,
                               char *detail,
                               size_t detail_bytes);
+/* Creates a method with a session of `capacity` tokens, beside worker->attention: the caller's. */
+kv_status_t kvw_create_method(const struct kvw_context *worker,
+                              const struct kvw_method_ops *ops,
+                              const struct kvw_method_options *options,
+                              uint32_t capacity,
+                              const uint32_t *prompt,
+                              uint32_t n_prompt,
+                              struct kvw_method **ret_attention,
+                              char *detail,
+                              size_t detail_bytes);
 /* Closes attention and client, and connects to those nodes of the store that are up.  Sessions and
  * objects of the nodes that are down are then elsewhere. */
 kv_status_t kvw_reconnect(struct kvw_context *worker, char *detail, size_t detail_bytes);
@@ -170,9 +181,11 @@ void kvw_report_json(const struct kvw_context *worker,
                      const char *text,
                      const uint32_t *ids);
 
-/* An answer as it is generated: printed at once, or kept for --json. */
+/* An answer as it is generated: kept, and printed at once unless --json is given, or `prints` is set
+ * otherwise after kvw_answer_init(). */
 struct kvw_answer {
     const struct kvw_context *worker;
+    bool prints;
     bool is_first; /* of a text that the tokenizer began with a space */
     char *text;    /* kept; 0-terminated */
     size_t bytes, room;
@@ -186,6 +199,7 @@ void kvw_answer_fini(struct kvw_answer *answer);
 /* The commands; each returns the exit status. */
 int kvw_info_run(struct kvw_context *worker);
 int kvw_generate_run(struct kvw_context *worker);
+int kvw_generate_batch(struct kvw_context *worker); /* of --prompts */
 int kvw_chat_run(struct kvw_context *worker);
 int kvw_prefill_run(struct kvw_context *worker);
 int kvw_decode_run(struct kvw_context *worker);

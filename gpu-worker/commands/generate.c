@@ -98,6 +98,8 @@ int kvw_generate_run(struct kvw_context *worker)
     kv_status_t status;
     int outcome;
 
+    if (worker->options->prompts[0] != '\0')
+        return kvw_generate_batch(worker);
     if ((outcome = kvw_read_prompt(worker, &text, &bytes)) != KVW_DONE)
         return outcome;
     if (bytes == 0) {

@@ -2,6 +2,7 @@
 #include "gpu-worker/commands/options_private.h"
 
 #include "gpu-worker/base/thread_pool.h"
+#include "gpu-worker/engine/batch.h"
 #include "kvserver/base/idle.h"
 #include "proto/kv_types.h"
 
@@ -49,6 +50,41 @@ static const struct {
       .offset = FIELD(prompt_file),
       .type = KV_CONFIG_STRING,
       .value = "FILE"}},
+    {KVW_COMMAND_GENERATE,
+     {.name = "prompts",
+      .help = "file with many prompts, answered together: a JSON object a line, {\"prompt\": "
+              "TEXT}, "
+              "and \"id\" and \"max_tokens\" if wanted; -: standard input",
+      .offset = FIELD(prompts),
+      .type = KV_CONFIG_STRING,
+      .value = "FILE"}},
+    {KVW_COMMAND_GENERATE,
+     {.name = "batch",
+      .default_text = "8",
+      .help = "--prompts: how many are answered at the same time; the others wait",
+      .offset = FIELD(batch),
+      .type = KV_CONFIG_UINT,
+      .min = 1,
+      .max = KVW_BATCH_SEQUENCES_MAX}},
+    {KVW_COMMAND_GENERATE,
+     {.name = "batch-tokens",
+      .default_text = "512",
+      .help = "--prompts: tokens that a pass computes at most; what answers leave of it is for "
+              "prompts, in chunks",
+      .offset = FIELD(batch_tokens),
+      .type = KV_CONFIG_UINT,
+      .min = KVW_FORWARD_CHUNK + 1,
+      .max = 1 << 20}},
+    {KVW_COMMAND_GENERATE,
+     {.name = "groups",
+      .default_text = "2",
+      .help =
+          "--prompts: 2: half of the answers compute while the others ask the store; 1: all at "
+          "once",
+      .offset = FIELD(groups),
+      .type = KV_CONFIG_UINT,
+      .min = 1,
+      .max = KVW_BATCH_GROUPS_MAX}},
     {KVW_COMMAND_GENERATE | KVW_COMMAND_PREFILL,
      {.name = "raw",
       .help = "use no chat template: the model continues the prompt",

@@ -7,7 +7,7 @@
 #include "gpu-worker/commands/options.h"
 
 enum {
-    KVW_OPTIONS_MAX = 96, /* of one command */
+    KVW_OPTIONS_MAX = 112, /* of one command */
 };
 
 enum kvw_command_set {

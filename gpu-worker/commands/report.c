@@ -16,6 +16,7 @@ kv_status_t kvw_answer_init(struct kvw_answer *answer, const struct kvw_context 
         .room = 4096,
         .text = calloc(1, 4096),
         .stream = calloc(1, sizeof(*answer->stream)),
+        .prints = !worker->options->json,
         .is_first = kvw_tokenizer_adds_space(worker->tokenizer) && !worker->options->raw,
     };
     if (answer->text != NULL && answer->stream != NULL)
@@ -28,7 +29,7 @@ kv_status_t kvw_answer_init(struct kvw_answer *answer, const struct kvw_context 
  * C string cannot hold them. */
 static void take(struct kvw_answer *answer, const char *text, size_t bytes)
 {
-    if (!answer->worker->options->json) {
+    if (answer->prints) {
         fwrite(text, 1, bytes, stdout);
         if (fflush(stdout) != 0)
             kvw_stop = SIGTERM; /* stdout is closed */
@@ -76,7 +77,7 @@ void kvw_answer_end(struct kvw_answer *answer)
 
     if (kvw_utf8_stream_bytes(0) <= sizeof(tail))
         take(answer, tail, kvw_utf8_stream_end(answer->stream, tail));
-    if (!answer->worker->options->json) {
+    if (answer->prints) {
         fputc('\n', stdout);
         fflush(stdout);
     }
