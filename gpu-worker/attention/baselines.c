@@ -440,6 +440,11 @@ static kv_status_t baseline_rewind(struct kvw_method *attention, uint32_t tokens
     return KV_OK;
 }
 
+static uint64_t baseline_row_bytes(const struct kvw_method *attention)
+{
+    return kvw_full_rows_bytes(((const struct baseline *)attention)->full_rows);
+}
+
 static void baseline_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
     const struct baseline *baseline = (const struct baseline *)attention;
@@ -455,7 +460,8 @@ static void baseline_stats(const struct kvw_method *attention, struct kvw_method
 
 #define BASELINE_FUNCTIONS                                                                 \
     .destroy = baseline_destroy, .attend = baseline_attend, .end_pass = baseline_end_pass, \
-    .set_options = baseline_set_options, .rewind = baseline_rewind, .stats = baseline_stats
+    .set_options = baseline_set_options, .rewind = baseline_rewind,                        \
+    .row_bytes = baseline_row_bytes, .stats = baseline_stats
 
 const struct kvw_method_ops kvw_method_oracle = {
     .name = "oracle",

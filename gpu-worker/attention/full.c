@@ -78,6 +78,11 @@ static kv_status_t full_set_options(struct kvw_method *attention,
     return KV_OK;
 }
 
+static uint64_t full_row_bytes(const struct kvw_method *attention)
+{
+    return kvw_full_rows_bytes(((const struct full *)attention)->full_rows);
+}
+
 static void full_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
     const struct full *full = (const struct full *)attention;
@@ -95,5 +100,6 @@ const struct kvw_method_ops kvw_method_full = {
     .destroy = full_destroy,
     .attend = full_attend,
     .set_options = full_set_options,
+    .row_bytes = full_row_bytes,
     .stats = full_stats,
 };

@@ -307,6 +307,15 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
     return KV_OK;
 }
 
+static uint64_t pqcache_row_bytes(const struct kvw_method *attention)
+{
+    const struct kvw_pqcache *pq = (const struct kvw_pqcache *)attention;
+
+    return kvw_device_rows_bytes(pq->device_rows) +
+           (pq->landing != NULL ? kv_buffer_bytes(pq->landing) : 0) +
+           (pq->cached != NULL ? kvw_block_cache_bytes(pq->cached) : 0);
+}
+
 static void take_all(struct kvw_pqcache *pq)
 {
     pq->options.budget.selects_half = false;
@@ -367,6 +376,7 @@ const struct kvw_method_ops kvw_method_oracle_rest = {
     .prompt_hint = pqcache_prompt_hint,
     .set_options = oracle_rest_set_options,
     .rewind = pqcache_rewind,
+    .row_bytes = pqcache_row_bytes,
     .stats = kvw_pqcache_stats,
 };
 
@@ -385,5 +395,6 @@ const struct kvw_method_ops kvw_method_pqcache = {
     .prompt_hint = pqcache_prompt_hint,
     .set_options = pqcache_set_options,
     .rewind = pqcache_rewind,
+    .row_bytes = pqcache_row_bytes,
     .stats = kvw_pqcache_stats,
 };

@@ -6,6 +6,7 @@
 #include "gpu-worker/commands/context.h"
 #include "gpu-worker/commands/prompts_file.h"
 #include "gpu-worker/engine/batch.h"
+#include "kvserver/base/config.h"
 #include "kvserver/base/json.h"
 
 #include <inttypes.h>
@@ -170,15 +171,18 @@ static void report(const struct answers *answers, const struct kvw_batch *batch,
 {
     const struct kvw_waits *waits = &answers->waits;
     struct kvw_batch_stats stats;
+    char rows[16];
 
     kvw_batch_get_stats(batch, &stats);
     fprintf(stderr,
             "kvworker: %zu prompts, %" PRIu64 " at a time: %" PRIu64
             " tokens of prompts computed, %" PRIu64 " reused; %" PRIu64
-            " of answers; %.2f s, %.1f tokens of answers/s; waited %.3f s (nodes' work %.3f, "
+            " of answers; at most %" PRIu32 " begun, with %s of rows; %.2f s, %.1f tokens of "
+                                            "answers/s; waited %.3f s (nodes' work %.3f, "
             "queues %.3f, wire and wake-ups %.3f, index %.3f, rows %.3f)\n",
             answers->n_over, answers->worker->options->batch, stats.prompt_tokens,
-            answers->n_reused, stats.answer_tokens, seconds,
+            answers->n_reused, stats.answer_tokens, stats.sequences_most,
+            kv_config_format_size(stats.row_bytes_most, rows, sizeof(rows)), seconds,
             seconds > 0 ? (double)stats.answer_tokens / seconds : 0,
             waits->node_s + waits->queue_s + waits->wire_s + waits->index_s + waits->rows_s,
             waits->node_s, waits->queue_s, waits->wire_s, waits->index_s, waits->rows_s);
@@ -209,6 +213,17 @@ static int encode(struct answers *answers, size_t i)
         free(tokens);
         return KVW_USAGE;
     }
+    const uint32_t capacity = n + max_tokens < context ? (uint32_t)n + max_tokens : context;
+    const uint64_t row_bytes =
+        kvw_method_prompt_bytes(&worker->model->params, kvw_dtype(worker->options), capacity);
+    if (worker->options->kv_memory > 0 && row_bytes > worker->options->kv_memory) {
+        kvw_error(worker,
+                  "prompts: line %" PRIu32 ": %" PRIu32 " tokens of prompt and answer: %" PRIu64
+                  " MiB of rows, more than --kv-memory, %" PRIu64 " MiB",
+                  prompt->line, capacity, row_bytes >> 20, worker->options->kv_memory >> 20);
+        free(tokens);
+        return KVW_USAGE;
+    }
     larger = realloc(tokens, (n + max_tokens) * sizeof(tokens[0]));
     if (larger == NULL) {
         kvw_error(worker, "out of memory: prompts");
@@ -221,7 +236,8 @@ static int encode(struct answers *answers, size_t i)
         .tokens = larger,
         .n_prompt = (uint32_t)n,
         .max_tokens = max_tokens,
-        .capacity = n + max_tokens < context ? (uint32_t)n + max_tokens : context,
+        .capacity = capacity,
+        .row_bytes = row_bytes,
         .arg = asked,
         .open = open_sequence,
         .close = close_sequence,
@@ -259,6 +275,7 @@ static int run(struct answers *answers)
         .sequences = (uint32_t)worker->options->batch,
         .tokens = (uint32_t)worker->options->batch_tokens,
         .groups = (uint32_t)worker->options->groups,
+        .row_bytes = worker->options->kv_memory,
         .trace = worker->trace,
     };
     const uint64_t begin_us = kvw_now_us();

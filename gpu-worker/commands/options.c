@@ -76,6 +76,13 @@ static const struct {
       .min = KVW_FORWARD_CHUNK + 1,
       .max = 1 << 20}},
     {KVW_COMMAND_GENERATE,
+     {.name = "kv-memory",
+      .default_text = "0",
+      .help = "--prompts: memory for rows beside the computation; who would exceed it waits. A "
+              "prompt needs all its rows, an answer what its method keeps; 0: no limit",
+      .offset = FIELD(kv_memory),
+      .type = KV_CONFIG_SIZE}},
+    {KVW_COMMAND_GENERATE,
      {.name = "groups",
       .default_text = "2",
       .help =

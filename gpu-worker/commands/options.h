@@ -31,7 +31,7 @@ struct kvw_options {
     char poll[KV_CONFIG_STRING_BYTES];
     char salt_file[KV_CONFIG_STRING_BYTES];
     char prompts[KV_CONFIG_STRING_BYTES];
-    uint64_t batch, batch_tokens, groups;
+    uint64_t batch, batch_tokens, groups, kv_memory;
     char attention[KV_CONFIG_STRING_BYTES];
     union kvw_method_value method[KVW_METHOD_OPTIONS_MAX];
     bool is_given[KVW_METHOD_OPTIONS_MAX]; /* `method` is from the command line */

@@ -127,6 +127,7 @@ kv_status_t kvw_batch_create(const struct kvw_batch_setup *setup, struct kvw_bat
 void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence)
 {
     assert(sequence->n_prompt > 0 && sequence->n_prompt <= sequence->capacity);
+    assert(batch->setup.row_bytes == 0 || sequence->row_bytes <= batch->setup.row_bytes);
     append(&batch->waiting, sequence);
 }
 
@@ -188,10 +189,37 @@ static void begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
     append(&batch->begun, sequence);
 }
 
+/* Rows that those who have begun may need. */
+static uint64_t row_bytes_of_all(const struct kvw_batch *batch)
+{
+    uint64_t sum = 0;
+
+    for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
+        sum += at->has_prompt ? at->attention->ops->row_bytes(at->attention) : at->row_bytes;
+    return sum;
+}
+
+static bool has_room(const struct kvw_batch *batch, const struct kvw_sequence *sequence)
+{
+    const uint64_t limit = batch->setup.row_bytes;
+
+    return limit == 0 || batch->begun.n == 0 ||
+           row_bytes_of_all(batch) + sequence->row_bytes <= limit;
+}
+
 static void fill_places(struct kvw_batch *batch)
 {
-    while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences)
+    struct kvw_batch_stats *stats = &batch->stats;
+    uint64_t row_bytes;
+
+    while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences &&
+           has_room(batch, batch->waiting.first))
         begin_sequence(batch, take_first(&batch->waiting));
+    row_bytes = row_bytes_of_all(batch);
+    if (stats->row_bytes_most < row_bytes)
+        stats->row_bytes_most = row_bytes;
+    if (stats->sequences_most < batch->begun.n)
+        stats->sequences_most = batch->begun.n;
 }
 
 /* ---- what a pass computes ----------------------------------------------------------------- */

@@ -10,6 +10,10 @@
  * long prompt neither stops the others' answers nor shorter prompts behind it.  A sequence leaves
  * when its answer ends; the next one that waits takes its place.
  *
+ * Rows beside the computation may have a bound: who would exceed it waits, in the order of coming,
+ * until others need less.  A sequence counts with all its rows until it generates, and then with
+ * what its method keeps.
+ *
  * With two groups, the sequences that generate are divided, and take turns in a pass: while one
  * group computes a layer, the other's questions to the store are out.  The weights are then read
  * twice.
@@ -33,6 +37,7 @@ struct kvw_batch_setup {
     uint32_t sequences;      /* that may have begun, 1..KVW_BATCH_SEQUENCES_MAX */
     uint32_t tokens;         /* of a pass: at least sequences + KVW_FORWARD_CHUNK */
     uint32_t groups;         /* 1 or 2 */
+    uint64_t row_bytes;      /* that sequences may have together; 0: any */
     struct kvw_trace *trace; /* NULL: none */
 };
 
@@ -43,6 +48,9 @@ struct kvw_sequence {
     uint32_t n_prompt;   /* more than 0 */
     uint32_t max_tokens; /* of the answer */
     uint32_t capacity;   /* maximum tokens of both */
+    uint64_t
+        row_bytes; /* of all rows that it may have, kvw_method_prompt_bytes(): at most those of
+                          * the setup */
 
     void *arg;
     /* Opens its session, with the method whose session it is, and says how much of the prompt that
@@ -78,6 +86,8 @@ kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
 struct kvw_batch_stats {
     uint64_t passes;
     uint64_t prompt_tokens, answer_tokens; /* computed */
+    uint64_t row_bytes_most;               /* at a time */
+    uint32_t sequences_most;
 };
 void kvw_batch_get_stats(const struct kvw_batch *batch, struct kvw_batch_stats *ret_stats);
 

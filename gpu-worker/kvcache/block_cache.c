@@ -296,6 +296,11 @@ kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t to
     return status;
 }
 
+uint64_t kvw_block_cache_bytes(const struct kvw_block_cache *cached)
+{
+    return kv_buffer_bytes(cached->buffer);
+}
+
 uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached)
 {
     return cached->bytes_fetched;

@@ -67,6 +67,8 @@ kvw_block_cache_end(struct kvw_block_cache *cached, uint32_t layer, uint32_t n_r
  * another one of that length.  Waits for outstanding fetches. */
 kv_status_t kvw_block_cache_truncate(struct kvw_block_cache *cached, uint32_t tokens);
 
+/* Returns the bytes of the rows that it has room for. */
+uint64_t kvw_block_cache_bytes(const struct kvw_block_cache *cached);
 uint64_t kvw_block_cache_bytes_fetched(const struct kvw_block_cache *cached);
 
 /* Asserts the invariants. */

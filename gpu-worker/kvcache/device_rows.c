@@ -32,6 +32,13 @@ struct kvw_device_rows {
     struct kvw_event *landed; /* rows from the store are on the device */
 };
 
+uint64_t kvw_device_rows_bytes(const struct kvw_device_rows *rows)
+{
+    struct kvw_device_buffer *const *buffers = rows->all != NULL ? rows->all : rows->some;
+
+    return buffers != NULL ? (uint64_t)rows->n_layers * buffers[0]->bytes : 0;
+}
+
 const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows)
 {
     return &rows->shape;

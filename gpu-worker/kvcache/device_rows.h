@@ -28,6 +28,8 @@ kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
 void kvw_device_rows_destroy(struct kvw_device_rows *rows); /* NULL is allowed */
 
 /* Returns the shape of full rows, for device.h. */
+/* Returns the bytes of the rows on the device, in the form that they have now. */
+uint64_t kvw_device_rows_bytes(const struct kvw_device_rows *rows);
 const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows);
 
 /* Makes the rows [0, tokens) full, or windowed with the given sinks and window (>= 1); does

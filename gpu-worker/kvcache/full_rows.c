@@ -98,6 +98,11 @@ const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *ful
     return full_rows->rows[layer];
 }
 
+uint64_t kvw_full_rows_bytes(const struct kvw_full_rows *full_rows)
+{
+    return (uint64_t)n_layers(full_rows) * full_rows->rows[0]->bytes;
+}
+
 double kvw_full_rows_wait_s(const struct kvw_full_rows *full_rows)
 {
     return (double)full_rows->wait_us / 1e6;

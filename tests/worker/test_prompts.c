@@ -209,6 +209,9 @@ static void wrong_options(void **state)
     assert_non_null(strstr(result.errors, "--batch-tokens: 300: must be 512 at least"));
     run(2, model, "--prompts", "no/such/file", NULL);
     assert_non_null(strstr(result.errors, "no/such/file"));
+    run(2, model, "--prompts", path, "--raw", "--kv-memory", "1M", NULL);
+    assert_non_null(strstr(result.errors, "prompts: line "));
+    assert_non_null(strstr(result.errors, " MiB of rows, more than --kv-memory, 1 MiB"));
     worker_text(words, sizeof(words) - 1);
     for (unsigned i = 0; i < sizeof(words) - 1; i++)
         if (strchr("\"\\\n", words[i]) != NULL)

@@ -304,6 +304,49 @@ static void prompts_take_turns(void **state)
     }
 }
 
+/* Rows beside the computation have a bound: who would exceed it waits. */
+static void rows_have_a_bound(void **state)
+{
+    const struct kvw_model_params *params = &s.model->params;
+    const uint64_t all = kvw_method_prompt_bytes(params, KV_FP16, CAPACITY);
+    static const struct {
+        const struct kvw_method_ops *row;
+        double of_one;        /* the bound, in prompts */
+        uint32_t least, most; /* sequences that are begun at a time */
+    } bounds[] = {{&kvw_method_full, 1, 1, 1},
+                  {&kvw_method_full, 2.5, 2, 2},
+                  {&kvw_method_pqcache, 2.5, 3, SEQUENCES}}; /* answers need less */
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
+        const struct kvw_batch_setup setup = {
+            .model = s.model,
+            .sequences = SEQUENCES,
+            .tokens = 600,
+            .groups = 2,
+            .row_bytes = (uint64_t)(bounds[i].of_one * (double)all),
+        };
+        struct kvw_batch_stats stats;
+        struct kvw_batch *batch;
+
+        assert_int_equal(kvw_batch_create(&setup, &batch), KV_OK);
+        for (unsigned j = 0; j < SEQUENCES; j++) {
+            prepare(&together[j], j, bounds[i].row);
+            together[j].sequence.row_bytes = all;
+            kvw_batch_add(batch, &together[j].sequence);
+        }
+        run_all(batch);
+        kvw_batch_get_stats(batch, &stats);
+        assert_in_range(stats.sequences_most, bounds[i].least, bounds[i].most);
+        assert_in_range(stats.row_bytes_most, all, setup.row_bytes);
+        kvw_batch_destroy(batch);
+        for (unsigned j = 0; j < SEQUENCES; j++) {
+            assert_int_equal(together[j].status, KV_OK);
+            kvw_sampler_destroy(together[j].sequence.sampler);
+        }
+    }
+}
+
 static void setups_are_checked(void **state)
 {
     static const struct kvw_batch_setup wrong[] = {
@@ -386,9 +429,10 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_finds),      cmocka_unit_test(setups_are_checked),
-        cmocka_unit_test(full_as_alone),    cmocka_unit_test(pqcache_as_alone),
-        cmocka_unit_test(they_come_and_go), cmocka_unit_test(prompts_take_turns),
+        cmocka_unit_test(check_finds),       cmocka_unit_test(setups_are_checked),
+        cmocka_unit_test(full_as_alone),     cmocka_unit_test(pqcache_as_alone),
+        cmocka_unit_test(they_come_and_go),  cmocka_unit_test(prompts_take_turns),
+        cmocka_unit_test(rows_have_a_bound),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
