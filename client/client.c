@@ -69,6 +69,7 @@ static void destroy(struct kv_client *client)
         free(client->free_subops);
         client->free_subops = next;
     }
+    kv_watch_destroy(client->watch);
     free(client->nodes);
     free(client->map);
     for (uint32_t i = 0; client->op_pool != NULL && i < kv_pool_size(client->op_pool); i++)
@@ -131,6 +132,7 @@ kv_status_t kvc_client_create(const struct kvc_client_setup *setup,
     if (client == NULL)
         return KV_NO_MEMORY;
     kvc_list_init(&client->ops);
+    kvc_list_init(&client->told);
     kvc_list_init(&client->sessions);
     kvc_list_init(&client->buffers);
     kvc_list_init(&client->calls);
@@ -286,36 +288,91 @@ unsigned kv_poll(struct kv_client *client)
     return n_ended;
 }
 
-void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
+/* Prepares to sleep: finds out for how long, and what ends the sleep before.  Returns false if there
+ * is something to do first.
+ *   ret_fds  (2) of the port and of calls; -1: none */
+static bool
+arm(struct kv_client *client, uint64_t until_us, int ret_fds[2], uint64_t *ret_wait_us)
 {
     uint64_t now_us = kv_clock_now(client->loop.clock);
     uint64_t wake_us =
         until_us < client->loop.next_due_us ? until_us : client->loop.next_due_us;
     uint64_t wait_us = wake_us > now_us ? wake_us - now_us : 0;
     const bool has_calls = !kvc_list_empty(&client->calling);
-    int fds[2] = {-1, -1};
 
+    ret_fds[0] = ret_fds[1] = -1;
     if (wait_us > WAIT_MAX_US)
         wait_us = WAIT_MAX_US;
     if (has_calls && client->woken != NULL) {
         /* What ended before this is seen now, what ends after it ends the sleep. */
         kv_signal_clear(client->woken);
         if (progress_controls(client) > 0)
-            return;
-        fds[1] = kv_signal_fd(client->woken);
+            return false;
+        ret_fds[1] = kv_signal_fd(client->woken);
     } else if (has_calls && wait_us > WAIT_CALLS_US) {
         wait_us = WAIT_CALLS_US;
     }
     if (client->n_attached > 0 && wait_us > WAIT_ATTACHED_US)
         wait_us = WAIT_ATTACHED_US;
     if (wait_us == 0 || client->n_failed > 0 || client->loop.must_dispatch ||
-        client->port->ops->port_arm(client->port, &fds[0]) != KV_OK)
-        return;
-    if (fds[0] < 0 && wait_us > WAIT_BLIND_US)
+        client->port->ops->port_arm(client->port, &ret_fds[0]) != KV_OK)
+        return false;
+    if (ret_fds[0] < 0 && wait_us > WAIT_BLIND_US)
         wait_us = WAIT_BLIND_US;
+    *ret_wait_us = wait_us;
+    return true;
+}
+
+void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
+{
+    uint64_t wait_us;
+    int fds[2];
+
+    if (!arm(client, until_us, fds, &wait_us))
+        return;
     kv_sleep_fds(fds, 2, wait_us);
     /* Messages of nodes would have ended the sleep, so the time counts as polled. */
     client->polled_us = kv_clock_now(client->loop.clock);
+}
+
+bool kv_client_arm(struct kv_client *client, uint64_t *ret_timeout_us)
+{
+    bool is_watched = true;
+    int fds[2];
+
+    *ret_timeout_us = 0;
+    /* Nobody else clears it when the last call has ended. */
+    if (client->watch != NULL && client->woken != NULL && kvc_list_empty(&client->calling))
+        kv_signal_clear(client->woken);
+    if (!kvc_list_empty(&client->told) || !arm(client, UINT64_MAX, fds, ret_timeout_us))
+        return false;
+    /* Somebody else sleeps now, for as long at most, and nodes' messages end that. */
+    client->polled_us = kv_clock_now(client->loop.clock);
+    for (unsigned i = 0; i < 2; i++)
+        if (fds[i] >= 0)
+            is_watched =
+                client->watch != NULL && kv_watch_add(client->watch, fds[i]) && is_watched;
+    if (!is_watched && *ret_timeout_us > WAIT_BLIND_US)
+        *ret_timeout_us = WAIT_BLIND_US;
+    return true;
+}
+
+int kv_client_fd(struct kv_client *client)
+{
+    if (client->watch == NULL)
+        client->watch = kv_watch_create();
+    return client->watch != NULL ? kv_watch_fd(client->watch) : -1;
+}
+
+struct kv_op *kv_client_next_ended(struct kv_client *client)
+{
+    struct kv_op *op;
+
+    if (kvc_list_empty(&client->told))
+        return NULL;
+    op = KVC_LIST_ENTRY(client->told.next, struct kv_op, of_told);
+    kvc_list_remove(&op->of_told);
+    return op;
 }
 
 static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t until_us)

@@ -83,6 +83,8 @@ static void end_op(struct kv_op *op, kv_status_t status)
     if (status != KV_OK && !op->is_own)
         memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
     client->loop.n_ended += !op->is_own;
+    if (op->has_user)
+        kvc_list_append(&client->told, &op->of_told);
     client->loop.must_dispatch = true;
 }
 
@@ -262,6 +264,7 @@ kv_status_t kvc_op_begin(struct kv_client *client,
     op->capacity = capacity;
     op->capacity_bytes = capacity_bytes;
     kvc_list_init(&op->of_client);
+    kvc_list_init(&op->of_told);
     kvc_list_init(&op->of_session);
     kvc_list_init(&op->of_ranked);
     kvc_list_init(&op->owner.requests);
@@ -697,12 +700,26 @@ void kv_op_free(struct kv_op *op)
     if (op == NULL)
         return;
     kv_cancel(op);
+    kvc_list_remove(&op->of_told);
     if (op->type->fini != NULL)
         op->type->fini(op);
     if (op->result != NULL)
         kv_session_free(op->result);
     op->result = NULL;
     give_back(op);
+}
+
+void kv_op_set_user(struct kv_op *op, void *user)
+{
+    op->user = user;
+    if (!op->has_user && op->stage == KVC_STAGE_ENDED)
+        kvc_list_append(&op->client->told, &op->of_told);
+    op->has_user = true;
+}
+
+void *kv_op_user(const struct kv_op *op)
+{
+    return op->user;
 }
 
 const char *kv_op_detail(const struct kv_op *op)

@@ -86,6 +86,9 @@ struct kvc_op_type {
 
 struct kv_op {
     struct kvc_list of_client; /* until it ends */
+    struct kvc_list of_told;   /* of the client, from its end until that is told */
+    void *user;
+    bool has_user;
     struct kvc_list of_session;
     struct kvc_list of_ranked; /* of the session */
     struct kv_client *client;

@@ -71,6 +71,8 @@ struct kv_client {
     struct kvc_node *nodes; /* (n_nodes) as the map's members */
     uint32_t n_nodes;
     uint32_t n_failed;       /* nodes with a recorded failure */
+    struct kvc_list told;    /* operations with a user that have ended, in that order */
+    struct kv_watch *watch;  /* kv_client_fd(); NULL: nobody has asked */
     struct kvc_list calling; /* nodes with calls that their control transports have */
     uint32_t n_attached;     /* nodes whose control transports watch the client */
     uint64_t attached_us;    /* when those last made progress */

@@ -33,6 +33,14 @@
  * a session's lease, so that the library can renew it.  The functions that every caller needs
  * have short names: kv_poll(), kv_wait(), kv_cancel(), kv_finish().
  *
+ *   a program that computes     begins operations, computes, polls now and then, and waits where it
+ *                               needs a result
+ *   a loop (epoll, libuv)       watches kv_client_fd(), sleeps as kv_client_arm() says, polls, and
+ *                               takes what has ended: examples/loop.c
+ *   a pool of threads           a client for each thread
+ *   an engine with a stream     queues its kernels, polls while they run, and waits for a result
+ *                               before it queues the one that needs it
+ *
  * Threads: a client, and everything obtained from it, is used by one thread at a time.  Open
  * one client per thread; pass sessions between clients by ticket.
  *
@@ -98,8 +106,8 @@ struct kv_client_options {
     const void *salt;
     size_t salt_bytes;
     /* How long kv_wait() and the like look for an answer before they sleep.  NULL, "adaptive": for
-     * as long as answers usually take to come, if that is at most 1 ms and the machine has a core to
-     * spare; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
+     * twice as long as answers usually take to come, if that is at most 1 ms and the machine has a core
+     * to spare, else for 50 us; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
     const char *poll;
 };
 
@@ -138,6 +146,28 @@ KV_API unsigned kv_poll(struct kv_client *client);
 /* Waits until an operation ends or timeout_us microseconds have passed.  Returns how many
  * operations ended. */
 KV_API unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us);
+
+/* ---- loops ------------------------------------------------------------------------------- */
+
+/* Returns a descriptor, the same one every time, that is readable when there is something to poll
+ * for: for epoll, poll or select, level-triggered.  It is the client's, until it is closed.  -1: the
+ * system has none; then sleep as kv_client_arm() says. */
+KV_API int kv_client_fd(struct kv_client *client);
+
+/* Call before every sleep, after kv_poll() and after kv_client_next_ended() had nothing.  Returns
+ * false if there is something to do: poll again.  Otherwise the caller may sleep until the descriptor
+ * is readable, for *ret_timeout_us microseconds at most, and polls then; who begins an operation
+ * meanwhile calls it anew. */
+KV_API bool kv_client_arm(struct kv_client *client, uint64_t *ret_timeout_us);
+
+/* Gives an operation a pointer of the caller's, and has kv_client_next_ended() tell its end.  It may
+ * have ended. */
+KV_API void kv_op_set_user(struct kv_op *op, void *user);
+/* Returns the pointer; NULL: none was given. */
+KV_API void *kv_op_user(const struct kv_op *op);
+/* Returns an operation that has ended, of those with a pointer, each once and in the order of their
+ * ends; it stays the caller's.  NULL: there is none now.  One that is freed before is not told. */
+KV_API struct kv_op *kv_client_next_ended(struct kv_client *client);
 
 /* A node as this client sees it. */
 struct kv_node_info {

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,6 +27,10 @@ struct kv_thread {
 };
 
 struct kv_signal {
+    int fd;
+};
+
+struct kv_watch {
     int fd;
 };
 
@@ -137,6 +142,40 @@ bool kv_sleep_fds(const int *fds, unsigned n_fds, uint64_t timeout_us)
     timeout.tv_nsec = (long)(timeout_us % 1000000) * 1000;
     /* An interrupted sleep is a short sleep: callers loop anyway. */
     return ppoll(polled, n_fds, &timeout, NULL) > 0;
+}
+
+struct kv_watch *kv_watch_create(void)
+{
+    struct kv_watch *watch = calloc(1, sizeof(*watch));
+
+    if (watch == NULL)
+        return NULL;
+    watch->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (watch->fd < 0) {
+        free(watch);
+        return NULL;
+    }
+    return watch;
+}
+
+void kv_watch_destroy(struct kv_watch *watch)
+{
+    if (watch == NULL)
+        return;
+    close(watch->fd);
+    free(watch);
+}
+
+bool kv_watch_add(struct kv_watch *watch, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+
+    return epoll_ctl(watch->fd, EPOLL_CTL_ADD, fd, &event) == 0 || errno == EEXIST;
+}
+
+int kv_watch_fd(const struct kv_watch *watch)
+{
+    return watch->fd;
 }
 
 struct kv_lock *kv_lock_create(void)

@@ -35,6 +35,14 @@ int kv_signal_fd(const struct kv_signal *signal);
  * negative descriptor is skipped.  Returns true if one is readable. */
 bool kv_sleep_fds(const int *fds, unsigned n_fds, uint64_t timeout_us);
 
+/* A descriptor that is readable while one of some others is: for a loop that takes one. */
+struct kv_watch;
+struct kv_watch *kv_watch_create(void); /* NULL: no descriptor available */
+void kv_watch_destroy(struct kv_watch *watch);
+/* One that is there already is there once.  Returns false if the system refuses it. */
+bool kv_watch_add(struct kv_watch *watch, int fd);
+int kv_watch_fd(const struct kv_watch *watch);
+
 /* Tells the processor that this is a spin loop. */
 static inline void kv_relax(void)
 {

@@ -21,6 +21,7 @@ enum {
 
 static const char *const tcp_only[] = {"--transport", "tcp", NULL};
 static uint64_t n_ops = N_OPS;
+static const char *example_loop; /* its path; NULL: not given */
 
 struct pair {
     struct process_node nodes[2];
@@ -353,6 +354,45 @@ static void a_fork_that_one_node_missed(void **state)
     stop_pair(&pair);
 }
 
+struct wait {
+    uint64_t until_us;
+};
+
+static bool is_over(void *arg)
+{
+    return process_now_us() >= ((const struct wait *)arg)->until_us;
+}
+
+/* One thread and one epoll, with 64 operations under way: a node dies, and comes back; all goes on, and
+ * no byte is wrong. */
+static void a_loop_goes_on(void **state)
+{
+    static struct pair pair;
+    const char *const argv[] = {example_loop, pair.addresses, "8", NULL};
+    const struct process_spec spec = {.argv = argv};
+    struct wait wait = {process_now_us() + 2000000};
+    unsigned long n_compared, n_failed, n_opened;
+    char line[PROCESS_LINE_BYTES];
+    struct process process;
+
+    (void)state;
+    if (example_loop == NULL)
+        skip();
+    start_pair(&pair);
+    assert_true(process_start(&process, &spec));
+    assert_true(process_until(is_over, &wait, PROCESS_PATIENCE_MS));
+    process_kill(&pair.nodes[1].process);
+    system_node_start(&pair.nodes[1], tcp_only);
+    assert_true(process_read_line(&process, line, PROCESS_PATIENCE_MS));
+    assert_int_equal(process_wait(&process, PROCESS_PATIENCE_MS), 0);
+    if (sscanf(line,
+               "loop: %lu tokens put, read and compared; %lu operations failed; %lu sessions",
+               &n_compared, &n_failed, &n_opened) != 3)
+        fail_msg("%s", line);
+    assert_true(n_compared > 64 && n_failed > 0 && n_opened >= 4);
+    stop_pair(&pair);
+}
+
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -360,10 +400,13 @@ static int work(int argc, char **argv)
         cmocka_unit_test(a_node_dies),
         cmocka_unit_test(a_fork_that_one_node_missed),
         cmocka_unit_test(traffic_through_a_kill),
+        cmocka_unit_test(a_loop_goes_on),
     };
 
-    if (argc == 3 && strcmp(argv[1], "--ops") == 0)
-        n_ops = strtoull(argv[2], NULL, 10);
+    if (argc > 1 && strcmp(argv[1], "--ops") != 0)
+        example_loop = argv[1];
+    if (argc > 2 && strcmp(argv[argc - 2], "--ops") == 0)
+        n_ops = strtoull(argv[argc - 1], NULL, 10);
     return cmocka_run_group_tests_name("system.two_nodes", tests, NULL, NULL);
 }
 
