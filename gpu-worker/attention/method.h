@@ -87,9 +87,9 @@ kvw_method_rows_possible(const struct kvw_rows_shape *shape, uint32_t token_begi
 }
 
 /* Returns the bytes of all rows of a session, on the device. */
-static inline uint64_t kvw_method_prompt_bytes(const struct kvw_model_params *params,
-                                               enum kv_dtype dtype,
-                                               uint32_t capacity)
+static inline uint64_t kvw_method_full_row_bytes(const struct kvw_model_params *params,
+                                                 enum kv_dtype dtype,
+                                                 uint32_t capacity)
 {
     return (uint64_t)capacity * params->n_layers * params->n_kv_heads * 2 * params->d *
            kv_dtype_bytes(dtype);
@@ -152,8 +152,9 @@ struct kvw_method_ops {
      * another one of that length: waits for outstanding work on later tokens and forgets them.
      * NULL: nothing to do. */
     kv_status_t (*rewind)(struct kvw_method *attention, uint32_t tokens);
-    /* Returns the bytes that its rows take beside the computation now.  Each begins with those of all
-     * rows, kvw_method_prompt_bytes(); in decode steps it may have fewer. */
+    /* Returns the bytes of its device rows now, buffers that fetched rows arrive in and cached blocks
+     * included.  In prompts these are at least kvw_method_full_row_bytes(); in decode steps there may be
+     * fewer. */
     uint64_t (*row_bytes)(const struct kvw_method *attention);
     /* Adds to what every method counts. */
     void (*stats)(const struct kvw_method *attention, struct kvw_method_stats *stats);

@@ -178,7 +178,7 @@ static void report(const struct answers *answers, const struct kvw_batch *batch,
             "kvworker: %zu prompts, %" PRIu64 " at a time: %" PRIu64
             " tokens of prompts computed, %" PRIu64 " reused; %" PRIu64
             " of answers; at most %" PRIu32 " begun, with %s of rows; %.2f s, %.1f tokens of "
-                                            "answers/s; waited %.3f s (nodes' work %.3f, "
+            "answers/s; waited %.3f s (nodes' work %.3f, "
             "queues %.3f, wire and wake-ups %.3f, index %.3f, rows %.3f)\n",
             answers->n_over, answers->worker->options->batch, stats.prompt_tokens,
             answers->n_reused, stats.answer_tokens, stats.sequences_most,
@@ -215,7 +215,7 @@ static int encode(struct answers *answers, size_t i)
     }
     const uint32_t capacity = n + max_tokens < context ? (uint32_t)n + max_tokens : context;
     const uint64_t row_bytes =
-        kvw_method_prompt_bytes(&worker->model->params, kvw_dtype(worker->options), capacity);
+        kvw_method_full_row_bytes(&worker->model->params, kvw_dtype(worker->options), capacity);
     if (worker->options->kv_memory > 0 && row_bytes > worker->options->kv_memory) {
         kvw_error(worker,
                   "prompts: line %" PRIu32 ": %" PRIu32 " tokens of prompt and answer: %" PRIu64

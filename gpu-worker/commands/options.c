@@ -78,7 +78,7 @@ static const struct {
     {KVW_COMMAND_GENERATE,
      {.name = "kv-memory",
       .default_text = "0",
-      .help = "--prompts: memory for rows beside the computation; who would exceed it waits. A "
+      .help = "--prompts: memory for device rows; prompts that would exceed it wait. A "
               "prompt needs all its rows, an answer what its method keeps; 0: no limit",
       .offset = FIELD(kv_memory),
       .type = KV_CONFIG_SIZE}},

@@ -5,7 +5,7 @@
  *
  *   weight_create()   makes a weight of a tensor: used in place, or copied to the device
  *   operations        are queued, and report no errors.  Those of a stream are done one after the
- *                     other; two streams know nothing of each other, but for events
+ *                     other; streams are ordered only by events
  *   event_record()    marks how far a stream is queued; another stream waits for that with
  *                     stream_wait(), the caller with event_wait()
  *   sync()            waits for all that is queued; returns the first failure since the last sync

@@ -5,7 +5,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-struct line {
+struct queue {
     struct kvw_sequence *first, **end;
     uint32_t n;
 };
@@ -13,9 +13,9 @@ struct line {
 struct kvw_batch {
     struct kvw_batch_setup setup;
     struct kvw_forward *forwards[KVW_BATCH_GROUPS_MAX];
-    struct line waiting;
-    struct line begun; /* of those with a prompt, whose turn it is comes first */
-    float *logits;     /* (sequences, n_vocabulary) */
+    struct queue waiting;
+    struct queue begun; /* those still in their prompt are in the order of their turns */
+    float *logits;      /* (sequences, n_vocabulary) */
     struct kvw_batch_stats stats;
 
     /* Of a pass. */
@@ -26,49 +26,49 @@ struct kvw_batch {
 
 /* ---- lists -------------------------------------------------------------------------------- */
 
-static void line_init(struct line *line)
+static void queue_init(struct queue *queue)
 {
-    *line = (struct line){.end = &line->first};
+    *queue = (struct queue){.end = &queue->first};
 }
 
-static void append(struct line *line, struct kvw_sequence *sequence)
+static void append(struct queue *queue, struct kvw_sequence *sequence)
 {
     sequence->next = NULL;
-    *line->end = sequence;
-    line->end = &sequence->next;
-    line->n++;
+    *queue->end = sequence;
+    queue->end = &sequence->next;
+    queue->n++;
 }
 
-static struct kvw_sequence *take_first(struct line *line)
+static struct kvw_sequence *take_first(struct queue *queue)
 {
-    struct kvw_sequence *sequence = line->first;
+    struct kvw_sequence *sequence = queue->first;
 
-    line->first = sequence->next;
-    if (line->first == NULL)
-        line->end = &line->first;
-    line->n--;
+    queue->first = sequence->next;
+    if (queue->first == NULL)
+        queue->end = &queue->first;
+    queue->n--;
     return sequence;
 }
 
-static void remove_from(struct line *line, const struct kvw_sequence *sequence)
+static void remove_from(struct queue *queue, const struct kvw_sequence *sequence)
 {
-    struct kvw_sequence **link = &line->first;
+    struct kvw_sequence **link = &queue->first;
 
     while (*link != sequence)
         link = &(*link)->next;
     *link = sequence->next;
     if (*link == NULL)
-        line->end = link;
-    line->n--;
+        queue->end = link;
+    queue->n--;
 }
 
-static uint32_t count(const struct line *line)
+static uint32_t count(const struct queue *queue)
 {
     uint32_t n = 0;
 
-    for (const struct kvw_sequence *at = line->first; at != NULL; at = at->next)
+    for (const struct kvw_sequence *at = queue->first; at != NULL; at = at->next)
         n++;
-    assert(*line->end == NULL);
+    assert(*queue->end == NULL);
     return n;
 }
 
@@ -80,7 +80,7 @@ void kvw_batch_check(const struct kvw_batch *batch)
     for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next) {
         assert(at->attention != NULL);
         assert(at->result.passed_tokens <= at->n_prompt + at->result.generated_tokens);
-        assert(at->has_prompt == (at->result.passed_tokens >= at->n_prompt));
+        assert(at->is_generating == (at->result.passed_tokens >= at->n_prompt));
     }
 }
 
@@ -99,8 +99,8 @@ kv_status_t kvw_batch_create(const struct kvw_batch_setup *setup, struct kvw_bat
     if (batch == NULL)
         return KV_NO_MEMORY;
     batch->setup = *setup;
-    line_init(&batch->waiting);
-    line_init(&batch->begun);
+    queue_init(&batch->waiting);
+    queue_init(&batch->begun);
     batch->logits =
         malloc((size_t)n * setup->model->params.n_vocabulary * sizeof(batch->logits[0]));
     batch->rows = calloc(n, sizeof(batch->rows[0]));
@@ -175,7 +175,7 @@ static void begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
     kv_status_t status;
 
     sequence->attention = NULL;
-    sequence->has_prompt = false;
+    sequence->is_generating = false;
     sequence->begin_us = kvw_now_us();
     sequence->result = (struct kvw_generate_result){.prompt_tokens = sequence->n_prompt};
     status = sequence->open(sequence->arg, &sequence->attention, &n_passed);
@@ -189,13 +189,21 @@ static void begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
     append(&batch->begun, sequence);
 }
 
-/* Rows that those who have begun may need. */
+/* Device rows: until it generates, at least those of all its tokens. */
+static uint64_t needed_by(const struct kvw_sequence *sequence)
+{
+    const uint64_t now = sequence->attention->ops->row_bytes(sequence->attention);
+
+    return sequence->is_generating || now > sequence->row_bytes ? now : sequence->row_bytes;
+}
+
+/* Of all that have begun. */
 static uint64_t row_bytes_of_all(const struct kvw_batch *batch)
 {
     uint64_t sum = 0;
 
     for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
-        sum += at->has_prompt ? at->attention->ops->row_bytes(at->attention) : at->row_bytes;
+        sum += needed_by(at);
     return sum;
 }
 
@@ -241,7 +249,7 @@ take_item(struct kvw_batch *batch, struct pass *pass, struct kvw_sequence *seque
     batch->of[group][to->n_items] = sequence;
     to->items[to->n_items++] = (struct kvw_forward_item){
         .attention = sequence->attention,
-        .phase = sequence->has_prompt ? KVW_DECODE : KVW_PREFILL,
+        .phase = sequence->is_generating ? KVW_DECODE : KVW_PREFILL,
         .tokens = sequence->tokens + begin,
         .token_begin = begin,
         .n = n,
@@ -250,24 +258,24 @@ take_item(struct kvw_batch *batch, struct pass *pass, struct kvw_sequence *seque
     pass->n_left -= n;
 }
 
-/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the line. */
+/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the queue. */
 static void choose(struct kvw_batch *batch, struct pass *pass)
 {
     const uint32_t n = batch->begun.n;
-    struct line served;
+    struct queue served;
 
     *pass = (struct pass){.n_left = batch->setup.tokens};
     for (uint32_t i = 0; i < batch->setup.groups; i++)
         pass->groups[i] = (struct kvw_forward_group){batch->forwards[i], batch->items[i], 0};
     for (struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
-        if (at->has_prompt)
+        if (at->is_generating)
             take_item(batch, pass, at, 1);
-    line_init(&served);
+    queue_init(&served);
     for (uint32_t i = 0; i < n; i++) {
         struct kvw_sequence *at = take_first(&batch->begun);
         const uint32_t begin = at->result.passed_tokens;
         const uint32_t n_chunk =
-            at->has_prompt ? 0 : kvw_forward_chunk_end(begin, at->n_prompt) - begin;
+            at->is_generating ? 0 : kvw_forward_chunk_end(begin, at->n_prompt) - begin;
         const bool is_served = n_chunk > 0 && n_chunk <= pass->n_left;
 
         if (is_served)
@@ -327,7 +335,7 @@ static bool note_passed(struct kvw_batch *batch,
     batch->stats.prompt_tokens += item->n;
     if (result->passed_tokens < sequence->n_prompt)
         return false;
-    sequence->has_prompt = true;
+    sequence->is_generating = true;
     result->prefill_s = kvw_seconds_since(sequence->begin_us);
     return true;
 }
@@ -376,7 +384,6 @@ kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
     if (batch->begun.n > 0) {
         choose(batch, &pass);
         status = kvw_forward_pass(pass.groups, batch->setup.groups);
-        batch->stats.passes++;
         for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
             status = finish_group(batch, &pass.groups[i], i);
     }

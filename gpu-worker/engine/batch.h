@@ -1,17 +1,17 @@
 /* batch.h - several prompts are answered together, and each as if it were alone.
  *
  *     kvw_batch_create()
- *     kvw_batch_add()            a sequence joins: it waits, and begins when there is a place
+ *     kvw_batch_add()            a sequence joins: it waits, and begins when there is a free slot
  *     while (kvw_batch_step())   a pass of all that have begun
  *     kvw_batch_destroy()
  *
  * In every pass each sequence that generates computes one token.  What the pass has room for beside
  * that, of `tokens` in all, is for prompts, a chunk of one after the other, whose turn it is: a
  * long prompt neither stops the others' answers nor shorter prompts behind it.  A sequence leaves
- * when its answer ends; the next one that waits takes its place.
+ * when its answer ends; the next one that waits takes its slot.
  *
- * Rows beside the computation may have a bound: who would exceed it waits, in the order of coming,
- * until others need less.  A sequence counts with all its rows until it generates, and then with
+ * Device rows may have a bound: a sequence that would exceed it waits, in the order of coming, until
+ * others need less.  A sequence counts with all its rows until it generates, and then with
  * what its method keeps.
  *
  * With two groups, the sequences that generate are divided, and take turns in a pass: while one
@@ -49,13 +49,13 @@ struct kvw_sequence {
     uint32_t max_tokens; /* of the answer */
     uint32_t capacity;   /* maximum tokens of both */
     uint64_t
-        row_bytes; /* of all rows that it may have, kvw_method_prompt_bytes(): at most those of
+        row_bytes; /* of all rows that it may have, kvw_method_full_row_bytes(): at most those of
                           * the setup */
 
     void *arg;
     /* Opens its session, with the method whose session it is, and says how much of the prompt that
-     * has; called when the sequence begins, once.  close() is called when it is over, if open() had
-     * been. */
+     * has; called when the sequence begins, once.  close() is called when it is over, if
+     * open() has set *ret_attention, even if it failed then. */
     kv_status_t (*open)(void *arg, struct kvw_method **ret_attention, uint32_t *ret_passed);
     void (*close)(void *arg, struct kvw_method *attention);
     /* Called for each token of the answer, except those that end it. */
@@ -69,7 +69,7 @@ struct kvw_sequence {
     struct kvw_method *attention;
     struct kvw_generate_result result;
     uint64_t begin_us;
-    bool has_prompt; /* all of it has passed: it generates */
+    bool is_generating; /* its prompt has passed */
 };
 
 /* Fails with KV_NO_MEMORY, or KV_INVALID if the setup is not as it must be. */
@@ -84,14 +84,13 @@ void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
 
 struct kvw_batch_stats {
-    uint64_t passes;
     uint64_t prompt_tokens, answer_tokens; /* computed */
     uint64_t row_bytes_most;               /* at a time */
     uint32_t sequences_most;
 };
 void kvw_batch_get_stats(const struct kvw_batch *batch, struct kvw_batch_stats *ret_stats);
 
-/* Asserts that the lists have whom they must. */
+/* Asserts the invariants. */
 void kvw_batch_check(const struct kvw_batch *batch);
 
 #endif

@@ -264,7 +264,7 @@ static void ask(struct kvw_forward *forward, uint32_t layer)
             of->status =
                 of->attention->ops->ask(of->attention, layer, of->token_begin, item->q);
     }
-    trace_span(forward, "question", layer);
+    trace_span(forward, "query", layer);
     ops->matmul(device, weights->k, weights->k_bias, forward->h, n, forward->k);
     ops->matmul(device, weights->v, weights->v_bias, forward->h, n, forward->v);
     ops->rope(device, params->rope_style, forward->rotations, forward->k, n, params->n_kv_heads,

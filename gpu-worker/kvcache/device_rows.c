@@ -28,7 +28,7 @@ struct kvw_device_rows {
      * ended. */
     struct kvw_layer_reader *reader;
     bool is_read;
-    bool is_incomplete;       /* rows could not be read from the store: none counts */
+    bool is_incomplete;       /* a read has failed: they are unusable until read again */
     struct kvw_event *landed; /* rows from the store are on the device */
 };
 

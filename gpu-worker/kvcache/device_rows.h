@@ -28,9 +28,9 @@ kv_status_t kvw_device_rows_create(const struct kvw_session_setup *setup,
 void kvw_device_rows_destroy(struct kvw_device_rows *rows); /* NULL is allowed */
 
 /* Returns the shape of full rows, for device.h. */
+const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows);
 /* Returns the bytes of the rows on the device, in the form that they have now. */
 uint64_t kvw_device_rows_bytes(const struct kvw_device_rows *rows);
-const struct kvw_rows_shape *kvw_device_rows_shape(const struct kvw_device_rows *rows);
 
 /* Makes the rows [0, tokens) full, or windowed with the given sinks and window (>= 1); does
  * nothing if they are.  Waits for missing rows and adds the time to *ret_wait_us.  Fails with

@@ -31,9 +31,9 @@ const struct kvw_device_buffer *kvw_full_rows_of(const struct kvw_full_rows *ful
                                                  uint32_t layer);
 
 /* Returns how long it waited for rows that the session had when it was opened. */
+double kvw_full_rows_wait_s(const struct kvw_full_rows *full_rows);
 /* Returns the bytes of the rows on the device. */
 uint64_t kvw_full_rows_bytes(const struct kvw_full_rows *full_rows);
-double kvw_full_rows_wait_s(const struct kvw_full_rows *full_rows);
 
 /* Stores a layer's new keys and values (n, n_kv_heads, d) on the device, and starts sending
  * them. */

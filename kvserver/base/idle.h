@@ -4,7 +4,8 @@
  * cores are shared, for each message.  Whoever looks takes a core from everybody else.
  *
  *   adaptive   looks for twice as long as what it waits for usually takes, if that is 1 ms at most;
- *              else, and where more threads of this machine want to run than it has cores, 50 us
+ *              else, and where more threads of the machine want to run than this process may use
+ *              cores, 50 us
  *   busy       never sleeps
  *   sleep      sleeps at once
  *
@@ -26,8 +27,8 @@ enum kv_idle_mode {
 
 struct kv_idle {
     enum kv_idle_mode mode;
-    uint64_t gap_us;    /* a mean that forgets; 0: none yet */
-    uint64_t looked_us; /* at how many want to run */
+    uint64_t gap_us;    /* moving average of the wait; 0: none yet */
+    uint64_t looked_us; /* when the load was last read */
     unsigned crowd;     /* 0..KV_IDLE_CROWD: how often these were more than there are cores */
 };
 
@@ -39,7 +40,7 @@ enum {
 /* Finds a mode by name; NULL and "": adaptive.  Returns false if there is none of that name. */
 bool kv_idle_find(const char *name, enum kv_idle_mode *ret_mode);
 
-/* Something has come that was waited for for so long. */
+/* Something has come; `waited_us` is how long it took. */
 void kv_idle_came(struct kv_idle *idle, uint64_t waited_us);
 
 /* Returns for how long to look, from when there was nothing to do on. */

@@ -62,7 +62,7 @@ static bool looks_again(struct quiet *quiet, struct kvs_shard *shard)
     const uint64_t spin_us = kv_idle_spin_us(&quiet->idle, shard->now_us);
     const uint64_t least_us = spin_us < KV_IDLE_LEAST_US ? spin_us : KV_IDLE_LEAST_US;
 
-    /* Of a request's coming it has waited since the last one, asleep or not. */
+    /* The wait for a request is counted from the end of the last one, sleep included. */
     return shard->now_us - quiet->idle_since_us < least_us ||
            shard->now_us - quiet->since_us < spin_us ||
            (kv_pool_used(shard->requests) > 0 &&

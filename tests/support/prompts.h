@@ -1,7 +1,5 @@
 /* prompts.h - sessions on prompts that are known by a number: opened by the names of their blocks,
- * published, saved, closed.  The tokens of two prompts have nothing in common.
- *
- * What fails ends the test, but where a status is returned.
+ * published, closed.  The tokens of two prompts have nothing in common.  A failure ends the test.
  *
  * Threads: the test's.  Memory: sessions are the caller's, until test_session_close().
  */

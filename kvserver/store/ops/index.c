@@ -254,7 +254,7 @@ bool kvs_op_index_run(struct kvs_request *request)
         return missing == NULL;
     }
     if (status == KV_NO_MEMORY) {
-        /* For the job's list of blocks; what it learns finds its memory, or not, when its turn comes. */
+        /* For the job's list of blocks; memory for the codebook is allocated when the job runs. */
         kvs_request_fail_full(request, kvs_blocks_for(request->header.token_count) *
                                            sizeof(struct kvs_block *));
         return false;

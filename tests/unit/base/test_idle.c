@@ -54,7 +54,7 @@ static void as_told(void **state)
     assert_int_equal(kv_idle_spin_us(&sleeps, 1000000), 0);
 }
 
-/* Looks for twice as long as the mean of the last ones; not at all for what takes long. */
+/* Looks for twice as long as the mean of the last ones; the least time for what takes long. */
 static void as_it_learns(void **state)
 {
     struct kv_idle idle = {0};

@@ -308,7 +308,7 @@ static void prompts_take_turns(void **state)
 static void rows_have_a_bound(void **state)
 {
     const struct kvw_model_params *params = &s.model->params;
-    const uint64_t all = kvw_method_prompt_bytes(params, KV_FP16, CAPACITY);
+    const uint64_t all = kvw_method_full_row_bytes(params, KV_FP16, CAPACITY);
     static const struct {
         const struct kvw_method_ops *row;
         double of_one;        /* the bound, in prompts */
@@ -384,8 +384,8 @@ static void check_broken(void *arg)
     struct kvw_sequence one = {.attention = (struct kvw_method *)arg, .n_prompt = 10};
     struct kvw_batch batch = {.setup.sequences = 1};
 
-    line_init(&batch.waiting);
-    line_init(&batch.begun);
+    queue_init(&batch.waiting);
+    queue_init(&batch.begun);
     append(&batch.begun, &one);
     if (*broken == MORE_THAN_COUNTED)
         batch.begun.n = 0;
@@ -396,7 +396,7 @@ static void check_broken(void *arg)
     else if (*broken == NO_SESSION)
         one.attention = NULL;
     else if (*broken == MORE_PASSED_THAN_THERE_ARE)
-        one.result.passed_tokens = 11, one.has_prompt = true;
+        one.result.passed_tokens = 11, one.is_generating = true;
     else if (*broken == A_PROMPT_THAT_HAS_PASSED)
         one.result.passed_tokens = 10;
     else if (*broken == WRONG_END)
