@@ -107,7 +107,7 @@ struct kv_client_options {
     size_t salt_bytes;
     /* How long kv_wait() and the like look for an answer before they sleep.  NULL, "adaptive": for
      * twice as long as answers usually take to come, if that is at most 1 ms and the machine has a core
-     * to spare, else for 50 us; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
+     * to spare; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
     const char *poll;
 };
 

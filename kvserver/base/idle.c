@@ -1,10 +1,10 @@
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "kvserver/base/idle.h"
-
-#include "kvserver/base/thread.h"
 
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
@@ -39,11 +39,11 @@ void kv_idle_came(struct kv_idle *idle, uint64_t waited_us)
 }
 
 /* Returns how many threads of the machine run or want to; 0: not known. */
-static unsigned n_runnable(void)
+static unsigned long n_runnable(void)
 {
     const int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
     char text[128];
-    unsigned n = 0;
+    unsigned long n = 0;
     ssize_t bytes;
 
     if (fd < 0)
@@ -53,15 +53,27 @@ static unsigned n_runnable(void)
     if (bytes <= 0)
         return 0;
     text[bytes] = '\0';
-    return sscanf(text, "%*s %*s %*s %u/", &n) == 1 ? n : 0;
+    return sscanf(text, "%*s %*s %*s %lu/", &n) == 1 ? n : 0;
+}
+
+/* How often the system has taken the core from this thread while it wanted to run. */
+static long n_gave_way(void)
+{
+    struct rusage usage;
+
+    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nivcsw : 0;
 }
 
 static bool is_crowded(struct kv_idle *idle, uint64_t now_us)
 {
     if (now_us >= idle->looked_us + LOOK_EVERY_US) {
+        const long n = n_gave_way(), n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+        const bool gave_way = n != idle->n_gave_way && idle->looked_us > 0;
+
         idle->looked_us = now_us;
-        if (n_runnable() > kv_thread_cores())
-            idle->crowd += idle->crowd < KV_IDLE_CROWD;
+        idle->n_gave_way = n;
+        if (gave_way || (n_cores > 0 && n_runnable() > (unsigned long)n_cores))
+            idle->crowd += idle->crowd < KV_IDLE_CROWD ? 2 : 0;
         else
             idle->crowd -= idle->crowd > 0;
     }
@@ -72,7 +84,9 @@ uint64_t kv_idle_spin_us(struct kv_idle *idle, uint64_t now_us)
 {
     if (idle->mode != KV_IDLE_ADAPTIVE)
         return idle->mode == KV_IDLE_BUSY ? UINT64_MAX : 0;
-    if (idle->gap_us == 0 || idle->gap_us > GAP_MAX_US || is_crowded(idle, now_us))
+    if (is_crowded(idle, now_us))
+        return 0;
+    if (idle->gap_us == 0 || idle->gap_us > GAP_MAX_US)
         return KV_IDLE_LEAST_US;
     return 2 * idle->gap_us + KV_IDLE_LEAST_US;
 }

@@ -3,9 +3,9 @@
  * Whoever sleeps has to be woken: 5 us on a machine that does nothing else, 60 to 110 us where two
  * cores are shared, for each message.  Whoever looks takes a core from everybody else.
  *
- *   adaptive   looks for twice as long as what it waits for usually takes, if that is 1 ms at most;
- *              else, and where more threads of the machine want to run than this process may use
- *              cores, 50 us
+ *   adaptive   looks for twice as long as what it waits for usually takes, if that is 1 ms at most,
+ *              else for 50 us; sleeps at once where others want the core: where more threads of the
+ *              machine want to run than it has cores, or this one has to give way
  *   busy       never sleeps
  *   sleep      sleeps at once
  *
@@ -29,12 +29,14 @@ struct kv_idle {
     enum kv_idle_mode mode;
     uint64_t gap_us;    /* moving average of the wait; 0: none yet */
     uint64_t looked_us; /* when the load was last read */
-    unsigned crowd;     /* 0..KV_IDLE_CROWD: how often these were more than there are cores */
+    long n_gave_way;    /* how often this thread had to, until then */
+    unsigned crowd;     /* 0..KV_IDLE_CROWD: how often others wanted the core */
 };
 
 enum {
     KV_IDLE_CROWD = 8,
-    KV_IDLE_LEAST_US = 50, /* of an adaptive one: costs less than sleeping and being woken */
+    KV_IDLE_LEAST_US =
+        50, /* of an adaptive one that has the core: less than being woken takes */
 };
 
 /* Finds a mode by name; NULL and "": adaptive.  Returns false if there is none of that name. */
