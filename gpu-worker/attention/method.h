@@ -152,6 +152,11 @@ struct kvw_method_ops {
      * another one of that length: waits for outstanding work on later tokens and forgets them.
      * NULL: nothing to do. */
     kv_status_t (*rewind)(struct kvw_method *attention, uint32_t tokens);
+    /* Returns the bytes that buffers for fetched rows and cached blocks will take.  NULL: there are none. */
+    uint64_t (*buffer_bytes)(const struct kvw_method_options *options,
+                             const struct kvw_model_params *params,
+                             enum kv_dtype dtype,
+                             uint32_t capacity);
     /* Returns the bytes of its device rows now, buffers that fetched rows arrive in and cached blocks
      * included.  In prompts these are at least kvw_method_full_row_bytes(); in decode steps there may be
      * fewer. */

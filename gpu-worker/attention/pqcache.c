@@ -307,6 +307,21 @@ static kv_status_t pqcache_set_options(struct kvw_method *attention,
     return KV_OK;
 }
 
+static uint64_t pqcache_buffer_bytes(const struct kvw_method_options *options,
+                                     const struct kvw_model_params *params,
+                                     enum kv_dtype dtype,
+                                     uint32_t capacity)
+{
+    const uint64_t row_bytes = (uint64_t)2 * params->d * kv_dtype_bytes(dtype);
+    const uint32_t cached = options->cache != KVW_CACHE_OFF ? options->cache_tokens : 0;
+
+    if (kvw_method_returns_outputs(options))
+        return 0;
+    return params->n_kv_heads * row_bytes * kvw_pqcache_smaller(capacity, KV_SELECTED_MAX) +
+           kvw_method_full_row_bytes(params, dtype,
+                                     kvw_pqcache_smaller(cached, capacity + KV_BLOCK_TOKENS));
+}
+
 static uint64_t pqcache_row_bytes(const struct kvw_method *attention)
 {
     const struct kvw_pqcache *pq = (const struct kvw_pqcache *)attention;
@@ -376,6 +391,7 @@ const struct kvw_method_ops kvw_method_oracle_rest = {
     .prompt_hint = pqcache_prompt_hint,
     .set_options = oracle_rest_set_options,
     .rewind = pqcache_rewind,
+    .buffer_bytes = pqcache_buffer_bytes,
     .row_bytes = pqcache_row_bytes,
     .stats = kvw_pqcache_stats,
 };
@@ -395,6 +411,7 @@ const struct kvw_method_ops kvw_method_pqcache = {
     .prompt_hint = pqcache_prompt_hint,
     .set_options = pqcache_set_options,
     .rewind = pqcache_rewind,
+    .buffer_bytes = pqcache_buffer_bytes,
     .row_bytes = pqcache_row_bytes,
     .stats = kvw_pqcache_stats,
 };

@@ -170,6 +170,14 @@ uint64_t kvw_store_tokens(const kv_schema_t *schema, uint64_t memory)
     return (memory - memory / 8) / block_bytes * KV_BLOCK_TOKENS;
 }
 
+/* Tokens of all sessions that may be open at the same time. */
+static uint64_t tokens_of_all(const struct kvw_context *worker)
+{
+    if (worker->session_tokens > 0)
+        return worker->session_tokens;
+    return (uint64_t)worker->capacity * (worker->sessions > 0 ? worker->sessions : 1);
+}
+
 /* Checks that the weights, two copies of the rows and everything else fit into memory. */
 static bool
 memory_suffices(const struct kvw_context *worker, uint64_t rows_bytes, uint64_t store_tokens)
@@ -177,8 +185,7 @@ memory_suffices(const struct kvw_context *worker, uint64_t rows_bytes, uint64_t 
     const bool is_embedded = strcmp(worker->options->store, "embedded") == 0;
     const uint64_t weights = worker->model->params.weight_bytes;
     const uint64_t total = kv_memory_total();
-    const uint64_t tokens =
-        (uint64_t)worker->capacity * (worker->sessions > 0 ? worker->sessions : 1);
+    const uint64_t tokens = tokens_of_all(worker);
 
     if (is_embedded && tokens > store_tokens) {
         kvw_error(worker,
@@ -269,6 +276,9 @@ open_client(struct kvw_context *worker, const char *nodes, char *detail, size_t 
         .salt_bytes = worker->salt_bytes,
         .nodes = nodes,
         .poll = worker->options->poll,
+        .ops_max = worker->sessions > 1
+                       ? worker->sessions * kvw_session_ops_max(&worker->model->params)
+                       : 0,
         /* Threads of an embedded node wait for the processors that compute. */
         .peer_timeout_ms = worker->embedded != NULL ? 10000 : 0,
     };
@@ -301,8 +311,7 @@ int kvw_open_store(struct kvw_context *worker, uint32_t capacity)
         free(schema);
         return KVW_USAGE;
     }
-    rows_bytes = kv_schema_token_bytes(schema) * capacity *
-                 (worker->sessions > 0 ? worker->sessions : 1);
+    rows_bytes = kv_schema_token_bytes(schema) * tokens_of_all(worker);
     store_tokens = kvw_store_tokens(schema, options->memory);
     free(schema);
     if (!memory_suffices(worker, rows_bytes, store_tokens))

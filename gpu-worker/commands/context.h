@@ -50,8 +50,9 @@ struct kvw_context {
     struct kvw_forward *forward;
     struct kvw_trace *trace; /* NULL: none requested */
     enum kv_dtype dtype;
-    uint32_t capacity; /* tokens of the session */
-    uint32_t sessions; /* open at the same time; 0: one */
+    uint32_t capacity;       /* tokens of the session */
+    uint32_t sessions;       /* open at the same time; 0: one */
+    uint64_t session_tokens; /* of all of them together; 0: `capacity` each */
     const struct kvw_session_share
         *share;                      /* of the next session that is opened; NULL: a new one */
     bool is_kept, reuses, publishes; /* as in struct kvw_session_setup */

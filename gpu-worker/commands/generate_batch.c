@@ -31,6 +31,7 @@ struct answers {
     struct kvw_prompts prompts;
     struct asked *asked; /* (prompts.n) */
     size_t n_over, n_failed;
+    bool is_refused; /* as the options are, no session can be opened */
     uint64_t n_reused;
     struct kvw_waits waits;
 };
@@ -143,6 +144,16 @@ static void over(void *arg, kv_status_t status, const struct kvw_generate_result
     struct answers *answers = asked->answers;
     struct kvw_method_stats stats;
 
+    if (status == KV_CORRUPT && asked->sequence.attention != NULL &&
+        kvw_session_disown(asked->sequence.attention->session, asked->sequence.tokens))
+        kvw_error(answers->worker,
+                  "prompts: line %" PRIu32 ": rows that nodes kept are corrupt: they drop them",
+                  asked->prompt->line);
+    if (asked->sequence.attention == NULL &&
+        (status == KV_INVALID || status == KV_UNSUPPORTED)) {
+        kvw_error(answers->worker, "%s", why_failed(asked, status));
+        answers->is_refused = true;
+    }
     if (asked->sequence.attention != NULL) {
         kvw_method_get_stats(asked->sequence.attention, &stats);
         answers->waits.node_s += stats.waits.node_s;
@@ -154,7 +165,7 @@ static void over(void *arg, kv_status_t status, const struct kvw_generate_result
     answers->n_reused += result->reused_tokens;
     answers->n_failed += status != KV_OK;
     answers->n_over++;
-    if (kvw_stop && status == KV_CANCELLED)
+    if (answers->is_refused || (kvw_stop && status == KV_CANCELLED))
         return;
     kvw_progress_end();
     if (status == KV_OK)
@@ -214,8 +225,13 @@ static int encode(struct answers *answers, size_t i)
         return KVW_USAGE;
     }
     const uint32_t capacity = n + max_tokens < context ? (uint32_t)n + max_tokens : context;
+    const enum kv_dtype dtype = kvw_dtype(worker->options);
+    const struct kvw_model_params *params = &worker->model->params;
     const uint64_t row_bytes =
-        kvw_method_full_row_bytes(&worker->model->params, kvw_dtype(worker->options), capacity);
+        kvw_method_full_row_bytes(params, dtype, capacity) +
+        (answers->ops->buffer_bytes != NULL
+             ? answers->ops->buffer_bytes(&answers->options, params, dtype, capacity)
+             : 0);
     if (worker->options->kv_memory > 0 && row_bytes > worker->options->kv_memory) {
         kvw_error(worker,
                   "prompts: line %" PRIu32 ": %" PRIu32 " tokens of prompt and answer: %" PRIu64
@@ -224,7 +240,7 @@ static int encode(struct answers *answers, size_t i)
         free(tokens);
         return KVW_USAGE;
     }
-    larger = realloc(tokens, (n + max_tokens) * sizeof(tokens[0]));
+    larger = realloc(tokens, ((size_t)capacity + 1) * sizeof(tokens[0]));
     if (larger == NULL) {
         kvw_error(worker, "out of memory: prompts");
         free(tokens);
@@ -248,6 +264,32 @@ static int encode(struct answers *answers, size_t i)
     return KVW_DONE;
 }
 
+static int larger_first(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* How many tokens the sessions may have that are open at the same time: those of the largest. */
+static bool sum_tokens(struct answers *answers)
+{
+    const size_t n = answers->prompts.n;
+    uint32_t *capacities = calloc(n, sizeof(capacities[0]));
+
+    if (capacities == NULL) {
+        kvw_error(answers->worker, "out of memory: prompts");
+        return false;
+    }
+    for (size_t i = 0; i < n; i++)
+        capacities[i] = answers->asked[i].sequence.capacity;
+    qsort(capacities, n, sizeof(capacities[0]), larger_first);
+    for (size_t i = 0; i < answers->worker->sessions; i++)
+        answers->worker->session_tokens += capacities[i];
+    free(capacities);
+    return true;
+}
+
 static int encode_all(struct answers *answers, uint32_t *ret_capacity)
 {
     *ret_capacity = 0;
@@ -257,14 +299,27 @@ static int encode_all(struct answers *answers, uint32_t *ret_capacity)
         return KVW_FAILED;
     }
     for (size_t i = 0; i < answers->prompts.n; i++) {
-        const int outcome = encode(answers, i);
+        const int outcome = kvw_stop ? KVW_FAILED : encode(answers, i);
 
         if (outcome != KVW_DONE)
             return outcome;
         if (answers->asked[i].sequence.capacity > *ret_capacity)
             *ret_capacity = answers->asked[i].sequence.capacity;
     }
-    return KVW_DONE;
+    return sum_tokens(answers) ? KVW_DONE : KVW_FAILED;
+}
+
+/* What every answer needs: its method, its options, and a sampler as they say. */
+static int check_options(struct answers *answers)
+{
+    struct kvw_sampler *sampler = NULL;
+    int outcome = kvw_attention_options(answers->worker, &answers->options);
+
+    answers->ops = kvw_method_find(answers->worker->options->attention);
+    if (outcome == KVW_DONE)
+        outcome = kvw_open_sampler(answers->worker, &sampler);
+    kvw_sampler_destroy(sampler);
+    return outcome;
 }
 
 static int run(struct answers *answers)
@@ -289,16 +344,18 @@ static int run(struct answers *answers)
     }
     for (size_t i = 0; i < answers->prompts.n; i++)
         kvw_batch_add(batch, &answers->asked[i].sequence);
-    while (status == KV_OK && n_left > 0 && !kvw_stop) {
+    while (status == KV_OK && n_left > 0 && !kvw_stop && !answers->is_refused) {
         status = kvw_batch_step(batch, &n_left);
         kvw_progress("answers", answers->n_over, answers->prompts.n);
     }
     kvw_progress_end();
     if (status != KV_OK)
         kvw_error(worker, "pass: %s", kv_status_name(status));
-    if (status == KV_OK && n_left == 0)
+    if (status == KV_OK && n_left == 0 && !answers->is_refused)
         report(answers, batch, kvw_seconds_since(begin_us));
     kvw_batch_destroy(batch);
+    if (answers->is_refused)
+        return KVW_USAGE;
     return status == KV_OK && answers->n_failed == 0 ? KVW_DONE : KVW_FAILED;
 }
 
@@ -352,12 +409,10 @@ int kvw_generate_batch(struct kvw_context *worker)
                                                               : answers.prompts.n);
     if ((outcome = kvw_open_file(worker)) == KVW_DONE &&
         (outcome = kvw_open_model(worker)) == KVW_DONE &&
+        (outcome = check_options(&answers)) == KVW_DONE &&
         (outcome = encode_all(&answers, &capacity)) == KVW_DONE &&
-        (outcome = kvw_attention_options(worker, &answers.options)) == KVW_DONE &&
-        (outcome = kvw_open_store(worker, capacity)) == KVW_DONE) {
-        answers.ops = kvw_method_find(worker->options->attention);
+        (outcome = kvw_open_store(worker, capacity)) == KVW_DONE)
         outcome = run(&answers);
-    }
     for (size_t i = 0; answers.asked != NULL && i < answers.prompts.n; i++)
         free(answers.asked[i].sequence.tokens);
     free(answers.asked);

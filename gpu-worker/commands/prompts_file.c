@@ -65,6 +65,9 @@ static kv_status_t read_member(const struct reading *reading,
     }
     if (strcmp(name, "id") == 0) {
         status = copy_text(reading, value, &prompt->id, &id_bytes);
+        for (size_t i = 0; status == KV_OK && i < id_bytes; i++)
+            if ((unsigned char)prompt->id[i] < ' ' || prompt->id[i] == 0x7f)
+                return fail(reading, "id: has control characters", "");
         return status == KV_INVALID ? fail(reading, "id: must be a text", "") : status;
     }
     if (strcmp(name, "max_tokens") == 0) {

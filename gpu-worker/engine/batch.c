@@ -169,7 +169,8 @@ void kvw_batch_destroy(struct kvw_batch *batch)
     free(batch);
 }
 
-static void begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequence)
+/* Returns false if it is over at once. */
+static bool begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequence)
 {
     uint32_t n_passed = 0;
     kv_status_t status;
@@ -181,12 +182,13 @@ static void begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
     status = sequence->open(sequence->arg, &sequence->attention, &n_passed);
     if (status != KV_OK) {
         end_sequence(sequence, status);
-        return;
+        return false;
     }
     assert(n_passed < sequence->n_prompt);
     sequence->result.reused_tokens = sequence->result.passed_tokens = n_passed;
     kvw_method_prompt_hint(sequence->attention, sequence->n_prompt, sequence->max_tokens);
     append(&batch->begun, sequence);
+    return true;
 }
 
 /* Device rows: until it generates, at least those of all its tokens. */
@@ -220,9 +222,11 @@ static void fill_places(struct kvw_batch *batch)
     struct kvw_batch_stats *stats = &batch->stats;
     uint64_t row_bytes;
 
+    /* After one that could not begin the caller has the word. */
     while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences &&
-           has_room(batch, batch->waiting.first))
-        begin_sequence(batch, take_first(&batch->waiting));
+           has_room(batch, batch->waiting.first) &&
+           begin_sequence(batch, take_first(&batch->waiting)))
+        ;
     row_bytes = row_bytes_of_all(batch);
     if (stats->row_bytes_most < row_bytes)
         stats->row_bytes_most = row_bytes;

@@ -166,7 +166,7 @@ static kv_status_t ended(struct kvw_index_schedule *index, uint32_t layer)
         note_cost(index, &index->layers[layer], &indexed);
     index->n_trained += indexed.n_trained;
     index->n_found += indexed.n_found;
-    if (status == KV_NO_MEMORY || status == KV_BUSY)
+    if (status == KV_NO_MEMORY || status == KV_BUSY || status == KV_DEADLINE)
         status = KV_OK;
     kvw_session_fail(index->store, status);
     kv_op_free(*op);

@@ -65,4 +65,11 @@ kvw_session_rows_shape(const struct kvw_session_setup *setup)
     };
 }
 
+/* Returns how many operations of its client a session may have at once: reads of cached blocks, puts, an
+ * index of each layer, a query, a publish, and some more. */
+static inline uint32_t kvw_session_ops_max(const struct kvw_model_params *params)
+{
+    return 128 + params->n_layers;
+}
+
 #endif

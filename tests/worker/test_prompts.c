@@ -138,6 +138,30 @@ static void each_as_alone(void **state)
     as_alone("window", "3", "2");
 }
 
+/* Many at once, with rows that are fetched and cached: each session has operations of its own. */
+static void many_at_once(void **state)
+{
+    char *lines = NULL, path[PROCESS_PATH_BYTES];
+    unsigned n_answers = 0;
+    size_t bytes;
+    FILE *file = open_memstream(&lines, &bytes);
+
+    (void)state;
+    assert_non_null(file);
+    for (unsigned i = 0; i < 40; i++)
+        fprintf(file, "{\"prompt\": \"%.*s\"}\n", 900, text + i);
+    assert_int_equal(fclose(file), 0);
+    worker_file_write(path, "many", lines, bytes);
+    free(lines);
+    run(0, model, "--prompts", path, "--raw", "--json", "--max-tokens", "8", "--batch", "40",
+        "--batch-tokens", "16384", "--attention", "pqcache", "--window", "8", "--sinks", "1",
+        "--answer", "rows", "--summaries", "0", "--fresh", NULL);
+    for (const char *at = result.output; (at = strstr(at, "\"text\": ")) != NULL; at++)
+        n_answers++;
+    assert_in_range(n_answers, 20, 40); /* as many as the output kept has room for */
+    assert_null(strstr(result.output, "\"error\""));
+}
+
 /* Without --json an answer stands under its id or its line; prompts are a user's turns without
  * --raw; others begin with what one has published. */
 static void as_text(void **state)
@@ -176,6 +200,7 @@ static void wrong_files(void **state)
         {"{\"prompt\": \"a\", \"prompt\": \"b\"}", "line 1: not JSON: duplicate object key"},
         {"{\"prompt\": \"a\", \"promt\": 1}", "line 1: unknown member: promt"},
         {"{\"prompt\": \"a\", \"id\": 1}", "line 1: id: must be a text"},
+        {"{\"prompt\": \"a\", \"id\": \"b\\n--- c\"}", "line 1: id: has control characters"},
         {"{\"prompt\": \"a\", \"max_tokens\": 0}",
          "line 1: max_tokens: must be a number from 1"},
         {"{\"prompt\": \"a\", \"max_tokens\": 1.5}", "line 1: max_tokens: must be a number"},
@@ -212,6 +237,11 @@ static void wrong_options(void **state)
     run(2, model, "--prompts", path, "--raw", "--kv-memory", "1M", NULL);
     assert_non_null(strstr(result.errors, "prompts: line "));
     assert_non_null(strstr(result.errors, " MiB of rows, more than --kv-memory, 1 MiB"));
+    run(2, model, "--prompts", path, "--raw", "--temperature", "hot", NULL);
+    assert_non_null(strstr(result.errors, "option: --temperature: not a number from 0 to 100"));
+    run(2, model, "--prompts", path, "--raw", "--attention", "pqcache", "--pq-m", "7", NULL);
+    assert_non_null(strstr(result.errors, "pq-m: 7: must divide the head dimension"));
+    assert_string_equal(result.output, "");
     worker_text(words, sizeof(words) - 1);
     for (unsigned i = 0; i < sizeof(words) - 1; i++)
         if (strchr("\"\\\n", words[i]) != NULL)
@@ -227,9 +257,8 @@ static void wrong_options(void **state)
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_as_alone),
-        cmocka_unit_test(as_text),
-        cmocka_unit_test(wrong_files),
+        cmocka_unit_test(each_as_alone), cmocka_unit_test(many_at_once),
+        cmocka_unit_test(as_text),       cmocka_unit_test(wrong_files),
         cmocka_unit_test(wrong_options),
     };
 
