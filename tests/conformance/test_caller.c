@@ -5,6 +5,7 @@
  * messages when told to.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/rows.h"
 #include "tests/support/transport_fault.h"
 
@@ -98,13 +99,6 @@ static void lose(uint32_t node)
 {
     kvc_node_fail(&side.client->nodes[node], KV_UNREACHABLE, "lost by the test");
     kv_poll(side.client);
-}
-
-static void finish(struct kv_op *op, const char *what)
-{
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
 }
 
 /* ---- batches of objects ------------------------------------------------------------------ */
@@ -294,10 +288,10 @@ static void a_node_hangs_amid_answers(void **state)
         kv_client_wait(side.client, 1000);
     fault_clear(side.transport);
     assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, OBJECT_BYTES, 0, &op), KV_OK);
-    finish(op, "ping");
+    test_finish(op, "ping");
     fault_release(side.transport);
     for (unsigned i = 0; i < KVC_PENDING_RECEIVES_MAX; i++)
-        finish(ops[i], "ping");
+        test_finish(ops[i], "ping");
     close_side();
 }
 
@@ -392,7 +386,7 @@ static void write_rows(struct kv_session *session, bool appends, enum trouble tr
     POISON(rows);
     POISON(io);
     POISON(crcs);
-    finish(op, appends ? "append" : "put");
+    test_finish(op, appends ? "append" : "put");
 }
 
 static void read_rows(struct kv_session *session, enum trouble trouble)
@@ -409,7 +403,7 @@ static void read_rows(struct kv_session *session, enum trouble trouble)
     assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
     POISON(rows);
     POISON(io);
-    finish(op, "read");
+    test_finish(op, "read");
     for (uint32_t layer = 0; layer < N_LAYERS; layer++)
         for (uint32_t head = 0; head < N_HEADS; head++)
             for (uint32_t token = 0; token < N_TOKENS; token++, row += 4 * DIM, crc++) {
@@ -435,7 +429,7 @@ static void fetch_rows(struct kv_session *session, enum trouble trouble)
     POISON(n_ids);
     POISON(ids);
     POISON(io);
-    finish(op, "fetch");
+    test_finish(op, "fetch");
     for (unsigned i = 0; i < 6; i++, row += 4 * DIM) {
         assert_memory_equal(row, row_at(1, heads[i], tokens[i]), 4 * DIM);
         assert_int_equal(crcs[i], kv_row_crc(session, row, 4 * DIM, 1, heads[i], tokens[i]));
@@ -558,7 +552,7 @@ static void live_and_end(struct kv_session *session, enum trouble trouble)
 
     prepare(trouble);
     assert_int_equal(kv_renew_begin(session, 50000, 0, &op), KV_OK);
-    finish(op, "renew");
+    test_finish(op, "renew");
     prepare(trouble);
     assert_int_equal(kv_fork_begin(session, 500, 0, &op), KV_OK);
     if (kv_wait(op) != KV_OK)
@@ -567,7 +561,7 @@ static void live_and_end(struct kv_session *session, enum trouble trouble)
     kv_op_free(op);
     prepare(trouble);
     assert_int_equal(kv_truncate_begin(child, 450, 0, &op), KV_OK);
-    finish(op, "truncate");
+    test_finish(op, "truncate");
     kv_session_ticket(child, &ticket);
     prepare(trouble);
     assert_int_equal(kv_resume_begin(side.client, &ticket, 0, &op), KV_OK);
@@ -586,11 +580,11 @@ static void live_and_end(struct kv_session *session, enum trouble trouble)
     kv_session_free(other);
     prepare(trouble);
     assert_int_equal(kv_close_begin(child, 0, &op), KV_OK);
-    finish(op, "close");
+    test_finish(op, "close");
     kv_session_free(child);
     prepare(NO_TROUBLE);
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
+    test_finish(op, "close");
     kv_session_free(session);
 }
 
@@ -610,7 +604,7 @@ static void batch_poisoned(enum kv_object_verb verb, enum trouble trouble)
     assert_int_equal(kv_objects_begin(side.client, verb, batch.objects, N_OBJECTS, 0, &op),
                      KV_OK);
     POISON(batch);
-    finish(op, "objects");
+    test_finish(op, "objects");
     for (unsigned i = 0; i < N_OBJECTS; i++) {
         assert_int_equal(batch.objects[i].status, KV_OK);
         if (verb == KV_OBJECT_GET || verb == KV_OBJECT_EXISTS)
@@ -635,7 +629,7 @@ static void look_at_node(enum trouble trouble)
     kv_op_free(op);
     prepare(trouble);
     assert_int_equal(kv_ping_begin(side.client, 1, 1, 100, 200, 0, &op), KV_OK);
-    finish(op, "ping");
+    test_finish(op, "ping");
 }
 
 /* Every operation, its arguments and all that they point at overwritten as soon as begin has
@@ -669,9 +663,9 @@ static void expect_there(struct kv_session *session)
     struct kv_op *op;
 
     assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
-    finish(op, "length");
+    test_finish(op, "length");
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
+    test_finish(op, "close");
     kv_session_free(session);
 }
 
@@ -736,7 +730,7 @@ static void a_node_has_another_name(void **state)
     side.client->nodes[0].listed_name = "node-0";
     side.client->nodes[1].listed_name = "other";
     assert_int_equal(kv_ping_begin(side.client, 0, 0, 0, 0, 0, &op), KV_OK);
-    finish(op, "ping");
+    test_finish(op, "ping");
     lose(1);
     assert_int_equal(kv_ping_begin(side.client, 1, 0, 0, 0, 0, &op), KV_OK);
     assert_int_equal(kv_wait(op), KV_INVALID);
@@ -767,7 +761,7 @@ static void options_are_the_callers_again(void **state)
         kvc_node_fail(&client->nodes[i], KV_UNREACHABLE, "lost by the test");
         kv_poll(client);
         assert_int_equal(kv_table_begin(client, i, "clients", 0, &op), KV_OK);
-        finish(op, "table");
+        test_finish(op, "table");
     }
     kv_client_close(client);
 }

@@ -4,6 +4,7 @@
  * Embedded nodes with threads, over the loopback, and the real client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/store/node_private.h"
@@ -179,13 +180,6 @@ static void close_store(void)
 
 /* ---- operations -------------------------------------------------------------------------- */
 
-static void finish(struct kv_op *op, const char *what)
-{
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
-}
-
 static struct kv_session *open_prompt(uint32_t tenant, uint32_t prompt, uint32_t *ret_tokens)
 {
     const struct kv_session_options options = {.block_names = names[prompt],
@@ -200,15 +194,6 @@ static struct kv_session *open_prompt(uint32_t tenant, uint32_t prompt, uint32_t
     session = kv_op_session(op);
     kv_op_free(op);
     return session;
-}
-
-static void close_session(struct kv_session *session)
-{
-    struct kv_op *op;
-
-    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
-    kv_session_free(session);
 }
 
 static uint64_t salt_of(uint32_t tenant, uint32_t prompt)
@@ -250,7 +235,7 @@ static void expect_rows(uint32_t tenant, uint32_t prompt, struct kv_session *ses
 
     memset(kv_buffer_data(buffers[tenant]), 0, BUFFER_BYTES);
     assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "read");
+    test_finish(op, "read");
     assert_true(test_is_box(kv_buffer_data(buffers[tenant]), &model.schema, &rows,
                             salt_of(tenant, prompt)));
 }
@@ -298,7 +283,7 @@ static uint32_t use_prompt(uint32_t tenant, uint32_t prompt, bool publishes)
     expect_rows(tenant, prompt, session);
     if (publishes)
         tokens = publish(prompt, session);
-    close_session(session);
+    test_session_close(session);
     return tokens;
 }
 
@@ -375,12 +360,12 @@ static void sessions_keep_theirs(void **state)
     assert_in_range(n, 4, MEMORY_BYTES / PROMPT_BYTES + 1);
     for (uint32_t i = 0; i + 1 < n; i++)
         expect_rows(0, i, sessions[i]);
-    close_session(sessions[0]);
-    close_session(sessions[1]);
+    test_session_close(sessions[0]);
+    test_session_close(sessions[1]);
     assert_int_equal(try_put(0, n - 1, sessions[n - 1], 0), KV_OK);
     for (uint32_t i = 2; i < n; i++) {
         expect_rows(0, i, sessions[i]);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     }
     close_store();
 }
@@ -430,7 +415,7 @@ static void tenants_have_a_quota(void **state)
     assert_int_equal(use_prompt(0, 5, true), TOKENS);
     assert_int_equal(use_prompt(0, 6, true), TOKENS);
     assert_int_equal(match(0, 4), TOKENS);
-    close_session(session);
+    test_session_close(session);
     close_store();
 
     open_store(1, NULL, 2 * BLOCK_BYTES + 1000);
@@ -510,7 +495,7 @@ static void pinned_stays(void **state)
         say(0, (struct kv_prefix){.verb = KV_PREFIX_PIN, .session_id = &ticket.session_id}), 1);
     assert_int_equal(
         say(1, (struct kv_prefix){.verb = KV_PREFIX_PIN, .session_id = &ticket.session_id}), 0);
-    close_session(session);
+    test_session_close(session);
     press();
     press();
     assert_int_equal(match(0, 0), 4 * KV_BLOCK_TOKENS);
@@ -551,11 +536,11 @@ static void forks_keep_theirs(void **state)
         fail_msg("fork: %s", kv_op_detail(op));
     fork = kv_op_session(op);
     kv_op_free(op);
-    close_session(parent);
+    test_session_close(parent);
     press();
     press();
     assert_int_equal(match(0, 0), n_shared * KV_BLOCK_TOKENS);
-    close_session(fork);
+    test_session_close(fork);
     press();
     press();
     assert_int_equal(match(0, 0), 0);
@@ -594,7 +579,7 @@ static void evicted_goes(void **state)
                                                .name = &names[1][0],
                                                .session_id = &ticket.session_id}),
                      0);
-    close_session(session);
+    test_session_close(session);
     assert_true(cluster_total(clients[0], "stats", "prefixes_deleted") == 2 * (2 * BLOCKS - 3));
     close_store();
 }
@@ -745,7 +730,7 @@ static void missed_and_why(void **state)
     expect_reuse(0, 8 * BLOCKS, 2 * 2 + 3 * BLOCKS + 3, 2 * BLOCKS,
                  2 * (BLOCKS - 2) + BLOCKS - 3);
     assert_true(metric("\ntopkv_prefixes_bad_total ") == BLOCKS - 3);
-    close_session(session);
+    test_session_close(session);
     close_store();
 }
 

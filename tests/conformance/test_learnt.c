@@ -5,7 +5,7 @@
  * client library.
  */
 #include "tests/support/cluster.h"
-#include "tests/support/prompts.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"

@@ -76,26 +76,14 @@ static double disk_number(const char *column)
     return test_disk_number(client, column);
 }
 
-/* Waits until a figure is at least `least` and at most `most`: data threads tell theirs now and
- * then. */
-static void wait_between(const char *column, double least, double most)
-{
-    for (int i = 0; disk_number(column) < least || disk_number(column) > most; i++) {
-        if (i == 60000)
-            fail_msg("%s is %.0f, not %.0f to %.0f", column, disk_number(column), least, most);
-        kv_client_wait(client, 1000);
-        kv_sleep_fds(NULL, 0, 1000);
-    }
-}
-
 static void wait_until(const char *column, double number)
 {
-    wait_between(column, number, number);
+    test_wait_disk(client, column, number, number);
 }
 
 static void wait_for(const char *column, double least)
 {
-    wait_between(column, least, INFINITY);
+    test_wait_disk(client, column, least, INFINITY);
 }
 
 /* ---- objects ------------------------------------------------------------------------------ */

@@ -5,6 +5,7 @@
  * Twelve embedded nodes over the loopback and the real client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/rows.h"
 
 #include "client/node.h"
@@ -77,13 +78,6 @@ static int close_store(void **state)
     return 0;
 }
 
-static void finish(struct kv_op *op, const char *what)
-{
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
-}
-
 static struct kv_session *take_session(struct kv_op *op)
 {
     struct kv_session *session;
@@ -124,15 +118,6 @@ static struct kv_session *open_session(void)
     return take_session(begin_open(NULL));
 }
 
-static void close_session(struct kv_session *session)
-{
-    struct kv_op *op;
-
-    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
-    kv_session_free(session);
-}
-
 static struct kv_session *resume(struct kv_client *by, const struct kv_ticket *ticket)
 {
     struct kv_op *op;
@@ -154,7 +139,7 @@ static void append(struct kv_session *session, uint32_t begin, uint32_t n_tokens
 
     test_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, 1);
     assert_int_equal(kv_append_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "append");
+    test_finish(op, "append");
 }
 
 static void expect_rows(struct kv_session *session, struct kv_buffer *into, uint32_t n_tokens)
@@ -165,7 +150,7 @@ static void expect_rows(struct kv_session *session, struct kv_buffer *into, uint
 
     memset(kv_buffer_data(into), 0, BUFFER_BYTES);
     assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "read");
+    test_finish(op, "read");
     assert_true(test_is_box(kv_buffer_data(into), kv_session_schema(session), &rows, 1));
 }
 
@@ -210,7 +195,7 @@ static void layers_for_themselves(void **state)
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         test_box(kv_buffer_data(buffer), kv_session_schema(session), &parts[i], 1);
         assert_int_equal(kv_put_begin(session, &parts[i], &io, 0, &op), KV_OK);
-        finish(op, "put");
+        test_finish(op, "put");
     }
     assert_int_equal(kv_length_begin(session, 0, &op), KV_OK);
     assert_int_equal(kv_op_layer_tokens(op, 0), 0); /* not known yet */
@@ -221,7 +206,7 @@ static void layers_for_themselves(void **state)
     assert_int_equal(kv_op_layer_tokens(op, 2), 4);
     assert_int_equal(kv_op_layer_tokens(op, N_LAYERS), 0);
     kv_op_free(op);
-    close_session(session);
+    test_session_close(session);
 }
 
 static void on_eight_nodes_and_no_other(void **state)
@@ -237,7 +222,7 @@ static void on_eight_nodes_and_no_other(void **state)
         n_on += is_on(session, node);
     }
     assert_int_equal(n_on, KV_ROW_NODES);
-    close_session(session);
+    test_session_close(session);
     assert_true(cluster_becomes(client, "status", "sessions", 0));
 }
 
@@ -259,12 +244,12 @@ static void where_the_first_block_says(void **state)
         unnamed = open_session();
         n_other += memcmp(&first->row, &another->row, sizeof(first->row)) != 0;
         n_other += memcmp(&another->row, &unnamed->row, sizeof(first->row)) != 0;
-        close_session(another);
-        close_session(unnamed);
+        test_session_close(another);
+        test_session_close(unnamed);
     }
     assert_int_equal(n_other, 2 * SESSIONS);
-    close_session(first);
-    close_session(same);
+    test_session_close(first);
+    test_session_close(same);
 }
 
 /* Returns over how many rows the session's root was spread when it was opened; 0: the session is
@@ -349,7 +334,7 @@ static void a_root_under_load(void **state)
         }
         expect_length(there, i % 16 == 0 && sessions[i]->client == client ? N_TOKENS : 0);
         kv_session_free(there);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     }
     assert_true(cluster_becomes(client, "status", "sessions", 0));
 }
@@ -375,7 +360,7 @@ static void a_beginning_on_another_row(void **state)
     assert_int_equal(kv_op_tokens(op), 256);
     kv_op_free(op);
     kv_session_ticket(session, &ticket);
-    close_session(session);
+    test_session_close(session);
     options.n_block_names = 4;
     for (uint32_t i = 0; i < BRANCHES; i++) {
         names[3].bytes[0] = (uint8_t)(20 + i);
@@ -386,7 +371,7 @@ static void a_beginning_on_another_row(void **state)
         assert_true(session->ticket.root == ticket.root);
         n_elsewhere += kv_placement_branch(names, 4) % rows_of(session, names) !=
                        kv_placement_branch(names, 2) % rows_of(session, names);
-        close_session(session);
+        test_session_close(session);
     }
     assert_true(n_elsewhere > 0);
     options.is_fresh = true; /* has its own row */
@@ -395,7 +380,7 @@ static void a_beginning_on_another_row(void **state)
         names[3].bytes[0] = (uint8_t)(20 + i);
         session = take_session(begin_open(&options));
         n_elsewhere += session->ticket.root != ticket.root;
-        close_session(session);
+        test_session_close(session);
     }
     assert_true(n_elsewhere > 0);
     assert_true(cluster_becomes(client, "status", "sessions", 0));
@@ -431,19 +416,19 @@ static void few_units(void **state)
     assert_int_equal(match(names, 2), 0);
     append(session, 0, 200);
     assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
-    finish(op, "publish");
+    test_finish(op, "publish");
     assert_int_equal(match(names, 2), 128);
     append(session, 200, 56);
     assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
-    finish(op, "publish");
+    test_finish(op, "publish");
     kv_session_ticket(session, &ticket);
-    close_session(session);
+    test_session_close(session);
     assert_int_equal(match(names, 2), 256);
     assert_int_equal(match(names, 4), 256);
     op = begin_open(&options);
     assert_int_equal(kv_wait(op), KV_OK);
     assert_int_equal(kv_op_tokens(op), 256);
-    close_session(take_session(op));
+    test_session_close(take_session(op));
     names[0].bytes[1] = 1;
     assert_int_equal(match(names, 2), 0);
     names[0].bytes[1] = 0;
@@ -453,15 +438,15 @@ static void few_units(void **state)
     for (uint32_t i = 0; i < BUSY_SESSIONS; i++)
         sessions[i] = take_session(begin_open(&options));
     for (uint32_t i = 0; i < BUSY_SESSIONS; i++)
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     session = take_session(begin_open(&options));
     assert_true(rows_of(session, names) > 1);
     append(session, 0, 200);
     append(session, 200, 56);
     assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
-    finish(op, "publish");
+    test_finish(op, "publish");
     kv_session_ticket(session, &ticket);
-    close_session(session);
+    test_session_close(session);
     options.is_fresh = false;
     options.n_block_names = 4;
     for (uint32_t i = 0; i < BRANCHES; i++) {
@@ -472,7 +457,7 @@ static void few_units(void **state)
         assert_int_equal(kv_op_tokens(op), 256);
         session = take_session(op);
         assert_true(session->ticket.root == ticket.root);
-        close_session(session);
+        test_session_close(session);
     }
     assert_true(cluster_becomes(client, "status", "sessions", 0));
     has_few_units = false;
@@ -507,9 +492,9 @@ static void a_prefix_follows_its_sessions(void **state)
     append(session, 0, 128);
     append(session, 128, 128);
     assert_int_equal(kv_publish_begin(session, &publish, 0, &op), KV_OK);
-    finish(op, "publish");
+    test_finish(op, "publish");
     kv_session_ticket(session, &ticket);
-    close_session(session);
+    test_session_close(session);
     options.n_block_names = 4;
     for (; tokens > 0 && n < BUSY_SESSIONS; n++) {
         names[3].bytes[0] = (uint8_t)n;
@@ -529,7 +514,7 @@ static void a_prefix_follows_its_sessions(void **state)
     assert_true(sessions[n - 1]->ticket.root == session->ticket.root);
     expect_rows(sessions[n - 1], buffer, 256);
     for (uint32_t i = 0; i < n; i++)
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     assert_int_equal(client->copies.n, 0);
     /* The copy's sessions have ended, too. */
     assert_true(cluster_becomes(client, "status", "sessions", 0));
@@ -617,7 +602,7 @@ static void what_is_kept_may_be_a_lie(void **state)
     }
     assert_true(sessions[BUSY_SESSIONS - 1]->ticket.root != sessions[0]->ticket.root);
     for (uint32_t i = 0; i < BUSY_SESSIONS; i++)
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     kv_client_close(credulous);
     by.transport->ops = cluster.transport->ops;
     by.transport->ops->close(by.transport);
@@ -675,7 +660,7 @@ static void by_another_list(void **state)
     assert_int_equal(kv_resume_begin(other, &ticket, 0, &op), KV_OK);
     assert_true(kv_wait(op) == KV_NOT_FOUND || kv_op_status(op) == KV_INVALID);
     kv_op_free(op);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* All that may be done with a session, and with its fork. */
@@ -692,15 +677,15 @@ static void use(struct kv_session *session)
     assert_memory_equal(&session->row, &child->row, sizeof(child->row));
     expect_rows(child, buffer, N_FORKED);
     assert_int_equal(kv_truncate_begin(session, N_TOKENS, 0, &op), KV_OK);
-    finish(op, "truncate");
+    test_finish(op, "truncate");
     expect_length(session, N_TOKENS);
     assert_int_equal(kv_renew_begin(session, 0, 0, &op), KV_OK);
-    finish(op, "renew");
+    test_finish(op, "renew");
     kv_session_ticket(child, &ticket);
     there = resume(other, &ticket);
     expect_rows(there, others_buffer, N_FORKED);
     kv_session_free(there);
-    close_session(child);
+    test_session_close(child);
 }
 
 /* Finds a root whose row has the node, or has it not. */
@@ -762,7 +747,7 @@ static void a_dead_node(void **state)
         dead++;
     cluster_end(&cluster, dead);
     use(session);
-    close_session(session);
+    test_session_close(session);
 
     snprintf(begin, sizeof(begin), "node %s: open: ", client->nodes[dead].address);
     for (unsigned i = 0; i < SESSIONS; i++) {
@@ -775,7 +760,7 @@ static void a_dead_node(void **state)
         }
         opened = take_session(op);
         assert_false(is_on(opened, dead));
-        close_session(opened);
+        test_session_close(opened);
         n_opened++;
     }
     print_message("%u sessions were opened, %u were not\n", n_opened, n_failed);

@@ -4,6 +4,7 @@
  * Embedded nodes with threads, over the loopback, and the real client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/rows.h"
 #include "tests/support/transport_fault.h"
 
@@ -99,13 +100,6 @@ static void make_prompt(struct kv_client *by,
 
 /* ---- operations -------------------------------------------------------------------------- */
 
-static void finish(struct kv_op *op, const char *what)
-{
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
-}
-
 static struct kv_session *open_prompt_as(struct kv_client *by,
                                          const struct prompt *prompt,
                                          bool is_fresh,
@@ -130,15 +124,6 @@ static struct kv_session *open_prompt(const struct prompt *prompt, uint32_t expe
     return open_prompt_as(client, prompt, false, expected);
 }
 
-static void close_session(struct kv_session *session)
-{
-    struct kv_op *op;
-
-    assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
-    kv_session_free(session);
-}
-
 static struct kv_rows all_heads(uint32_t begin, uint32_t n_tokens)
 {
     return (struct kv_rows){.n_layers = N_LAYERS, .token_begin = begin, .n_tokens = n_tokens};
@@ -152,7 +137,7 @@ static void put(struct kv_session *session, uint32_t begin, uint32_t end, uint64
 
     test_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, salt);
     assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "put");
+    test_finish(op, "put");
 }
 
 static void expect_rows_in(struct kv_session *session,
@@ -167,7 +152,7 @@ static void expect_rows_in(struct kv_session *session,
 
     memset(kv_buffer_data(into), 0, BUFFER_BYTES);
     assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "read");
+    test_finish(op, "read");
     assert_true(test_is_box(kv_buffer_data(into), kv_session_schema(session), &rows, salt));
 }
 
@@ -238,7 +223,7 @@ static void store_prompt(struct prompt *prompt, uint32_t number, uint64_t salt)
     session = open_prompt(prompt, 0);
     put(session, 0, TOKENS, salt);
     expect_published(session, prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* ---- tests ------------------------------------------------------------------------------- */
@@ -254,17 +239,17 @@ static void what_was_published_is_there(void **state)
     assert_int_equal(match(&prompt), BLOCKS * KV_BLOCK_TOKENS);
     session = open_prompt_as(other, &prompt, false, BLOCKS * KV_BLOCK_TOKENS);
     expect_rows_in(session, others_buffer, 0, BLOCKS * KV_BLOCK_TOKENS, 11);
-    close_session(session);
+    test_session_close(session);
 
     session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
     assert_int_equal(kv_session_generation(session), 1);
     put(session, BLOCKS * KV_BLOCK_TOKENS, TOKENS, 12);
     expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 11);
     expect_rows(session, BLOCKS * KV_BLOCK_TOKENS, TOKENS, 12);
-    close_session(session);
+    test_session_close(session);
 
     session = open_prompt_as(client, &prompt, true, 0);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* As long as the prompts are the same, and not longer. */
@@ -281,7 +266,7 @@ static void a_part_is_there(void **state)
         session = open_prompt(&branch, fork * KV_BLOCK_TOKENS);
         put(session, fork * KV_BLOCK_TOKENS, TOKENS, 22 + fork);
         expect_published(session, &branch, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
-        close_session(session);
+        test_session_close(session);
     }
     /* Each of them is there now, with the rows of two sessions. */
     for (uint32_t fork = 1; fork < BLOCKS; fork++) {
@@ -289,7 +274,7 @@ static void a_part_is_there(void **state)
         session = open_prompt(&branch, BLOCKS * KV_BLOCK_TOKENS);
         expect_rows(session, 0, fork * KV_BLOCK_TOKENS, 21);
         expect_rows(session, fork * KV_BLOCK_TOKENS, BLOCKS * KV_BLOCK_TOKENS, 22 + fork);
-        close_session(session);
+        test_session_close(session);
     }
     make_prompt(client, 3, BLOCKS, 3, &branch);
     assert_int_equal(match(&branch), 0);
@@ -312,10 +297,10 @@ static void blocks_as_they_come(void **state)
     expect_published(session, &prompt, 2, 1, 3 * KV_BLOCK_TOKENS);
     put(session, 3 * KV_BLOCK_TOKENS, TOKENS, 41);
     expect_published(session, &prompt, 5, 1, BLOCKS * KV_BLOCK_TOKENS);
-    close_session(session);
+    test_session_close(session);
     session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
     expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 41);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* Of two sessions that have computed the same prompt, the first one to publish is found; the other
@@ -339,10 +324,10 @@ static void the_first_copy_stays(void **state)
     expect_rows(third, 2 * KV_BLOCK_TOKENS, BLOCKS * KV_BLOCK_TOKENS, 51);
     expect_rows(first, 0, TOKENS, 51);
     expect_rows(second, 0, TOKENS, 52);
-    close_session(first);
-    close_session(second);
+    test_session_close(first);
+    test_session_close(second);
     expect_rows(third, 0, 2 * KV_BLOCK_TOKENS, 52);
-    close_session(third);
+    test_session_close(third);
 }
 
 static void make_codes(struct kv_session *session)
@@ -356,7 +341,7 @@ static void make_codes(struct kv_session *session)
     struct kv_op *op;
 
     assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_OK);
-    finish(op, "index");
+    test_finish(op, "index");
 }
 
 /* Asks for some of the rows from `begin` on, by code and cell. */
@@ -418,9 +403,9 @@ static void published_in_turns(void **state)
         expect_answers_from(second, block * KV_BLOCK_TOKENS + 9);
         expect_answers_from(third, block * KV_BLOCK_TOKENS + 9);
     }
-    close_session(first);
-    close_session(second);
-    close_session(third);
+    test_session_close(first);
+    test_session_close(second);
+    test_session_close(third);
 }
 
 /* A session that truncates what it has published, or was opened with, writes other rows there; what
@@ -437,18 +422,18 @@ static void truncated_and_written_again(void **state)
     for (uint32_t round = 0; round < 2; round++) {
         session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
         assert_int_equal(kv_truncate_begin(session, 300, 0, &op), KV_OK);
-        finish(op, "truncate");
+        test_finish(op, "truncate");
         put(session, 300, TOKENS, 62 + round);
         expect_rows(session, 0, 300, 61);
         expect_rows(session, 300, TOKENS, 62 + round);
         /* Its third block has other rows than its name says, which the caller must not claim; the
          * names after the truncate are unknown, so that it could. */
         assert_int_equal(publish(session, &prompt, 3, 1, &tokens), KV_INVALID);
-        close_session(session);
+        test_session_close(session);
     }
     session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
     expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 61);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* A node that has lost everything has nothing to share: the others share no more than it has. */
@@ -470,7 +455,7 @@ static void a_node_that_was_started_again(void **state)
     put(session, 0, TOKENS, 72);
     expect_rows(session, 0, TOKENS, 72);
     expect_published(session, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
-    close_session(session);
+    test_session_close(session);
     /* The node has the rows of the second session now, the others those of the first: every row has
      * its own writer's checksum. */
     session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
@@ -478,7 +463,7 @@ static void a_node_that_was_started_again(void **state)
     const struct kv_rows_io io = {.buffer = buffer};
 
     assert_int_equal(kv_read_begin(session, &rows, &io, 0, &op), KV_OK);
-    finish(op, "read of two writers");
+    test_finish(op, "read of two writers");
     assert_false(test_is_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, 71));
     assert_false(test_is_box(kv_buffer_data(buffer), kv_session_schema(session), &rows, 72));
     assert_int_equal(kv_fork_begin(session, 200, 0, &op), KV_OK);
@@ -498,9 +483,9 @@ static void a_node_that_was_started_again(void **state)
     const struct kv_rows_io theirs = {.buffer = others_buffer};
     const struct kv_rows begin = all_heads(0, 200);
     assert_int_equal(kv_read_begin(fork, &begin, &theirs, 0, &op), KV_OK);
-    finish(op, "read of a fork of two writers");
-    close_session(fork);
-    close_session(session);
+    test_finish(op, "read of a fork of two writers");
+    test_session_close(fork);
+    test_session_close(session);
 }
 
 /* What became of the tokens that sessions asked for, as all nodes tell it. */
@@ -530,10 +515,10 @@ static void reuse_is_counted(void **state)
     (void)state;
     count_reuse(before);
     store_prompt(&prompt, 20, 201); /* all is new */
-    close_session(open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS));
+    test_session_close(open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS));
     make_prompt(client, 20, 2, 21, &branch);
-    close_session(open_prompt(&branch, 2 * KV_BLOCK_TOKENS));
-    close_session(open_prompt_as(client, &branch, true, 0)); /* asks for nothing */
+    test_session_close(open_prompt(&branch, 2 * KV_BLOCK_TOKENS));
+    test_session_close(open_prompt_as(client, &branch, true, 0)); /* asks for nothing */
     count_reuse(after);
     assert_true(after[0] - before[0] == 3 * BLOCKS * blocks);
     assert_true(after[1] - before[1] == (BLOCKS + 2) * blocks);
@@ -586,7 +571,7 @@ static void others_find_nothing(void **state)
             /* By the names of the first one, whatever it is that made them equal. */
             model = another;
             session = open_prompt_as(stranger, &prompt, false, 0);
-            close_session(session);
+            test_session_close(session);
         }
         kv_prompt_names(stranger, &model, prompt.tokens, TOKENS, i == ADAPTER ? &adapter : NULL,
                         i == ADAPTER, theirs.names);
@@ -602,17 +587,17 @@ static void others_find_nothing(void **state)
         buffer = strangers;
         put(session, 0, TOKENS, 82 + i);
         expect_published(session, &theirs, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
-        close_session(session);
+        test_session_close(session);
         session = open_prompt(&theirs, BLOCKS * KV_BLOCK_TOKENS);
         expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 82 + i);
-        close_session(session);
+        test_session_close(session);
         client = mine;
         buffer = my_buffer;
         model = own;
         kv_client_close(stranger);
         session = open_prompt(&prompt, BLOCKS * KV_BLOCK_TOKENS);
         expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 81);
-        close_session(session);
+        test_session_close(session);
     }
     assert_int_equal(match(&prompt), BLOCKS * KV_BLOCK_TOKENS);
 }
@@ -635,14 +620,14 @@ static void refused(void **state)
         KV_INVALID);
     assert_int_equal(publish(session, &prompt, 0, 0, &tokens), KV_INVALID);
     expect_published(session, &prompt, 0, BLOCKS, BLOCKS * KV_BLOCK_TOKENS);
-    close_session(session);
+    test_session_close(session);
 
     assert_int_equal(kv_open_begin(client, &model, NULL, 0, &op), KV_OK);
     assert_int_equal(kv_wait(op), KV_OK);
     session = kv_op_session(op);
     kv_op_free(op);
     assert_int_equal(publish(session, &prompt, 0, 1, &tokens), KV_UNSUPPORTED);
-    close_session(session);
+    test_session_close(session);
 }
 
 /* Any number of sessions of one prompt take the memory of its rows once. */
@@ -662,7 +647,7 @@ static void rows_are_shared(void **state)
     for (uint32_t i = 0; i < OPENS; i++) {
         if (i % 50 == 0)
             expect_rows(sessions[i], 0, BLOCKS * KV_BLOCK_TOKENS, 101);
-        close_session(sessions[i]);
+        test_session_close(sessions[i]);
     }
 }
 
@@ -739,7 +724,7 @@ static void lost_and_doubled_messages(void **state)
                         i < n_rules ? BLOCKS - 2 : 0);
         assert_int_equal(match(&prompt), 2 * KV_BLOCK_TOKENS);
         expect_rows(session, 0, BLOCKS * KV_BLOCK_TOKENS, 300 + i);
-        close_session(session);
+        test_session_close(session);
         assert_true(fault_hits(transport) > n_hits);
         fault_clear(transport);
     }

@@ -11,8 +11,8 @@
  * library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/objects.h"
-#include "tests/support/prompts.h"
 #include "tests/support/recorded_messages.h"
 #include "tests/support/rows.h"
 
@@ -94,15 +94,6 @@ static size_t bytes_of(uint32_t number)
 static struct test_objects objects(void)
 {
     return (struct test_objects){.client = client, .buffer = buffer, .bytes_of = bytes_of};
-}
-
-static void wait_saved(const char *column, double n)
-{
-    for (int i = 0; test_disk_number(client, column) != n; i++) {
-        assert_true(i < 60000);
-        kv_client_wait(client, 1000);
-        kv_sleep_fds(NULL, 0, 1000);
-    }
 }
 
 /* ---- rows --------------------------------------------------------------------------------- */
@@ -188,8 +179,8 @@ static void record(void **state)
     }
     for (uint32_t i = 0; i < OBJECTS; i++)
         assert_int_equal(test_object_put(&some, i, 0, 0, false), KV_OK);
-    wait_saved("blocks", PROMPTS * BLOCKS);
-    wait_saved("objects", OBJECTS);
+    test_wait_disk(client, "blocks", PROMPTS * BLOCKS, PROMPTS * BLOCKS);
+    test_wait_disk(client, "objects", OBJECTS, OBJECTS);
     end_node();
     for (int space = 0; space < KV_DISK_SPACES; space++) {
         struct listing listing = {&list, space};

@@ -5,8 +5,8 @@
  * client library.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/objects.h"
-#include "tests/support/prompts.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"

@@ -5,6 +5,7 @@
  * speak.
  */
 #include "tests/support/cluster.h"
+#include "tests/support/numbered_prompts.h"
 #include "tests/support/rows.h"
 
 #include "client/node.h"
@@ -32,13 +33,6 @@ enum {
     WAIT_US = 3000, /* that a read waits at the node for its rows, at least */
 };
 
-static void finish(struct kv_op *op, const char *what)
-{
-    if (kv_wait(op) != KV_OK)
-        fail_msg("%s: %s", what, kv_op_detail(op));
-    kv_op_free(op);
-}
-
 static void put_object(struct kv_client *client, struct kv_buffer *buffer)
 {
     struct kv_object object = {.name = "versions", .buffer = buffer, .bytes = BUFFER_BYTES / 2};
@@ -46,10 +40,10 @@ static void put_object(struct kv_client *client, struct kv_buffer *buffer)
 
     test_fill(kv_buffer_data(buffer), object.bytes, 1);
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
-    finish(op, "put");
+    test_finish(op, "put");
     object.offset = READ_AT;
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_GET, &object, 1, 0, &op), KV_OK);
-    finish(op, "get");
+    test_finish(op, "get");
     assert_true(test_is_filled((uint8_t *)kv_buffer_data(buffer) + READ_AT, object.bytes, 1));
 }
 
@@ -80,7 +74,7 @@ static void put_with_time(struct kv_client *client, struct kv_buffer *buffer, ui
     kv_op_free(op);
     object.ttl_ms = 0;
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
-    finish(op, "put");
+    test_finish(op, "put");
 }
 
 /* A read that waits at the node for rows that are put later.  Returns what its reply says that
@@ -105,7 +99,7 @@ static uint64_t read_waits(struct kv_session *session, struct kv_buffer *buffer)
          kv_client_now_us(client) < end_us;)
         kv_poll(client);
     assert_int_equal(kv_put_begin(session, &rows, &in, 0, &put), KV_OK);
-    finish(put, "put");
+    test_finish(put, "put");
     if (kv_wait(read) != KV_OK)
         fail_msg("read: %s", kv_op_detail(read));
     kv_op_get_times(read, &times);
@@ -145,7 +139,7 @@ codes_are_rotated(struct kv_client *client, struct kv_session *session, uint32_t
 
     if (version >= KV_WIRE_VERSION_FIRST_CUT) {
         assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_OK);
-        finish(op, "index");
+        test_finish(op, "index");
         return;
     }
     assert_int_equal(kv_index_begin(session, &index, 0, &op), KV_UNSUPPORTED);
@@ -188,7 +182,7 @@ summaries_are_made(struct kv_client *client, struct kv_session *session, uint32_
 
         assert_int_equal(status, is_known ? KV_OK : KV_UNSUPPORTED);
         if (is_known)
-            finish(op, i % 2 == 0 ? "index" : "query");
+            test_finish(op, i % 2 == 0 ? "index" : "query");
         else
             assert_non_null(strstr(kv_client_detail(client), "summary_rows"));
     }
@@ -215,7 +209,7 @@ queries_are_cut(struct kv_client *client, struct kv_session *session, uint32_t v
     assert_int_equal(kv_index_begin(session, &index, 0, &op),
                      is_known ? KV_OK : KV_UNSUPPORTED);
     if (is_known)
-        finish(op, "index");
+        test_finish(op, "index");
     else
         assert_non_null(strstr(kv_client_detail(client), "copies"));
     for (unsigned i = 0; i < 4; i++) {
@@ -288,7 +282,7 @@ static void work(struct kv_client *client, uint32_t version)
     summaries_are_made(client, session, version);
     queries_are_cut(client, session, version);
     assert_int_equal(kv_close_begin(session, 0, &op), KV_OK);
-    finish(op, "close");
+    test_finish(op, "close");
     kv_session_free(session);
     kv_client_close(client);
 }

@@ -1,5 +1,6 @@
 #include "tests/support/objects.h"
 
+#include "kvserver/base/thread.h"
 #include "tests/support/rows.h"
 
 #include <setjmp.h>
@@ -121,4 +122,16 @@ double test_disk_number(struct kv_client *client, const char *column)
     assert_true(number >= 0);
     kv_op_free(op);
     return number;
+}
+
+void test_wait_disk(struct kv_client *client, const char *column, double least, double most)
+{
+    double number;
+
+    for (int i = 0; (number = test_disk_number(client, column)) < least || number > most; i++) {
+        if (i == 60000)
+            fail_msg("%s is %.0f, not %.0f to %.0f", column, number, least, most);
+        kv_client_wait(client, 1000);
+        kv_sleep_fds(NULL, 0, 1000);
+    }
 }

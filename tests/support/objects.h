@@ -35,5 +35,8 @@ struct kv_verification test_verify(struct kv_client *client, uint32_t node);
 
 /* A number in the line "disk" of the first node's table of tiers. */
 double test_disk_number(struct kv_client *client, const char *column);
+/* Waits until the number is at least `least` and at most `most`: data threads tell theirs now and
+ * then. */
+void test_wait_disk(struct kv_client *client, const char *column, double least, double most);
 
 #endif

@@ -1,4 +1,4 @@
-#include "tests/support/prompts.h"
+#include "tests/support/numbered_prompts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,10 +1,10 @@
-/* prompts.h - sessions on prompts that are known by a number: opened by the names of their blocks,
+/* numbered_prompts.h - sessions on prompts that are known by a number: opened by the names of their blocks,
  * published, closed.  The tokens of two prompts have nothing in common.  A failure ends the test.
  *
  * Threads: the test's.  Memory: sessions are the caller's, until test_session_close().
  */
-#ifndef KV_TESTS_SUPPORT_PROMPTS_H
-#define KV_TESTS_SUPPORT_PROMPTS_H
+#ifndef KV_TESTS_SUPPORT_NUMBERED_PROMPTS_H
+#define KV_TESTS_SUPPORT_NUMBERED_PROMPTS_H
 
 #include "client/include/kvclient.h"
 
