@@ -186,13 +186,13 @@ static void report(const struct answers *answers, const struct kvw_batch *batch,
 
     kvw_batch_get_stats(batch, &stats);
     fprintf(stderr,
-            "kvworker: %zu prompts, %" PRIu64 " at a time: %" PRIu64
+            "kvworker: %zu prompt%s, %" PRIu64 " at a time: %" PRIu64
             " tokens of prompts computed, %" PRIu64 " reused; %" PRIu64
             " of answers; at most %" PRIu32 " begun, with %s of rows; %.2f s, %.1f tokens of "
             "answers/s; waited %.3f s (nodes' work %.3f, "
             "queues %.3f, wire and wake-ups %.3f, index %.3f, rows %.3f)\n",
-            answers->n_over, answers->worker->options->batch, stats.prompt_tokens,
-            answers->n_reused, stats.answer_tokens, stats.sequences_most,
+            answers->n_over, answers->n_over == 1 ? "" : "s", answers->worker->options->batch,
+            stats.prompt_tokens, answers->n_reused, stats.answer_tokens, stats.sequences_most,
             kv_config_format_size(stats.row_bytes_most, rows, sizeof(rows)), seconds,
             seconds > 0 ? (double)stats.answer_tokens / seconds : 0,
             waits->node_s + waits->queue_s + waits->wire_s + waits->index_s + waits->rows_s,

@@ -1,9 +1,16 @@
 #include "gpu-worker/engine/batch.h"
 
 #include "gpu-worker/base/time.h"
+#include "kvserver/base/thread.h"
 
 #include <assert.h>
 #include <stdlib.h>
+
+enum {
+    RETRY_US = 200 * 1000,
+    AWAY_MAX_US = 10 * 1000 * 1000,
+    NAP_US = 20 * 1000,
+};
 
 struct queue {
     struct kvw_sequence *first, **end;
@@ -169,7 +176,29 @@ void kvw_batch_destroy(struct kvw_batch *batch)
     free(batch);
 }
 
-/* Returns false if it is over at once. */
+static void put_first(struct queue *queue, struct kvw_sequence *sequence)
+{
+    sequence->next = queue->first;
+    queue->first = sequence;
+    if (sequence->next == NULL)
+        queue->end = &sequence->next;
+    queue->n++;
+}
+
+/* Returns whether a sequence that could not begin is to try again, since nodes may come back. */
+static bool waits_for_nodes(struct kvw_sequence *sequence, kv_status_t status)
+{
+    const uint64_t now_us = kvw_now_us();
+
+    if (status != KV_UNREACHABLE || sequence->attention != NULL)
+        return false;
+    if (sequence->away_us == 0)
+        sequence->away_us = now_us;
+    sequence->retry_us = now_us + RETRY_US;
+    return now_us < sequence->away_us + AWAY_MAX_US;
+}
+
+/* Returns false if it is over at once, or waits for nodes. */
 static bool begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequence)
 {
     uint32_t n_passed = 0;
@@ -177,9 +206,14 @@ static bool begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
 
     sequence->attention = NULL;
     sequence->is_generating = false;
-    sequence->begin_us = kvw_now_us();
+    if (sequence->begin_us == 0)
+        sequence->begin_us = kvw_now_us();
     sequence->result = (struct kvw_generate_result){.prompt_tokens = sequence->n_prompt};
     status = sequence->open(sequence->arg, &sequence->attention, &n_passed);
+    if (waits_for_nodes(sequence, status)) {
+        put_first(&batch->waiting, sequence);
+        return false;
+    }
     if (status != KV_OK) {
         end_sequence(sequence, status);
         return false;
@@ -225,6 +259,7 @@ static void fill_places(struct kvw_batch *batch)
     /* After one that could not begin the caller has the word. */
     while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences &&
            has_room(batch, batch->waiting.first) &&
+           batch->waiting.first->retry_us <= kvw_now_us() &&
            begin_sequence(batch, take_first(&batch->waiting)))
         ;
     row_bytes = row_bytes_of_all(batch);
@@ -390,6 +425,8 @@ kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
         status = kvw_forward_pass(pass.groups, batch->setup.groups);
         for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
             status = finish_group(batch, &pass.groups[i], i);
+    } else if (batch->waiting.n > 0) {
+        kv_sleep_fds(NULL, 0, NAP_US);
     }
     *ret_left = batch->begun.n + batch->waiting.n;
     return status;

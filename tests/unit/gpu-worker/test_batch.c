@@ -28,6 +28,7 @@ struct asked {
     const struct kvw_method_ops *row;
     uint32_t n_prompt;
     bool ends, fails; /* at END; when its session is opened */
+    unsigned n_away;  /* how often nodes are away then, before it succeeds */
     uint32_t tokens[CAPACITY];
     unsigned n_told, n_over;
     kv_status_t status;
@@ -73,7 +74,11 @@ static kv_status_t open_session(void *arg, struct kvw_method **ret_attention, ui
     char detail[256] = "";
 
     if (asked->fails)
+        return KV_CONFLICT;
+    if (asked->n_away > 0) {
+        asked->n_away--;
         return KV_UNREACHABLE;
+    }
     *ret_n = 0;
     if (asked->row->create(&setup, ret_attention, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
@@ -261,7 +266,7 @@ static void they_come_and_go(void **state)
     assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
     assert_int_equal(n_left, 3);
     assert_int_equal(together[1].n_over, 1);
-    assert_int_equal(together[1].status, KV_UNREACHABLE);
+    assert_int_equal(together[1].status, KV_CONFLICT);
     while (together[2].n_over == 0)
         assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
     assert_int_equal(together[2].status, KV_OK);
@@ -300,6 +305,31 @@ static void prompts_take_turns(void **state)
     kvw_batch_destroy(batch);
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(together[i].status, KV_OK);
+        kvw_sampler_destroy(together[i].sequence.sampler);
+    }
+}
+
+/* Nodes that are away for a moment are waited for; those who have begun go on meanwhile. */
+static void nodes_come_back(void **state)
+{
+    struct kvw_batch *batch = new_batch(2, 600, 1);
+    uint32_t n_left;
+
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) {
+        prepare(&together[i], i, &kvw_method_full);
+        kvw_batch_add(batch, &together[i].sequence);
+    }
+    together[1].n_away = 3;
+    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_int_equal(n_left, 3);
+    assert_int_equal(together[1].n_away, 2);
+    run_all(batch);
+    kvw_batch_destroy(batch);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(together[i].status, KV_OK);
+        assert_int_equal(together[i].n_over, 1);
+        assert_int_equal(together[i].n_away, 0);
         kvw_sampler_destroy(together[i].sequence.sampler);
     }
 }
@@ -432,7 +462,7 @@ int main(void)
         cmocka_unit_test(check_finds),       cmocka_unit_test(setups_are_checked),
         cmocka_unit_test(full_as_alone),     cmocka_unit_test(pqcache_as_alone),
         cmocka_unit_test(they_come_and_go),  cmocka_unit_test(prompts_take_turns),
-        cmocka_unit_test(rows_have_a_bound),
+        cmocka_unit_test(rows_have_a_bound), cmocka_unit_test(nodes_come_back),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
