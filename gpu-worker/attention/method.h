@@ -38,8 +38,7 @@ struct kvw_method_setup {
 struct kvw_waits {
     double node_s;  /* nodes at work on queries and fetches */
     double queue_s; /* requests in a node before it worked on them */
-    double
-        wire_s; /* requests and replies on their way, and threads that had to wake for them */
+    double wire_s;  /* requests and replies on their way, and threads that woke for them */
     double index_s; /* codebooks */
     double rows_s;  /* rows that were sent, or read to be on the device */
 };
@@ -53,12 +52,10 @@ struct kvw_method_stats {
     uint64_t rows_possible; /* the same if every query had attended to all earlier rows */
     /* The same two of decode steps alone. */
     uint64_t step_rows_attended, step_rows_possible;
-    double
-        exposed_wait_s; /* time that the computation waited for the store: the sum of `waits` */
+    double exposed_wait_s; /* that the computation waited for the store: the sum of `waits` */
     struct kvw_waits waits;
-    const double
-        *layer_wait_s; /* (n_layers) of it, for queries, fetches and codebooks; the method's;
-                                 * NULL: it asks nothing */
+    const double *layer_wait_s; /* (n_layers) of it, for queries, fetches and codebooks; the
+                                 * method's; NULL: it asks nothing */
     /* Rows that exact scores would have selected, and how many of them were; 0 of 0: not
      * measured. */
     uint64_t rows_recalled, rows_to_recall;
@@ -152,7 +149,8 @@ struct kvw_method_ops {
      * another one of that length: waits for outstanding work on later tokens and forgets them.
      * NULL: nothing to do. */
     kv_status_t (*rewind)(struct kvw_method *attention, uint32_t tokens);
-    /* Returns the bytes that buffers for fetched rows and cached blocks will take.  NULL: there are none. */
+    /* Returns the bytes that buffers for fetched rows and cached blocks will take.  NULL: there are
+     * none. */
     uint64_t (*buffer_bytes)(const struct kvw_method_options *options,
                              const struct kvw_model_params *params,
                              enum kv_dtype dtype,

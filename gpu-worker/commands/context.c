@@ -14,6 +14,10 @@
 #include <string.h>
 #include <unistd.h>
 
+enum {
+    CLIENT_OPS = 1024, /* of a client that is not told otherwise (kvclient.h) */
+};
+
 _Atomic int kvw_stop;
 
 void kvw_error(const struct kvw_context *worker, const char *format, ...)
@@ -271,14 +275,13 @@ bool kvw_options_are_used(const struct kvw_context *worker,
 static kv_status_t
 open_client(struct kvw_context *worker, const char *nodes, char *detail, size_t detail_bytes)
 {
+    const uint32_t ops_max = worker->sessions * kvw_session_ops_max(&worker->model->params);
     const struct kv_client_options options = {
         .salt = worker->salt,
         .salt_bytes = worker->salt_bytes,
         .nodes = nodes,
         .poll = worker->options->poll,
-        .ops_max = worker->sessions > 1
-                       ? worker->sessions * kvw_session_ops_max(&worker->model->params)
-                       : 0,
+        .ops_max = ops_max > CLIENT_OPS ? ops_max : 0,
         /* Threads of an embedded node wait for the processors that compute. */
         .peer_timeout_ms = worker->embedded != NULL ? 10000 : 0,
     };

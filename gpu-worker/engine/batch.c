@@ -22,7 +22,9 @@ struct kvw_batch {
     struct kvw_forward *forwards[KVW_BATCH_GROUPS_MAX];
     struct queue waiting;
     struct queue begun; /* those still in their prompt are in the order of their turns */
-    float *logits;      /* (sequences, n_vocabulary) */
+    uint64_t away_us; /* since when no session can be opened, since nodes are away; 0: it can */
+    uint64_t retry_us; /* when to try again */
+    float *logits;     /* (sequences, n_vocabulary) */
     struct kvw_batch_stats stats;
 
     /* Of a pass. */
@@ -186,16 +188,20 @@ static void put_first(struct queue *queue, struct kvw_sequence *sequence)
 }
 
 /* Returns whether a sequence that could not begin is to try again, since nodes may come back. */
-static bool waits_for_nodes(struct kvw_sequence *sequence, kv_status_t status)
+static bool waits_for_nodes(struct kvw_batch *batch, kv_status_t status)
 {
     const uint64_t now_us = kvw_now_us();
 
-    if (status != KV_UNREACHABLE || sequence->attention != NULL)
+    if (status != KV_UNREACHABLE) {
+        batch->away_us = 0;
         return false;
-    if (sequence->away_us == 0)
-        sequence->away_us = now_us;
-    sequence->retry_us = now_us + RETRY_US;
-    return now_us < sequence->away_us + AWAY_MAX_US;
+    }
+    if (batch->away_us == 0)
+        batch->away_us = now_us;
+    if (now_us >= batch->away_us + AWAY_MAX_US)
+        return false;
+    batch->retry_us = now_us + RETRY_US;
+    return true;
 }
 
 /* Returns false if it is over at once, or waits for nodes. */
@@ -210,7 +216,7 @@ static bool begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
         sequence->begin_us = kvw_now_us();
     sequence->result = (struct kvw_generate_result){.prompt_tokens = sequence->n_prompt};
     status = sequence->open(sequence->arg, &sequence->attention, &n_passed);
-    if (waits_for_nodes(sequence, status)) {
+    if (waits_for_nodes(batch, status) && sequence->attention == NULL) {
         put_first(&batch->waiting, sequence);
         return false;
     }
@@ -258,8 +264,7 @@ static void fill_places(struct kvw_batch *batch)
 
     /* After one that could not begin the caller has the word. */
     while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences &&
-           has_room(batch, batch->waiting.first) &&
-           batch->waiting.first->retry_us <= kvw_now_us() &&
+           has_room(batch, batch->waiting.first) && batch->retry_us <= kvw_now_us() &&
            begin_sequence(batch, take_first(&batch->waiting)))
         ;
     row_bytes = row_bytes_of_all(batch);
@@ -425,10 +430,11 @@ kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
         status = kvw_forward_pass(pass.groups, batch->setup.groups);
         for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
             status = finish_group(batch, &pass.groups[i], i);
-    } else if (batch->waiting.n > 0) {
+    } else if (batch->waiting.n > 0 && batch->retry_us > kvw_now_us()) {
         kv_sleep_fds(NULL, 0, NAP_US);
     }
     *ret_left = batch->begun.n + batch->waiting.n;
+    kvw_batch_check(batch); /* its cost is negligible against a pass */
     return status;
 }
 

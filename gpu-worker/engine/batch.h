@@ -14,8 +14,8 @@
  * others need less.  A sequence counts with all its rows until it generates, and then with
  * what its method keeps.
  *
- * A sequence whose session cannot be opened because nodes are away waits for them, for ten seconds,
- * and those behind it wait as well.
+ * While nodes are away, so that no session can be opened, those that wait are tried again, for ten
+ * seconds; then they fail, one after the other, until an open succeeds.
  *
  * With two groups, the sequences that generate are divided, and take turns in a pass: while one
  * group computes a layer, the other's questions to the store are out.  The weights are then read
@@ -57,8 +57,8 @@ struct kvw_sequence {
 
     void *arg;
     /* Opens its session, with the method whose session it is, and says how much of the prompt that
-     * has; called when the sequence begins, and again after KV_UNREACHABLE.  close() is called when it is over, if
-     * open() has set *ret_attention, even if it failed then. */
+     * has; called when the sequence begins, and again after KV_UNREACHABLE.  close() is called when
+     * it is over, if open() has set *ret_attention, even if it failed then. */
     kv_status_t (*open)(void *arg, struct kvw_method **ret_attention, uint32_t *ret_passed);
     void (*close)(void *arg, struct kvw_method *attention);
     /* Called for each token of the answer, except those that end it. */
@@ -72,8 +72,6 @@ struct kvw_sequence {
     struct kvw_method *attention;
     struct kvw_generate_result result;
     uint64_t begin_us;
-    uint64_t away_us,
-        retry_us;       /* since when nodes are away; when to try again; 0: they are not */
     bool is_generating; /* its prompt has passed */
 };
 
@@ -84,8 +82,9 @@ void kvw_batch_destroy(struct kvw_batch *batch);
 
 void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
 
-/* Computes a pass; where nobody can begin or go on, sleeps a little.  *ret_left: how many are not over.  Fails with the device's error, or
- * KV_NO_MEMORY: then nobody can go on.  What fails of one sequence ends that one alone. */
+/* Computes a pass, or, if all wait for nodes, sleeps a little.  *ret_left: how many are not over.
+ * Fails with the device's error, or KV_NO_MEMORY: then nobody can go on.  What fails of one
+ * sequence ends that one alone. */
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
 
 struct kvw_batch_stats {

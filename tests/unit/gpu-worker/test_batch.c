@@ -334,6 +334,38 @@ static void nodes_come_back(void **state)
     }
 }
 
+/* Nodes that stay away are waited for once, not by each sequence; when they are there again, the next
+ * one begins. */
+static void nodes_stay_away(void **state)
+{
+    struct kvw_batch *batch = new_batch(2, 600, 1);
+    uint32_t n_left;
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        prepare(&together[i], i, &kvw_method_full);
+        together[i].n_away = i < 3 ? 1000 : 0;
+        kvw_batch_add(batch, &together[i].sequence);
+    }
+    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+    assert_int_equal(n_left, 4);
+    batch->away_us -= AWAY_MAX_US;
+    batch->retry_us = 0;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+        assert_int_equal(n_left, 3 - i);
+        assert_int_equal(together[i].status, KV_UNREACHABLE);
+    }
+    run_all(batch);
+    assert_int_equal(together[3].status, KV_OK);
+    assert_int_equal(batch->away_us, 0);
+    kvw_batch_destroy(batch);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(together[i].n_over, 1);
+        kvw_sampler_destroy(together[i].sequence.sampler);
+    }
+}
+
 /* Rows beside the computation have a bound: who would exceed it waits. */
 static void rows_have_a_bound(void **state)
 {
@@ -463,6 +495,7 @@ int main(void)
         cmocka_unit_test(full_as_alone),     cmocka_unit_test(pqcache_as_alone),
         cmocka_unit_test(they_come_and_go),  cmocka_unit_test(prompts_take_turns),
         cmocka_unit_test(rows_have_a_bound), cmocka_unit_test(nodes_come_back),
+        cmocka_unit_test(nodes_stay_away),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
