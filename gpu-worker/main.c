@@ -47,6 +47,11 @@ static const struct command {
      "needle sentences found, for each method, budget and seed.  Losses are relative\n"
      "to full attention.",
      kvw_eval_run},
+    {"bench", KVW_COMMAND_BENCH, "time attention methods against context and batch",
+     "Fills sessions with rows of the text, repeated as often as it takes and rotated\n"
+     "to their positions, and times decode steps of each method, context and batch.\n"
+     "Every figure is the median of --steps passes.",
+     kvw_bench_run},
     {"logits", KVW_COMMAND_LOGITS, "write the logits of all tokens at every position of a text",
      "Processes the prompt without a chat template.", kvw_logits_run},
 };

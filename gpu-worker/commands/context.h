@@ -14,6 +14,7 @@
  *   logits.c         logits
  *   eval.c           eval
  *   ask.c            ask
+ *   bench.c          bench, of sessions that bench_rows.c makes
  *   needle_test.c    questions of eval and ask
  *
  * Threads: one.  Memory: a command opens what it needs and closes it.
@@ -201,6 +202,7 @@ void kvw_answer_fini(struct kvw_answer *answer);
 int kvw_info_run(struct kvw_context *worker);
 int kvw_generate_run(struct kvw_context *worker);
 int kvw_generate_batch(struct kvw_context *worker); /* of --prompts */
+int kvw_bench_run(struct kvw_context *worker);
 int kvw_chat_run(struct kvw_context *worker);
 int kvw_prefill_run(struct kvw_context *worker);
 int kvw_decode_run(struct kvw_context *worker);

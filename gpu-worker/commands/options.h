@@ -70,6 +70,11 @@ struct kvw_options {
     char per_token[KV_CONFIG_STRING_BYTES];
     bool csv;
 
+    char contexts[KV_CONFIG_STRING_BYTES];
+    char batches[KV_CONFIG_STRING_BYTES];
+    uint64_t steps, recorded;
+    char svg[KV_CONFIG_STRING_BYTES];
+
     bool help;
 };
 

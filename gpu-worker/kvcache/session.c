@@ -92,8 +92,10 @@ static kv_status_t begin_open(const struct kvw_session_setup *setup,
     /* The last token is computed in any case: the answer begins with its logits. */
     const uint32_t match_blocks =
         setup->n_prompt > 0 ? (setup->n_prompt - 1) / KV_BLOCK_TOKENS : 0;
+    const uint32_t context = setup->model->params.context;
     struct kv_session_options options = {
-        .tokens_max = setup->is_kept ? setup->model->params.context : setup->capacity,
+        /* Who goes on with it may need all of the context. */
+        .tokens_max = setup->is_kept && context > setup->capacity ? context : setup->capacity,
         .match_blocks_max = match_blocks,
         .is_fresh = !setup->reuses || match_blocks == 0};
     struct kv_id128 *names = name_blocks(setup->client, info, setup->prompt, setup->n_prompt,

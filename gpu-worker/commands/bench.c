@@ -1,0 +1,461 @@
+/* bench: what a decode step takes, by method, context and batch.
+ *
+ * For each of them as many sessions are made as sequences compute together, and left to a method,
+ * which goes on from there as decode does after another worker's prefill.  Two steps warm it up: the
+ * first asks for an index of all rows, the second waits for it. */
+#include "gpu-worker/base/time.h"
+#include "gpu-worker/commands/bench_report.h"
+#include "gpu-worker/commands/bench_rows.h"
+#include "gpu-worker/engine/batch.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LIST_MAX = 16, /* contexts, or batches */
+    WARM_STEPS = 2,
+};
+
+struct list {
+    uint32_t values[LIST_MAX], n, most;
+};
+
+struct bench {
+    struct kvw_context *worker;
+    struct list contexts, batches;
+    struct kvw_eval_plan plan;
+    uint32_t *tokens; /* (n_tokens) of the text */
+    size_t n_tokens;
+    uint32_t n_recorded;
+    struct kvw_bench_rows *rows;
+    struct kvw_bench_result *results; /* (n_results) */
+    size_t n_results;
+    FILE *svg; /* NULL: none is wanted */
+};
+
+/* Sequences of one method that compute together. */
+struct team {
+    struct bench *bench;
+    const struct kvw_planned_run *run;
+    uint32_t context, n;         /* that are open */
+    struct kvw_method **methods; /* (batch) */
+    struct kvw_forward *forwards[KVW_BATCH_GROUPS_MAX];
+    struct kvw_forward_item *items; /* (batch), one group after the other */
+    uint32_t *rows;                 /* (batch) 0, 1, ... */
+    float *logits;                  /* (batch, n_vocabulary) */
+    double *step_s;                 /* (steps) */
+    char detail[KVW_DETAIL_BYTES];  /* why it could not be opened */
+};
+
+/* ---- options ------------------------------------------------------------------------------ */
+
+static int parse_list(
+    struct bench *bench, const char *name, const char *text, uint32_t most, struct list *list)
+{
+    const char *at = text;
+
+    while (*at != '\0' && list->n < LIST_MAX) {
+        const size_t bytes = strcspn(at, ",");
+        char item[32];
+        uint64_t value = 0;
+
+        snprintf(item, sizeof(item), "%.*s", (int)bytes, at);
+        if (bytes >= sizeof(item) || !kv_config_parse_size(item, &value) || value == 0 ||
+            value > most) {
+            kvw_error(bench->worker, "option: --%s: %.*s: not a number from 1 to %" PRIu32,
+                      name, (int)(bytes < 64 ? bytes : 64), at, most);
+            return KVW_USAGE;
+        }
+        list->values[list->n++] = (uint32_t)value;
+        if (value > list->most)
+            list->most = (uint32_t)value;
+        at += bytes + (at[bytes] == ',');
+    }
+    if (list->n == 0 || *at != '\0') {
+        kvw_error(bench->worker, "option: --%s: %s: expected 1 to %d numbers", name, text,
+                  LIST_MAX);
+        return KVW_USAGE;
+    }
+    return KVW_DONE;
+}
+
+static int make_plan(struct bench *bench)
+{
+    struct kvw_context *worker = bench->worker;
+    const struct kvw_options *options = worker->options;
+    char detail[KVW_DETAIL_BYTES] = "", seed[32];
+    struct kvw_method_options base;
+    kv_status_t status;
+    int outcome = kvw_attention_options(worker, &base);
+
+    if (outcome != KVW_DONE)
+        return outcome;
+    base.index.wait = true; /* that of the prompt is there before anything is timed */
+    snprintf(seed, sizeof(seed), "%" PRIu64, options->seed);
+    status = kvw_eval_plan_make(options->methods, options->budgets, seed, &base, &bench->plan,
+                                detail, sizeof(detail));
+    if (status != KV_OK) {
+        kvw_error(worker, "option: --%s", detail);
+        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
+    }
+    return kvw_options_are_used(worker, bench->plan.runs, bench->plan.count) ? KVW_DONE
+                                                                             : KVW_USAGE;
+}
+
+static int read_text(struct bench *bench)
+{
+    struct kvw_context *worker = bench->worker;
+    const struct kvw_options *options = worker->options;
+    size_t bytes;
+    char *text;
+    kv_status_t status;
+    int outcome;
+
+    if (options->text_file[0] == '\0') {
+        kvw_error(worker, "option: --text-file: missing");
+        return KVW_USAGE;
+    }
+    outcome = kvw_read_file(worker, "text", options->text_file, &text, &bytes);
+    if (outcome != KVW_DONE)
+        return outcome;
+    status = kvw_tokenizer_encode(worker->tokenizer, text, bytes, false, true, &bench->tokens,
+                                  &bench->n_tokens);
+    free(text);
+    if (status != KV_OK) {
+        kvw_error(worker, "text: tokens: %s", kv_status_name(status));
+        return status == KV_NO_MEMORY ? KVW_FAILED : KVW_USAGE;
+    }
+    bench->n_recorded = (uint32_t)options->recorded / KVW_FORWARD_CHUNK * KVW_FORWARD_CHUNK;
+    if (bench->n_tokens < bench->n_recorded) {
+        kvw_error(worker, "text: %s: %zu tokens: --recorded takes %" PRIu32, options->text_file,
+                  bench->n_tokens, bench->n_recorded);
+        return KVW_USAGE;
+    }
+    if (bench->n_recorded > worker->model->params.context) {
+        kvw_error(worker, "option: --recorded: %" PRIu32 ": the model's context is %" PRIu32,
+                  bench->n_recorded, worker->model->params.context);
+        return KVW_USAGE;
+    }
+    return KVW_DONE;
+}
+
+/* Tokens of a session: the context, and those that the steps add. */
+static uint32_t capacity_of(const struct bench *bench, uint32_t context)
+{
+    return context + WARM_STEPS + (uint32_t)bench->worker->options->steps;
+}
+
+static int open_all(struct bench *bench)
+{
+    struct kvw_context *worker = bench->worker;
+    const struct kvw_options *options = worker->options;
+    const uint32_t capacity = capacity_of(bench, bench->contexts.most);
+    int outcome;
+
+    if ((outcome = kvw_open_file(worker)) != KVW_DONE ||
+        (outcome = kvw_open_model(worker)) != KVW_DONE ||
+        (outcome = read_text(bench)) != KVW_DONE)
+        return outcome;
+    worker->sessions = bench->batches.most + 1;
+    worker->session_tokens = (uint64_t)bench->batches.most * capacity;
+    /* Those that are recorded are there alone, and twice as large as others may be. */
+    if (worker->session_tokens < 2 * (uint64_t)bench->n_recorded)
+        worker->session_tokens = 2 * (uint64_t)bench->n_recorded;
+    outcome = kvw_open_store(worker, capacity);
+    if (outcome != KVW_DONE)
+        return outcome;
+    if (options->svg[0] != '\0' && (bench->svg = fopen(options->svg, "w")) == NULL) {
+        kvw_error(worker, "svg: %s: %s", options->svg, strerror(errno));
+        return KVW_USAGE;
+    }
+    bench->results = calloc(bench->plan.count * bench->contexts.n * bench->batches.n,
+                            sizeof(bench->results[0]));
+    if (bench->results == NULL) {
+        kvw_error(worker, "out of memory: results");
+        return KVW_FAILED;
+    }
+    return kvw_bench_record(worker, bench->tokens, bench->n_recorded, &bench->rows);
+}
+
+/* ---- a team ------------------------------------------------------------------------------- */
+
+static void close_last(struct team *team)
+{
+    struct kvw_method *method = team->methods[--team->n];
+
+    method->ops->destroy(method);
+}
+
+static void team_close(struct team *team)
+{
+    while (team->n > 0)
+        close_last(team);
+    for (uint32_t i = 0; i < KVW_BATCH_GROUPS_MAX; i++)
+        kvw_forward_destroy(team->forwards[i]);
+    free(team->methods);
+    free(team->items);
+    free(team->rows);
+    free(team->logits);
+    free(team->step_s);
+}
+
+static kv_status_t team_alloc(struct team *team, uint32_t batch)
+{
+    const struct bench *bench = team->bench;
+    const struct kvw_options *options = bench->worker->options;
+    kv_status_t status = KV_OK;
+
+    team->methods = calloc(batch, sizeof(team->methods[0]));
+    team->items = calloc(batch, sizeof(team->items[0]));
+    team->rows = calloc(batch, sizeof(team->rows[0]));
+    team->logits = malloc((size_t)batch * bench->worker->model->params.n_vocabulary *
+                          sizeof(team->logits[0]));
+    team->step_s = calloc(options->steps, sizeof(team->step_s[0]));
+    if (team->methods == NULL || team->items == NULL || team->rows == NULL ||
+        team->logits == NULL || team->step_s == NULL)
+        return KV_NO_MEMORY;
+    for (uint32_t i = 0; i < batch; i++)
+        team->rows[i] = i;
+    for (uint32_t i = 0; status == KV_OK && i < options->groups; i++) {
+        status =
+            kvw_forward_create_many(bench->worker->model, batch, batch, &team->forwards[i]);
+        if (status == KV_OK)
+            kvw_forward_trace(team->forwards[i], bench->worker->trace);
+    }
+    return status;
+}
+
+/* A token of the sequences [first, first + n).  Which one does not matter: one of the text's. */
+static kv_status_t step(struct team *team, uint32_t first, uint32_t n, uint32_t at)
+{
+    const struct bench *bench = team->bench;
+    /* Who asks nobody has nobody to wait for. */
+    const uint32_t n_groups =
+        n > 1 && team->run->ops->ask != NULL ? (uint32_t)bench->worker->options->groups : 1;
+    struct kvw_forward_group groups[KVW_BATCH_GROUPS_MAX];
+    kv_status_t status;
+
+    for (uint32_t group = 0, begin = 0; group < n_groups; group++) {
+        const uint32_t end = n * (group + 1) / n_groups;
+
+        for (uint32_t i = begin; i < end; i++)
+            team->items[i] = (struct kvw_forward_item){
+                .attention = team->methods[first + i],
+                .phase = KVW_DECODE,
+                .tokens = &bench->tokens[(team->context + at + i) % bench->n_tokens],
+                .token_begin = team->context + at,
+                .n = 1,
+            };
+        groups[group] =
+            (struct kvw_forward_group){team->forwards[group], &team->items[begin], end - begin};
+        begin = end;
+    }
+    status = kvw_forward_pass(groups, n_groups);
+    for (uint32_t i = 0; i < n && status == KV_OK; i++)
+        status = team->items[i].status;
+    for (uint32_t group = 0; group < n_groups && status == KV_OK; group++)
+        status = kvw_forward_logits_of(groups[group].forward, team->rows, groups[group].n_items,
+                                       team->logits);
+    return status;
+}
+
+static kv_status_t add_sequence(struct team *team)
+{
+    struct bench *bench = team->bench;
+    struct kvw_context *worker = bench->worker;
+    const uint32_t capacity = capacity_of(bench, team->context);
+    struct kvw_session_share share;
+    kv_status_t status = kvw_bench_rows_fill(bench->rows, team->n, team->context, capacity,
+                                             &share, team->detail, sizeof(team->detail));
+
+    if (status != KV_OK)
+        return status;
+    worker->share = &share;
+    status = kvw_create_method(worker, team->run->ops, &team->run->options, capacity, NULL, 0,
+                               &team->methods[team->n], team->detail, sizeof(team->detail));
+    worker->share = NULL;
+    if (status == KV_OK)
+        team->n++;
+    for (uint32_t at = 0; at < WARM_STEPS && status == KV_OK; at++)
+        status = step(team, team->n - 1, 1, at);
+    return status;
+}
+
+static uint64_t row_bytes(const struct team *team)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < team->n; i++)
+        sum += team->methods[i]->ops->row_bytes(team->methods[i]);
+    return sum;
+}
+
+static kv_status_t fill(struct team *team, uint32_t batch)
+{
+    const uint64_t limit = team->bench->worker->options->kv_memory;
+    kv_status_t status = KV_OK;
+
+    while (status == KV_OK && team->n < batch) {
+        if (kvw_stop)
+            return KV_CANCELLED;
+        kvw_progress("sessions", team->n, batch);
+        status = add_sequence(team);
+        if (status == KV_OK && limit > 0 && row_bytes(team) > limit) {
+            close_last(team);
+            break;
+        }
+    }
+    return status;
+}
+
+/* ---- a measurement ------------------------------------------------------------------------ */
+
+/* What all sequences have waited for nodes, and nodes have worked for them. */
+static void sum_stats(const struct team *team, double *ret_wait_s, double *ret_node_s)
+{
+    *ret_wait_s = *ret_node_s = 0;
+    for (uint32_t i = 0; i < team->n; i++) {
+        struct kvw_method_stats stats;
+
+        kvw_method_get_stats(team->methods[i], &stats);
+        *ret_wait_s += stats.exposed_wait_s;
+        *ret_node_s += stats.nodes_worked_s;
+    }
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static kv_status_t time_steps(struct team *team, struct kvw_bench_result *result)
+{
+    const uint32_t steps = (uint32_t)team->bench->worker->options->steps;
+    double wait_s, node_s;
+
+    sum_stats(team, &wait_s, &node_s);
+    for (uint32_t i = 0; i < steps; i++) {
+        const uint64_t begin_us = kvw_now_us();
+        const kv_status_t status =
+            kvw_stop ? KV_CANCELLED : step(team, 0, team->n, WARM_STEPS + i);
+
+        if (status != KV_OK)
+            return status;
+        team->step_s[i] = kvw_seconds_since(begin_us);
+        kvw_progress("steps", i + 1, steps);
+    }
+    sum_stats(team, &result->wait_s, &result->node_s);
+    result->wait_s = (result->wait_s - wait_s) / steps;
+    result->node_s = (result->node_s - node_s) / steps;
+    qsort(team->step_s, steps, sizeof(team->step_s[0]), compare);
+    result->step_s = team->step_s[steps / 2];
+    result->step_min_s = team->step_s[0];
+    result->step_max_s = team->step_s[steps - 1];
+    result->steps = steps;
+    return KV_OK;
+}
+
+static const char *why(const struct team *team, kv_status_t status)
+{
+    for (uint32_t i = 0; i < team->n; i++)
+        if (kvw_method_detail(team->methods[i])[0] != '\0')
+            return kvw_method_detail(team->methods[i]);
+    return team->detail[0] != '\0' ? team->detail : kv_status_name(status);
+}
+
+static int measure(struct bench *bench, uint32_t at, uint32_t context, uint32_t batch)
+{
+    struct team team = {.bench = bench, .run = &bench->plan.runs[at], .context = context};
+    struct kvw_bench_result *result = &bench->results[bench->n_results];
+    kv_status_t status = team_alloc(&team, batch);
+
+    *result = (struct kvw_bench_result){
+        .run = team.run,
+        .n_runs_before = at,
+        .context = context,
+        .batch = batch,
+        .n_layers = bench->worker->model->params.n_layers,
+    };
+    if (status == KV_OK)
+        status = fill(&team, batch);
+    if (status == KV_OK && team.n > 0)
+        status = time_steps(&team, result);
+    kvw_progress_end();
+    if (status == KV_OK) {
+        result->sequences = team.n;
+        result->row_bytes = row_bytes(&team);
+        bench->n_results++;
+        if (bench->worker->options->json)
+            kvw_bench_print_json(result, stdout);
+        else
+            kvw_bench_print(result, stdout);
+        fflush(stdout);
+    } else if (!kvw_stop) {
+        kvw_error(bench->worker, "%s: %" PRIu32 " tokens, %" PRIu32 " at a time: %s%s",
+                  team.run->method, context, batch, why(&team, status), kvw_next_step(status));
+    }
+    team_close(&team);
+    return status == KV_OK ? KVW_DONE : KVW_FAILED;
+}
+
+static int measure_all(struct bench *bench)
+{
+    int outcome = KVW_DONE;
+
+    if (!bench->worker->options->json)
+        kvw_bench_print_heading(stdout);
+    for (uint32_t i = 0; i < bench->batches.n; i++)
+        for (uint32_t j = 0; j < bench->contexts.n; j++)
+            for (uint32_t run = 0; run < bench->plan.count && outcome == KVW_DONE; run++)
+                outcome =
+                    measure(bench, run, bench->contexts.values[j], bench->batches.values[i]);
+    return outcome;
+}
+
+static int draw(struct bench *bench)
+{
+    const struct kvw_options *options = bench->worker->options;
+    char title[160], limit[32] = "no limit", size[16];
+    bool is_good;
+
+    if (options->kv_memory > 0)
+        snprintf(limit, sizeof(limit), "%s",
+                 kv_config_format_size(options->kv_memory, size, sizeof(size)));
+    snprintf(title, sizeof(title), "Decode: what a token costs (device rows: %s)", limit);
+    kvw_bench_draw(bench->results, bench->n_results, title, bench->svg);
+    is_good = fflush(bench->svg) == 0 && !ferror(bench->svg);
+    if (!is_good)
+        kvw_error(bench->worker, "svg: %s: cannot be written", options->svg);
+    return is_good ? KVW_DONE : KVW_FAILED;
+}
+
+int kvw_bench_run(struct kvw_context *worker)
+{
+    struct bench bench = {.worker = worker};
+    const uint32_t steps = (uint32_t)worker->options->steps;
+    int outcome;
+
+    if ((outcome = parse_list(&bench, "contexts", worker->options->contexts,
+                              KV_TOKENS_MAX - WARM_STEPS - steps, &bench.contexts)) !=
+            KVW_DONE ||
+        (outcome = parse_list(&bench, "batches", worker->options->batches,
+                              KVW_BATCH_SEQUENCES_MAX, &bench.batches)) != KVW_DONE ||
+        (outcome = make_plan(&bench)) != KVW_DONE || (outcome = open_all(&bench)) != KVW_DONE ||
+        (outcome = measure_all(&bench)) != KVW_DONE)
+        goto end;
+    if (bench.svg != NULL)
+        outcome = draw(&bench);
+
+end:
+    if (bench.svg != NULL)
+        fclose(bench.svg);
+    kvw_bench_rows_free(bench.rows);
+    kvw_eval_plan_free(&bench.plan);
+    free(bench.tokens);
+    free(bench.results);
+    return outcome;
+}
