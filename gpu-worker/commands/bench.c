@@ -392,7 +392,7 @@ static int measure(struct bench *bench, uint32_t at, uint32_t context, uint32_t 
         if (bench->worker->options->json)
             kvw_bench_print_json(result, stdout);
         else
-            kvw_bench_print(result, stdout);
+            kvw_bench_print(result, kvw_bench_name_width(&bench->plan), stdout);
         fflush(stdout);
     } else if (!kvw_stop) {
         kvw_error(bench->worker, "%s: %" PRIu32 " tokens, %" PRIu32 " at a time: %s%s",
@@ -407,7 +407,7 @@ static int measure_all(struct bench *bench)
     int outcome = KVW_DONE;
 
     if (!bench->worker->options->json)
-        kvw_bench_print_heading(stdout);
+        kvw_bench_print_heading(kvw_bench_name_width(&bench->plan), stdout);
     for (uint32_t i = 0; i < bench->batches.n; i++)
         for (uint32_t j = 0; j < bench->contexts.n; j++)
             for (uint32_t run = 0; run < bench->plan.count && outcome == KVW_DONE; run++)

@@ -26,31 +26,42 @@ static double tokens_per_core_s(const struct kvw_bench_result *result)
     return result->node_s > 0 ? result->sequences / result->node_s : 0;
 }
 
-static const char *name_of(const struct kvw_bench_result *result, char *name, size_t bytes)
+static const char *name_of(const struct kvw_planned_run *run, char *name, size_t bytes)
 {
-    const struct kvw_planned_run *run = result->run;
-
     snprintf(name, bytes, "%s%s%s", run->method, run->budget[0] != '\0' ? " " : "",
              run->budget);
     return name;
 }
 
+int kvw_bench_name_width(const struct kvw_eval_plan *plan)
+{
+    int width = (int)strlen("method");
+
+    for (size_t i = 0; i < plan->count; i++) {
+        char name[2 * KVW_EVAL_NAME_BYTES + 1];
+        const int own = (int)strlen(name_of(&plan->runs[i], name, sizeof(name)));
+
+        width = own > width ? own : width;
+    }
+    return width;
+}
+
 /* ---- table and JSON ----------------------------------------------------------------------- */
 
-void kvw_bench_print_heading(FILE *out)
+void kvw_bench_print_heading(int width, FILE *out)
 {
-    fprintf(out, "%-22s %8s %5s %5s %8s %8s %7s %8s %8s\n", "", "", "", "", "ms per", "tokens",
-            "exposed", "node ms", "device");
-    fprintf(out, "%-22s %8s %5s %5s %8s %8s %7s %8s %8s\n", "method", "context", "batch",
+    fprintf(out, "%-*s %8s %5s %5s %8s %8s %7s %8s %8s\n", width, "", "", "", "", "ms per",
+            "tokens", "exposed", "node ms", "device");
+    fprintf(out, "%-*s %8s %5s %5s %8s %8s %7s %8s %8s\n", width, "method", "context", "batch",
             "runs", "step", "per s", "wait ms", "tok*lay", "rows");
 }
 
-void kvw_bench_print(const struct kvw_bench_result *result, FILE *out)
+void kvw_bench_print(const struct kvw_bench_result *result, int width, FILE *out)
 {
     char name[2 * KVW_EVAL_NAME_BYTES + 1], rows[16];
 
-    fprintf(out, "%-22s %8" PRIu32 " %5" PRIu32 " ", name_of(result, name, sizeof(name)),
-            result->context, result->batch);
+    fprintf(out, "%-*s %8" PRIu32 " %5" PRIu32 " ", width,
+            name_of(result->run, name, sizeof(name)), result->context, result->batch);
     if (result->sequences == 0) {
         fprintf(out, "    0  its rows are more than --kv-memory\n");
         return;
@@ -157,9 +168,19 @@ static void find_ranges(struct chart *chart, const struct kvw_bench_result *resu
         chart->least_y = fmin(chart->least_y, value_of(chart, &results[i]));
         chart->most_y = fmax(chart->most_y, value_of(chart, &results[i]));
     }
-    /* Some room, and whole steps of 1, 2, 5 to read it by. */
+    /* Some room. */
     chart->least_y /= 1.3;
     chart->most_y *= 1.3;
+}
+
+/* Whether another method has a point there: its label is there, too. */
+static bool
+is_context_before(const struct chart *chart, const struct kvw_bench_result *results, size_t at)
+{
+    for (size_t i = 0; i < at; i++)
+        if (is_on(chart, &results[i]) && results[i].context == results[at].context)
+            return true;
+    return false;
 }
 
 static void draw_axes(const struct chart *chart,
@@ -167,7 +188,7 @@ static void draw_axes(const struct chart *chart,
                       size_t n,
                       FILE *out)
 {
-    static const double steps[] = {1, 2, 5};
+    static const double steps[] = {1, 2, 3, 5, 7};
 
     fprintf(out,
             "<text x=\"%.0f\" y=\"%d\" font-weight=\"bold\">%s</text>\n"
@@ -175,7 +196,7 @@ static void draw_axes(const struct chart *chart,
             "stroke=\"#999\"/>\n",
             chart->x, TOP - 12, chart->heading, chart->x, TOP, WIDTH, HEIGHT);
     for (double ten = pow(10, floor(log10(chart->least_y))); ten <= chart->most_y; ten *= 10)
-        for (unsigned i = 0; i < 3; i++) {
+        for (unsigned i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
             const double y = ten * steps[i];
 
             if (y < chart->least_y || y > chart->most_y)
@@ -189,7 +210,7 @@ static void draw_axes(const struct chart *chart,
         const double x = x_of(chart, results[i].context);
         char size[16];
 
-        if (!is_on(chart, &results[i]))
+        if (!is_on(chart, &results[i]) || is_context_before(chart, results, i))
             continue;
         kv_config_format_size(results[i].context, size, sizeof(size));
         fprintf(out,
@@ -253,7 +274,7 @@ static void draw_legend(const struct kvw_bench_result *results, size_t n, FILE *
                 "<path d=\"M%d %dh24\" stroke=\"%s\" stroke-width=\"2\"/>"
                 "<text x=\"%d\" y=\"%d\">",
                 LEFT, y - 4, colours[line % LINES], LEFT + 32, y);
-        put_text(name_of(&results[i], name, sizeof(name)), out);
+        put_text(name_of(results[i].run, name, sizeof(name)), out);
         fputs("</text>\n", out);
     }
 }

@@ -26,8 +26,11 @@ struct kvw_bench_result {
     uint64_t row_bytes; /* on the device, of all sequences */
 };
 
-void kvw_bench_print_heading(FILE *out);
-void kvw_bench_print(const struct kvw_bench_result *result, FILE *out);
+/* Returns the characters that the longest name of a method takes: the width of the table's first
+ * column. */
+int kvw_bench_name_width(const struct kvw_eval_plan *plan);
+void kvw_bench_print_heading(int width, FILE *out);
+void kvw_bench_print(const struct kvw_bench_result *result, int width, FILE *out);
 void kvw_bench_print_json(const struct kvw_bench_result *result, FILE *out);
 
 /* Writes two charts as SVG: time per token against the context at the smallest batch, and tokens per

@@ -128,6 +128,9 @@ static void a_line_for_each(void **state)
     fclose(file);
     assert_non_null(strstr(drawn, "</svg>"));
     assert_int_equal(count(drawn, "<circle"), n);
+    /* A label for each context, in each chart. */
+    assert_int_equal(count(drawn, ">300<"), 2);
+    assert_int_equal(count(drawn, ">1K<"), 2);
     assert_null(strstr(drawn, "nan"));
     assert_null(strstr(drawn, "inf"));
 }
