@@ -437,22 +437,25 @@ int kvw_bench_run(struct kvw_context *worker)
 {
     struct bench bench = {.worker = worker};
     const uint32_t steps = (uint32_t)worker->options->steps;
-    int outcome;
+    int outcome = parse_list(&bench, "contexts", worker->options->contexts,
+                             KV_TOKENS_MAX - WARM_STEPS - steps, &bench.contexts);
 
-    if ((outcome = parse_list(&bench, "contexts", worker->options->contexts,
-                              KV_TOKENS_MAX - WARM_STEPS - steps, &bench.contexts)) !=
-            KVW_DONE ||
-        (outcome = parse_list(&bench, "batches", worker->options->batches,
-                              KVW_BATCH_SEQUENCES_MAX, &bench.batches)) != KVW_DONE ||
-        (outcome = make_plan(&bench)) != KVW_DONE || (outcome = open_all(&bench)) != KVW_DONE ||
-        (outcome = measure_all(&bench)) != KVW_DONE)
-        goto end;
-    if (bench.svg != NULL)
-        outcome = draw(&bench);
+    if (outcome == KVW_DONE)
+        outcome = parse_list(&bench, "batches", worker->options->batches,
+                             KVW_BATCH_SEQUENCES_MAX, &bench.batches);
+    if (outcome == KVW_DONE)
+        outcome = make_plan(&bench);
+    if (outcome == KVW_DONE)
+        outcome = open_all(&bench);
+    if (outcome == KVW_DONE)
+        outcome = measure_all(&bench);
+    if (bench.svg != NULL) {
+        /* Also of a run that has ended early: it shows what was measured until then. */
+        const int drawn = draw(&bench);
 
-end:
-    if (bench.svg != NULL)
+        outcome = outcome == KVW_DONE ? drawn : outcome;
         fclose(bench.svg);
+    }
     kvw_bench_rows_free(bench.rows);
     kvw_eval_plan_free(&bench.plan);
     free(bench.tokens);

@@ -158,6 +158,25 @@ static void memory_keeps_sequences_out(void **state)
     assert_non_null(strstr(result.output, "its rows are more than --kv-memory"));
 }
 
+/* What a run had measured before it failed is in the picture. */
+static void fails_midway(void **state)
+{
+    char picture[PROCESS_PATH_BYTES], drawn[64 << 10];
+    FILE *file;
+
+    (void)state;
+    worker_file_write(picture, "part.svg", "", 0);
+    run(1, "--text-file", text, "--contexts", "300", "--steps", "1", "--methods",
+        "full,pqcache:pq-m=3", "--budgets", "k=32", "--svg", picture, NULL);
+    assert_non_null(strstr(result.errors, "pq-m: 3: must divide"));
+    file = fopen(picture, "r");
+    assert_non_null(file);
+    drawn[fread(drawn, 1, sizeof(drawn) - 1, file)] = '\0';
+    fclose(file);
+    assert_int_equal(count(drawn, "<circle"), 2); /* one method's, in both charts */
+    assert_non_null(strstr(drawn, "</svg>"));
+}
+
 static void refused(void **state)
 {
     char spoiled[PROCESS_PATH_BYTES];
@@ -187,6 +206,7 @@ static int work(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_line_for_each),
         cmocka_unit_test(memory_keeps_sequences_out),
+        cmocka_unit_test(fails_midway),
         cmocka_unit_test(refused),
     };
 
