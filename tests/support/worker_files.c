@@ -8,7 +8,10 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 void worker_file_write(char ret_path[PROCESS_PATH_BYTES],
                        const char *name,
@@ -53,4 +56,23 @@ void worker_text(char *ret_text, size_t bytes)
 
     for (size_t i = 0; i < bytes; i++)
         ret_text[i] = words[i * i % 7 == 3 ? i % 11 : i % (sizeof(words) - 1)];
+}
+
+const char *worker_json_value(const char *line, const char *name)
+{
+    char key[64];
+    const char *at;
+
+    snprintf(key, sizeof(key), "\"%s\": ", name);
+    at = strstr(line, key);
+    if (at == NULL)
+        fail_msg("no %s in %s", name, line);
+    return at + strlen(key);
+}
+
+double worker_json_number(const char *line, const char *name)
+{
+    const char *value = worker_json_value(line, name);
+
+    return strncmp(value, "null", 4) == 0 ? NAN : strtod(value, NULL);
 }

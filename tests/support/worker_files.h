@@ -22,4 +22,9 @@ void worker_file_write_chat_model(char ret_path[PROCESS_PATH_BYTES], const char 
 /* The first so many bytes of a text without an end; words come back, never in one order. */
 void worker_text(char *ret_text, size_t bytes);
 
+/* The value of a member in a line of JSON that kvworker has printed: as it stands there, and as a
+ * number, NAN for null. */
+const char *worker_json_value(const char *line, const char *name);
+double worker_json_number(const char *line, const char *name);
+
 #endif

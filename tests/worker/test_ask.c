@@ -62,29 +62,9 @@ static void run(int status, ...)
         fail_msg("status %d: %s", result.status, result.errors);
 }
 
-/* The value of a member in a line of JSON, as it stands there. */
-static const char *value_of(const char *line, const char *name)
-{
-    char key[64];
-    const char *at;
-
-    snprintf(key, sizeof(key), "\"%s\": ", name);
-    at = strstr(line, key);
-    if (at == NULL)
-        fail_msg("no %s in %s", name, line);
-    return at + strlen(key);
-}
-
-static double member(const char *line, const char *name)
-{
-    const char *value = value_of(line, name);
-
-    return strncmp(value, "null", 4) == 0 ? NAN : strtod(value, NULL);
-}
-
 static bool is_method(const char *line, const char *method)
 {
-    return strncmp(value_of(line, "method") + 1, method, strlen(method)) == 0;
+    return strncmp(worker_json_value(line, "method") + 1, method, strlen(method)) == 0;
 }
 
 /* Every line is an object, says Python, where there is one. */
@@ -104,29 +84,31 @@ static void assert_objects(unsigned n_lines)
 static void assert_answer(const char *line, unsigned question)
 {
     const bool is_indexed = is_method(line, "pqcache");
-    const double steps = member(line, "steps");
+    const double steps = worker_json_number(line, "steps");
 
-    assert_int_equal(member(line, "question"), question + 1);
-    assert_true(member(line, "prompt_tokens") > member(line, "reused_tokens"));
-    assert_true(member(line, "reused_tokens") > 1400); /* the text, and the sentences */
-    assert_true(member(line, "generated_tokens") <= 8);
-    assert_true(member(line, "ttft_s") >= member(line, "fork_s"));
+    assert_int_equal(worker_json_number(line, "question"), question + 1);
+    assert_true(worker_json_number(line, "prompt_tokens") >
+                worker_json_number(line, "reused_tokens"));
+    assert_true(worker_json_number(line, "reused_tokens") >
+                1400); /* the text, and the sentences */
+    assert_true(worker_json_number(line, "generated_tokens") <= 8);
+    assert_true(worker_json_number(line, "ttft_s") >= worker_json_number(line, "fork_s"));
     if (question > 0 || !is_indexed)
-        assert_int_equal(member(line, "codebooks_trained"), 0);
+        assert_int_equal(worker_json_number(line, "codebooks_trained"), 0);
     if (steps > 0 && is_method(line, "full"))
-        assert_true(member(line, "rows_attended_share") == 1);
+        assert_true(worker_json_number(line, "rows_attended_share") == 1);
     if (steps > 0 && is_method(line, "pqcache:top-k")) {
-        assert_true(fabs(member(line, "rows_attended_share") - 0.25) < 0.01);
-        assert_true(member(line, "rows_scored_by_code") > 0);
-        assert_true(member(line, "block_cache_hit_rate") <= 1);
+        assert_true(fabs(worker_json_number(line, "rows_attended_share") - 0.25) < 0.01);
+        assert_true(worker_json_number(line, "rows_scored_by_code") > 0);
+        assert_true(worker_json_number(line, "block_cache_hit_rate") <= 1);
     }
 }
 
 /* An answer is right if it begins with what completes the sentence; JSON writes both alike. */
 static bool is_right(const char *line)
 {
-    const char *completion = value_of(line, "completion") + 1;
-    const char *answer = value_of(line, "answer") + 1;
+    const char *completion = worker_json_value(line, "completion") + 1;
+    const char *answer = worker_json_value(line, "answer") + 1;
 
     return strncmp(answer, completion, strcspn(completion, "\"")) == 0;
 }
@@ -154,21 +136,24 @@ static void test_objects(void **state)
         assert_true(is_method(line, methods[method]));
         if (n < METHODS * QUESTIONS) {
             assert_answer(line, n / METHODS);
-            n_steps += (unsigned)member(line, "steps");
-            assert_memory_equal(value_of(line, "found"), is_right(line) ? "true" : "false", 4);
+            n_steps += (unsigned)worker_json_number(line, "steps");
+            assert_memory_equal(worker_json_value(line, "found"),
+                                is_right(line) ? "true" : "false", 4);
             n_found[method] += is_right(line);
             snprintf(answer[method], sizeof(answer[method]), "%.*s",
-                     (int)strcspn(value_of(line, "answer"), "}"), value_of(line, "answer"));
+                     (int)strcspn(worker_json_value(line, "answer"), "}"),
+                     worker_json_value(line, "answer"));
             *strstr(answer[method], "\"found\"") = '\0';
             if (method == 1)
                 assert_string_equal(answer[1], answer[0]);
             continue;
         }
-        assert_int_equal(member(line, "asked"), QUESTIONS);
-        assert_int_equal(member(line, "found"), n_found[method]);
-        assert_true(member(line, "prefill_s") > 0 && member(line, "ttft_s") > 0);
-        assert_int_equal(member(line, "codebooks_trained_later"), 0);
-        assert_int_equal(member(line, "codebooks_trained_first"),
+        assert_int_equal(worker_json_number(line, "asked"), QUESTIONS);
+        assert_int_equal(worker_json_number(line, "found"), n_found[method]);
+        assert_true(worker_json_number(line, "prefill_s") > 0 &&
+                    worker_json_number(line, "ttft_s") > 0);
+        assert_int_equal(worker_json_number(line, "codebooks_trained_later"), 0);
+        assert_int_equal(worker_json_number(line, "codebooks_trained_first"),
                          method == 0 ? 0 : MADE_LAYERS * MADE_KV_HEADS);
     }
     assert_int_equal(n, METHODS * (QUESTIONS + 1));
@@ -204,7 +189,7 @@ static void test_context(void **state)
         assert_non_null(end);
         if (strstr(line, "\"asked\"") != NULL && strstr(line, "\"asked\"") < end)
             break;
-        tokens = member(line, "prompt_tokens");
+        tokens = worker_json_number(line, "prompt_tokens");
         longest = tokens > longest ? tokens : longest;
     }
     assert_true(longest + 40 <= CONTEXT && longest + 40 > CONTEXT - 100);

@@ -57,23 +57,6 @@ static void run(int status, ...)
         fail_msg("status %d: %s", result.status, result.errors);
 }
 
-static const char *value_of(const char *line, const char *name)
-{
-    char key[64];
-    const char *at;
-
-    snprintf(key, sizeof(key), "\"%s\": ", name);
-    at = strstr(line, key);
-    if (at == NULL)
-        fail_msg("no %s in %s", name, line);
-    return at + strlen(key);
-}
-
-static double member(const char *line, const char *name)
-{
-    return strtod(value_of(line, name), NULL);
-}
-
 static unsigned count(const char *where, const char *what)
 {
     unsigned n = 0;
@@ -102,16 +85,20 @@ static void a_line_for_each(void **state)
          line = strtok_r(NULL, "\n", &rest), n++) {
         const double context = contexts[n / METHODS % CONTEXTS];
         const double batch = batches[n / METHODS / CONTEXTS];
-        const bool is_full = strncmp(value_of(line, "method"), "\"full", 5) == 0;
-        const bool is_pqcache = strncmp(value_of(line, "method"), "\"pqcache", 8) == 0;
-        const double rows = member(line, "device_row_bytes");
+        const bool is_full = strncmp(worker_json_value(line, "method"), "\"full", 5) == 0;
+        const bool is_pqcache = strncmp(worker_json_value(line, "method"), "\"pqcache", 8) == 0;
+        const double rows = worker_json_number(line, "device_row_bytes");
 
         assert_true(is_full == (n % METHODS == 0));
-        assert_true(member(line, "context") == context && member(line, "batch") == batch);
-        assert_true(member(line, "sequences") == batch && member(line, "steps") == STEPS);
-        assert_true(member(line, "step_min_s") > 0);
-        assert_true(member(line, "step_min_s") <= member(line, "step_s"));
-        assert_true(member(line, "step_s") <= member(line, "step_max_s"));
+        assert_true(worker_json_number(line, "context") == context &&
+                    worker_json_number(line, "batch") == batch);
+        assert_true(worker_json_number(line, "sequences") == batch &&
+                    worker_json_number(line, "steps") == STEPS);
+        assert_true(worker_json_number(line, "step_min_s") > 0);
+        assert_true(worker_json_number(line, "step_min_s") <=
+                    worker_json_number(line, "step_s"));
+        assert_true(worker_json_number(line, "step_s") <=
+                    worker_json_number(line, "step_max_s"));
         if (n == 0)
             token_bytes = rows / (context + STEPS + WARM_STEPS);
         if (is_full)
@@ -119,7 +106,7 @@ static void a_line_for_each(void **state)
         /* Sinks and a window alone, and nobody else asks nodes. */
         if (is_pqcache && context == 1024)
             assert_true(rows > 0 && rows < token_bytes * batch * context / 4);
-        assert_true((member(line, "nodes_worked_s") > 0) == is_pqcache);
+        assert_true((worker_json_number(line, "nodes_worked_s") > 0) == is_pqcache);
     }
     assert_int_equal(n, METHODS * CONTEXTS * BATCHES);
     file = fopen(picture, "r");
@@ -144,14 +131,14 @@ static void memory_keeps_sequences_out(void **state)
     (void)state;
     run(0, "--text-file", text, "--contexts", "1K", "--steps", "1", "--methods", "full",
         "--json", NULL);
-    bytes = member(result.output, "device_row_bytes");
+    bytes = worker_json_number(result.output, "device_row_bytes");
     snprintf(limit, sizeof(limit), "%.0f", 2.5 * bytes);
     run(0, "--text-file", text, "--contexts", "1K", "--steps", "1", "--batches", "4",
         "--budgets", "k=32", "--kv-memory", limit, "--json", NULL);
     line = strtok_r(result.output, "\n", &rest);
-    assert_true(member(line, "sequences") == 2);
+    assert_true(worker_json_number(line, "sequences") == 2);
     line = strtok_r(NULL, "\n", &rest);
-    assert_true(member(line, "sequences") == 4);
+    assert_true(worker_json_number(line, "sequences") == 4);
     snprintf(limit, sizeof(limit), "%.0f", 0.5 * bytes);
     run(0, "--text-file", text, "--contexts", "1K", "--steps", "1", "--methods", "full",
         "--kv-memory", limit, NULL);

@@ -58,18 +58,6 @@ static int record(void **state)
     return 0;
 }
 
-static double member(const char *line, const char *name)
-{
-    char key[64];
-    const char *at;
-
-    snprintf(key, sizeof(key), "\"%s\": ", name);
-    at = strstr(line, key);
-    if (at == NULL)
-        fail_msg("no %s in %s", name, line);
-    return strtod(at + strlen(key), NULL);
-}
-
 /* Of k rows, the candidates are a share of all: recall grows with them, to 1. */
 static void recall_is_that_of_the_codes(void **state)
 {
@@ -84,24 +72,26 @@ static void recall_is_that_of_the_codes(void **state)
          line = strtok_r(NULL, "\n", &rest), n++) {
         const unsigned factor = factors[n % 3], n_books = n < 3 ? 2 : 1;
 
-        assert_true(member(line, "chapter_blocks") == (n < 3 ? 8 : 0));
-        assert_true(member(line, "rerank") == factor);
-        assert_true(member(line, "rows") == TOKENS);
-        assert_true(member(line, "k") == round(0.1 * ELIGIBLE));
-        assert_true(member(line, "units") == UNITS);
-        assert_true(member(line, "codebooks") == n_books);
-        assert_true(member(line, "codebook_bytes") == n_books * 64 * MADE_D * sizeof(float));
-        assert_true(fabs(member(line, "coded_share") - (n < 3 ? 0.8 : 1)) < 1e-3);
-        assert_true(member(line, "iterations") >= 1 && member(line, "iterations") <= 5);
-        assert_true(member(line, "train_us") > 0);
-        assert_true(fabs(member(line, "keys_read") - (factor == 1   ? 0
-                                                      : factor == 4 ? 0.4
-                                                                    : 1)) < 2e-3);
+        assert_true(worker_json_number(line, "chapter_blocks") == (n < 3 ? 8 : 0));
+        assert_true(worker_json_number(line, "rerank") == factor);
+        assert_true(worker_json_number(line, "rows") == TOKENS);
+        assert_true(worker_json_number(line, "k") == round(0.1 * ELIGIBLE));
+        assert_true(worker_json_number(line, "units") == UNITS);
+        assert_true(worker_json_number(line, "codebooks") == n_books);
+        assert_true(worker_json_number(line, "codebook_bytes") ==
+                    n_books * 64 * MADE_D * sizeof(float));
+        assert_true(fabs(worker_json_number(line, "coded_share") - (n < 3 ? 0.8 : 1)) < 1e-3);
+        assert_true(worker_json_number(line, "iterations") >= 1 &&
+                    worker_json_number(line, "iterations") <= 5);
+        assert_true(worker_json_number(line, "train_us") > 0);
+        assert_true(fabs(worker_json_number(line, "keys_read") - (factor == 1   ? 0
+                                                                  : factor == 4 ? 0.4
+                                                                                : 1)) < 2e-3);
         if (n % 3 > 0)
-            assert_true(member(line, "recall") > recall);
-        recall = member(line, "recall");
+            assert_true(worker_json_number(line, "recall") > recall);
+        recall = worker_json_number(line, "recall");
         assert_true(recall > 0.1 && recall <= 1);
-        assert_true(member(line, "recall_worst") <= recall);
+        assert_true(worker_json_number(line, "recall_worst") <= recall);
     }
     assert_int_equal(n, 6);
     /* Eleven times a tenth are all. */
@@ -113,9 +103,9 @@ static void contexts_follow_each_other(void **state)
 {
     (void)state;
     run(0, "measure", "8", "0.05", "1", "5", "1", second, first, NULL);
-    assert_true(member(result.output, "rows") == TOKENS + 1280);
-    assert_true(member(result.output, "codebooks") == 3);
-    assert_true(member(result.output, "recall") < 1);
+    assert_true(worker_json_number(result.output, "rows") == TOKENS + 1280);
+    assert_true(worker_json_number(result.output, "codebooks") == 3);
+    assert_true(worker_json_number(result.output, "recall") < 1);
 }
 
 /* Chosen rows are candidates, and what memory holds is not missed. */
@@ -130,18 +120,19 @@ static void blocks_are_those_of_the_rows(void **state)
     for (line = strtok_r(result.output, "\n", &rest); line != NULL;
          line = strtok_r(NULL, "\n", &rest), n++) {
         const unsigned rerank = n % 2 == 0 ? 1 : 4, k = n < 2 ? 12 : 249;
-        const double values = member(line, "touched_values"), any = member(line, "touched_any");
+        const double values = worker_json_number(line, "touched_values"),
+                     any = worker_json_number(line, "touched_any");
 
-        assert_true(member(line, "blocks") == 20);
-        assert_true(member(line, "k") == k);
-        assert_true(member(line, "candidates") == rerank * k);
-        assert_true(n % 2 == 0 || member(line, "touched") >= touched);
-        touched = member(line, "touched");
+        assert_true(worker_json_number(line, "blocks") == 20);
+        assert_true(worker_json_number(line, "k") == k);
+        assert_true(worker_json_number(line, "candidates") == rerank * k);
+        assert_true(n % 2 == 0 || worker_json_number(line, "touched") >= touched);
+        touched = worker_json_number(line, "touched");
         assert_true(touched >= 1 / 20.0 && touched <= any && any <= 1);
         assert_true(rerank == 1 ? fabs(values - touched) < 1e-9 : values <= touched);
-        assert_true(member(line, "fresh") <= touched);
-        assert_true(member(line, "1") <= member(line, "0.5"));
-        assert_true(member(line, "0.5") <= touched);
+        assert_true(worker_json_number(line, "fresh") <= touched);
+        assert_true(worker_json_number(line, "1") <= worker_json_number(line, "0.5"));
+        assert_true(worker_json_number(line, "0.5") <= touched);
     }
     assert_int_equal(n, 4);
     /* 996 of 2,492 rows are in nearly all blocks, and after 32 queries memory has them. */

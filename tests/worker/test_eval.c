@@ -79,20 +79,6 @@ static void run(const char *command, int status, ...)
         fail_msg("status %d: %s", result.status, result.errors);
 }
 
-/* The value of a member in a line of JSON. */
-static double member(const char *line, const char *name)
-{
-    char key[64];
-    const char *at;
-
-    snprintf(key, sizeof(key), "\"%s\": ", name);
-    at = strstr(line, key);
-    if (at == NULL)
-        fail_msg("no %s in %s", name, line);
-    at += strlen(key);
-    return strncmp(at, "null", 4) == 0 ? NAN : strtod(at, NULL);
-}
-
 static double perplexity_of_logits(const char *path)
 {
     FILE *file = fopen(path, "rb");
@@ -181,33 +167,36 @@ static void test_perplexity(void **state)
 
         snprintf(key, sizeof(key), "{\"method\": \"%s\",", methods[method]);
         assert_memory_equal(line, key, strlen(key));
-        full = n == 0 ? member(line, "perplexity") : full;
-        assert_int_equal(member(line, "tokens"), TOKENS);
-        assert_int_equal(member(line, "from"), FROM);
-        assert_true(member(line, "seconds") > 0 && member(line, "tpot_s") > 0);
-        assert_true(isnan(member(line, "needles_asked")));
-        assert_true(isnan(member(line, "seed")) == (method < 3));
+        full = n == 0 ? worker_json_number(line, "perplexity") : full;
+        assert_int_equal(worker_json_number(line, "tokens"), TOKENS);
+        assert_int_equal(worker_json_number(line, "from"), FROM);
+        assert_true(worker_json_number(line, "seconds") > 0 &&
+                    worker_json_number(line, "tpot_s") > 0);
+        assert_true(isnan(worker_json_number(line, "needles_asked")));
+        assert_true(isnan(worker_json_number(line, "seed")) == (method < 3));
         if (method == 3)
-            assert_int_equal(member(line, "seed"), n < 7 ? 3 : 4);
-        assert_true(isnan(member(line, "recall")) == (method == 0));
+            assert_int_equal(worker_json_number(line, "seed"), n < 7 ? 3 : 4);
+        assert_true(isnan(worker_json_number(line, "recall")) == (method == 0));
         if (is_all) { /* nothing is left out */
-            assert_true(member(line, "perplexity") == full);
-            assert_true(member(line, "loss_percent") == 0 && member(line, "kl") == 0);
-            assert_true(member(line, "rows_attended_share") == 1);
+            assert_true(worker_json_number(line, "perplexity") == full);
+            assert_true(worker_json_number(line, "loss_percent") == 0 &&
+                        worker_json_number(line, "kl") == 0);
+            assert_true(worker_json_number(line, "rows_attended_share") == 1);
         } else {
-            assert_true(member(line, "perplexity") != full);
-            assert_true(fabs(member(line, "loss_percent") -
-                             100 * (member(line, "perplexity") / full - 1)) < 1e-4);
-            assert_true(member(line, "loss_error_percent") > 0);
-            assert_true(member(line, "kl") > 0 && member(line, "kl_error") > 0);
-            quarter_kl = method == 1 ? member(line, "kl") : quarter_kl;
-            assert_true(fabs(member(line, "rows_attended_share") - 0.25) < 0.01);
-            quarter = method == 1 ? member(line, "perplexity") : quarter;
+            assert_true(worker_json_number(line, "perplexity") != full);
+            assert_true(fabs(worker_json_number(line, "loss_percent") -
+                             100 * (worker_json_number(line, "perplexity") / full - 1)) < 1e-4);
+            assert_true(worker_json_number(line, "loss_error_percent") > 0);
+            assert_true(worker_json_number(line, "kl") > 0 &&
+                        worker_json_number(line, "kl_error") > 0);
+            quarter_kl = method == 1 ? worker_json_number(line, "kl") : quarter_kl;
+            assert_true(fabs(worker_json_number(line, "rows_attended_share") - 0.25) < 0.01);
+            quarter = method == 1 ? worker_json_number(line, "perplexity") : quarter;
         }
         if (method == 1 || (method > 0 && is_all))
-            assert_true(member(line, "recall") == 1);
+            assert_true(worker_json_number(line, "recall") == 1);
         else if (method > 1)
-            assert_true(member(line, "recall") < 0.9);
+            assert_true(worker_json_number(line, "recall") < 0.9);
     }
     assert_int_equal(n, N_RUNS);
 
@@ -269,12 +258,13 @@ static void test_per_token(void **state)
         }
         for (int i = 0; i < N; i++)
             blocks[i / 64] += kl[method][i] - sum;
-        assert_true(fabs(member(output, "kl") - sum) < 1e-7);
-        assert_true(fabs(member(output, "kl_error") -
+        assert_true(fabs(worker_json_number(output, "kl") - sum) < 1e-7);
+        assert_true(fabs(worker_json_number(output, "kl_error") -
                          sqrt(2 * (blocks[0] * blocks[0] + blocks[1] * blocks[1])) / N) < 1e-7);
-        assert_true(isnan(member(output, "loss_difference")) == (method < 2));
+        assert_true(isnan(worker_json_number(output, "loss_difference")) == (method < 2));
         if (method == 2)
-            assert_true(fabs(member(output, "loss_difference") - differences) < 1e-7);
+            assert_true(fabs(worker_json_number(output, "loss_difference") - differences) <
+                        1e-7);
     }
     /* A file that is there stays. */
     run("eval", 2, "--text-file", text, "--tokens", "180", "--from", "100", "--per-token", path,
@@ -299,8 +289,8 @@ static void test_oracle_and_rest(void **state)
     run("eval", 0, "--text-file", text, "--tokens", "180", "--from", "150", "--json",
         "--methods", "oracle,oracle+rest:summaries=0", "--budgets", "1/4", "--window", "8",
         NULL);
-    oracle = member(strstr(result.output, "\"oracle\""), "perplexity");
-    both = member(strstr(result.output, "\"oracle+rest:"), "perplexity");
+    oracle = worker_json_number(strstr(result.output, "\"oracle\""), "perplexity");
+    both = worker_json_number(strstr(result.output, "\"oracle+rest:"), "perplexity");
     assert_true(fabs(both / oracle - 1) < 1e-3);
     run("eval", 2, "--text-file", text, "--methods", "oracle+rest:rerank=2", NULL);
     assert_non_null(strstr(result.errors, "rerank"));
@@ -343,40 +333,40 @@ static void test_costs(void **state)
     for (line = strtok_r(result.output, "\n", &rest); line != NULL;
          line = strtok_r(NULL, "\n", &rest), n++) {
         const unsigned method = n % 3;
-        const double bytes = member(line, "step_bytes_fetched");
+        const double bytes = worker_json_number(line, "step_bytes_fetched");
         char key[PROCESS_PATH_BYTES + 64];
 
         snprintf(key, sizeof(key), "{\"method\": \"%s\",", methods[method]);
         assert_memory_equal(line, key, strlen(key));
         snprintf(key, sizeof(key), "\"text\": \"%s\"}", n < 3 ? text : other);
         assert_non_null(strstr(line, key));
-        assert_true(fabs(bytes * steps - member(line, "bytes_fetched")) < 1);
+        assert_true(fabs(bytes * steps - worker_json_number(line, "bytes_fetched")) < 1);
         if (method == 0) {
-            assert_true(bytes == 0 && isnan(member(line, "step_node_s")));
-            assert_true(isnan(member(line, "step_bytes_read")));
-            assert_true(isnan(member(line, "rows_scored_exactly_share")));
+            assert_true(bytes == 0 && isnan(worker_json_number(line, "step_node_s")));
+            assert_true(isnan(worker_json_number(line, "step_bytes_read")));
+            assert_true(isnan(worker_json_number(line, "rows_scored_exactly_share")));
             continue;
         }
-        assert_true(member(line, "step_node_s") > 0);
-        assert_true(member(line, "step_bytes_read_keys") > 0);
-        assert_true(member(line, "step_bytes_read_rows") > 0);
-        assert_true(member(line, "step_bytes_read_copies") == 0);
-        assert_true(fabs(member(line, "step_bytes_read") -
-                         member(line, "step_bytes_read_keys") -
-                         member(line, "step_bytes_read_rows")) < 1);
+        assert_true(worker_json_number(line, "step_node_s") > 0);
+        assert_true(worker_json_number(line, "step_bytes_read_keys") > 0);
+        assert_true(worker_json_number(line, "step_bytes_read_rows") > 0);
+        assert_true(worker_json_number(line, "step_bytes_read_copies") == 0);
+        assert_true(fabs(worker_json_number(line, "step_bytes_read") -
+                         worker_json_number(line, "step_bytes_read_keys") -
+                         worker_json_number(line, "step_bytes_read_rows")) < 1);
         /* So few rows have no codes: all are scored by key, and some of them once more. */
-        assert_true(member(line, "rows_coded_share") == 0);
-        assert_true(member(line, "rows_scored_exactly_share") > 1);
-        assert_true(member(line, "rows_scored_exactly_share") < 2);
-        assert_true(member(line, "rows_estimated_share") == 0);
+        assert_true(worker_json_number(line, "rows_coded_share") == 0);
+        assert_true(worker_json_number(line, "rows_scored_exactly_share") > 1);
+        assert_true(worker_json_number(line, "rows_scored_exactly_share") < 2);
+        assert_true(worker_json_number(line, "rows_estimated_share") == 0);
         if (method == 1) {
-            by_rows = member(line, "perplexity");
-            share = member(line, "rows_attended_share");
+            by_rows = worker_json_number(line, "perplexity");
+            share = worker_json_number(line, "rows_attended_share");
             assert_true(fabs(share - 0.25) < 0.01);
             continue;
         }
-        assert_true(fabs(member(line, "perplexity") / by_rows - 1) < 1e-3);
-        assert_true(member(line, "rows_attended_share") == share);
+        assert_true(fabs(worker_json_number(line, "perplexity") / by_rows - 1) < 1e-3);
+        assert_true(worker_json_number(line, "rows_attended_share") == share);
         assert_true(bytes == MADE_LAYERS * MADE_Q_HEADS * (MADE_D + 1) * sizeof(float));
     }
     assert_int_equal(n, 6);
@@ -394,9 +384,9 @@ static void test_needles(void **state)
         "--needles-only", "--json", "--methods", "window", "--budgets", "1/4,1/2", NULL);
     assert_int_equal(n_lines(result.output), 3);
     for (const char *line = result.output; *line != '\0'; line = strchr(line, '\n') + 1) {
-        assert_int_equal(member(line, "needles_asked"), 2);
-        assert_int_equal(member(line, "needles_found"), 1);
-        assert_true(isnan(member(line, "perplexity")));
+        assert_int_equal(worker_json_number(line, "needles_asked"), 2);
+        assert_int_equal(worker_json_number(line, "needles_found"), 1);
+        assert_true(isnan(worker_json_number(line, "perplexity")));
     }
 }
 
