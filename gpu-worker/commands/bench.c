@@ -292,18 +292,25 @@ static uint64_t row_bytes(const struct team *team)
     return sum;
 }
 
-static kv_status_t fill(struct team *team, uint32_t batch)
+/* Whether the sequences have room, and as many more that need what those do. */
+static bool have_room(const struct team *team, uint32_t more)
 {
     const uint64_t limit = team->bench->worker->options->kv_memory;
+
+    return limit == 0 || team->n == 0 || row_bytes(team) / team->n * (team->n + more) <= limit;
+}
+
+static kv_status_t fill(struct team *team, uint32_t batch)
+{
     kv_status_t status = KV_OK;
 
-    while (status == KV_OK && team->n < batch) {
+    while (status == KV_OK && team->n < batch && have_room(team, 1)) {
         if (kvw_stop)
             return KV_CANCELLED;
         kvw_progress("sessions", team->n, batch);
         status = add_sequence(team);
-        if (status == KV_OK && limit > 0 && row_bytes(team) > limit) {
-            close_last(team);
+        if (status == KV_OK && !have_room(team, 0)) {
+            close_last(team); /* not even the first one has */
             break;
         }
     }
