@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,7 +93,6 @@ static int make_plan(struct bench *bench)
 
     if (outcome != KVW_DONE)
         return outcome;
-    base.index.wait = true; /* that of the prompt is there before anything is timed */
     snprintf(seed, sizeof(seed), "%" PRIu64, options->seed);
     status = kvw_eval_plan_make(options->methods, options->budgets, seed, &base, &bench->plan,
                                 detail, sizeof(detail));
@@ -266,20 +266,29 @@ static kv_status_t add_sequence(struct team *team)
     struct bench *bench = team->bench;
     struct kvw_context *worker = bench->worker;
     const uint32_t capacity = capacity_of(bench, team->context);
-    struct kvw_session_share share;
+    struct kvw_method_options options = team->run->options;
+    struct kvw_session_share share = {.is_exact = true};
+    struct kvw_session *filled;
     kv_status_t status = kvw_bench_rows_fill(bench->rows, team->n, team->context, capacity,
-                                             &share, team->detail, sizeof(team->detail));
+                                             &filled, team->detail, sizeof(team->detail));
 
     if (status != KV_OK)
         return status;
+    kv_session_ticket(kvw_session_handle(filled), &share.ticket);
     worker->share = &share;
-    status = kvw_create_method(worker, team->run->ops, &team->run->options, capacity, NULL, 0,
+    options.index.wait = true; /* nothing is timed before there is one of all rows */
+    status = kvw_create_method(worker, team->run->ops, &options, capacity, NULL, 0,
                                &team->methods[team->n], team->detail, sizeof(team->detail));
     worker->share = NULL;
     if (status == KV_OK)
         team->n++;
+    else
+        kvw_session_let_go(filled); /* nobody goes on with it */
+    kvw_session_destroy(filled);
     for (uint32_t at = 0; at < WARM_STEPS && status == KV_OK; at++)
         status = step(team, team->n - 1, 1, at);
+    if (status == KV_OK && team->run->ops->has_index)
+        status = team->run->ops->set_options(team->methods[team->n - 1], &team->run->options);
     return status;
 }
 
@@ -307,7 +316,6 @@ static kv_status_t fill(struct team *team, uint32_t batch)
     while (status == KV_OK && team->n < batch && have_room(team, 1)) {
         if (kvw_stop)
             return KV_CANCELLED;
-        kvw_progress("sessions", team->n, batch);
         status = add_sequence(team);
         if (status == KV_OK && !have_room(team, 0)) {
             close_last(team); /* not even the first one has */
@@ -400,7 +408,8 @@ static int measure(struct bench *bench, uint32_t at, uint32_t context, uint32_t 
             kvw_bench_print_json(result, stdout);
         else
             kvw_bench_print(result, kvw_bench_name_width(&bench->plan), stdout);
-        fflush(stdout);
+        if (fflush(stdout) != 0)
+            kvw_stop = SIGTERM; /* stdout is closed */
     } else if (!kvw_stop) {
         kvw_error(bench->worker, "%s: %" PRIu32 " tokens, %" PRIu32 " at a time: %s%s",
                   team.run->method, context, batch, why(&team, status), kvw_next_step(status));

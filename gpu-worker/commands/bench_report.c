@@ -53,7 +53,7 @@ void kvw_bench_print_heading(int width, FILE *out)
     fprintf(out, "%-*s %8s %5s %5s %8s %8s %7s %8s %8s\n", width, "", "", "", "", "ms per",
             "tokens", "exposed", "node ms", "device");
     fprintf(out, "%-*s %8s %5s %5s %8s %8s %7s %8s %8s\n", width, "method", "context", "batch",
-            "runs", "step", "per s", "wait ms", "tok*lay", "rows");
+            "fit", "step", "per s", "wait ms", "a layer", "rows");
 }
 
 void kvw_bench_print(const struct kvw_bench_result *result, int width, FILE *out)

@@ -235,6 +235,7 @@ put_rows(struct kvw_bench_rows *rows, struct kvw_session *session, uint32_t shif
         }
         if (status == KV_OK)
             status = kvw_session_end_pass(session, KVW_PREFILL, begin);
+        kvw_progress("rows of a session", begin + count, n);
     }
     return status == KV_OK ? kvw_session_flush(session) : status;
 }
@@ -243,7 +244,7 @@ kv_status_t kvw_bench_rows_fill(struct kvw_bench_rows *rows,
                                 uint32_t sequence,
                                 uint32_t n,
                                 uint32_t capacity,
-                                struct kvw_session_share *ret_share,
+                                struct kvw_session **ret_session,
                                 char *detail,
                                 size_t detail_bytes)
 {
@@ -263,14 +264,13 @@ kv_status_t kvw_bench_rows_fill(struct kvw_bench_rows *rows,
         return status;
     status = put_rows(rows, session, sequence * SHIFT_CHUNKS * KVW_FORWARD_CHUNK, n);
     if (status == KV_OK) {
-        *ret_share = (struct kvw_session_share){.is_exact = true};
-        kv_session_ticket(kvw_session_handle(session), &ret_share->ticket);
-    } else {
-        snprintf(detail, detail_bytes, "%s",
-                 kvw_session_detail(session)[0] != '\0' ? kvw_session_detail(session)
-                                                        : kv_status_name(status));
-        kvw_session_let_go(session);
+        *ret_session = session;
+        return KV_OK;
     }
+    snprintf(detail, detail_bytes, "%s",
+             kvw_session_detail(session)[0] != '\0' ? kvw_session_detail(session)
+                                                    : kv_status_name(status));
+    kvw_session_let_go(session);
     kvw_session_destroy(session);
     return status;
 }

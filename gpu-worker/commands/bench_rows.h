@@ -23,14 +23,15 @@ int kvw_bench_record(struct kvw_context *worker,
                      struct kvw_bench_rows **ret_rows);
 void kvw_bench_rows_free(struct kvw_bench_rows *rows); /* NULL is allowed */
 
-/* Opens a session of `capacity` tokens with `n` made rows per kv head, and leaves it to its lease:
- * others go on with *ret_share.  Sequences of different numbers begin at different places of the
- * text.  `detail`: `what: where: value`. */
+/* Opens a session of `capacity` tokens with `n` made rows per kv head, for a method to go on with by its
+ * ticket.  It is the caller's: kvw_session_destroy() leaves it to that method and to its lease, unless
+ * kvw_session_let_go() was called.  Sequences begin at different chunks of the text, as long as there
+ * are no more of them than chunks.  `detail`: `what: where: value`. */
 kv_status_t kvw_bench_rows_fill(struct kvw_bench_rows *rows,
                                 uint32_t sequence,
                                 uint32_t n,
                                 uint32_t capacity,
-                                struct kvw_session_share *ret_share,
+                                struct kvw_session **ret_session,
                                 char *detail,
                                 size_t detail_bytes);
 

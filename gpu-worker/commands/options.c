@@ -100,7 +100,8 @@ static const struct {
     {KVW_COMMAND_BENCH,
      {.name = "recorded",
       .default_text = "2048",
-      .help = "tokens of the text that the model computes; longer contexts repeat their rows",
+      .help = "tokens of the text that the model computes, in whole chunks of 256; longer "
+              "contexts repeat their rows",
       .offset = FIELD(recorded),
       .type = KV_CONFIG_UINT,
       .min = KVW_FORWARD_CHUNK,
@@ -398,7 +399,8 @@ static const struct {
       .offset = FIELD(poll),
       .type = KV_CONFIG_STRING,
       .choices = KV_IDLE_CHOICES}},
-    {KVW_COMMAND_COMPUTES,
+    /* Sessions of bench have no names. */
+    {KVW_COMMAND_COMPUTES & ~(unsigned)KVW_COMMAND_BENCH,
      {.name = "salt-file",
       .default_text = "",
       .help =
