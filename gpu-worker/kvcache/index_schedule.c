@@ -321,7 +321,7 @@ kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer, doubl
 
     if (own->op == NULL)
         return KV_OK;
-    if (kv_op_status(own->op) == KV_IN_PROGRESS) {
+    if (kv_op_status(own->op) == KV_IN_PROGRESS && (index->options.wait || now_us < limit_us)) {
         if (index->options.wait)
             kv_wait(own->op);
         while (kv_op_status(own->op) == KV_IN_PROGRESS && now_us < limit_us) {
