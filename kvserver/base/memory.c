@@ -10,10 +10,12 @@ enum {
 
 void *kv_memory_reserve(size_t bytes)
 {
-    size_t padded = bytes + HUGE_PAGE;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t padded = bytes + page + HUGE_PAGE;
 
     if (padded < bytes)
         return NULL;
+    bytes = (bytes + page - 1) / page * page;
     char *raw = mmap(NULL, padded, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED)

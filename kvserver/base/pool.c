@@ -1,19 +1,23 @@
 #include "kvserver/base/pool.h"
 
+#include "kvserver/base/memory.h"
+
 #include <assert.h>
 #include <stdlib.h>
 
 enum {
-    ALIGN_BYTES = 64
+    ALIGN_BYTES = 64,
+    LARGE_BYTES = 64 << 10, /* objects that profit from huge pages */
 };
 
 struct kv_pool {
     size_t stride_bytes;
     uint32_t n_objects;
     uint32_t n_free;
-    uint32_t *free; /* (n_free) indices, the last one goes next */
-    bool *used;     /* (n_objects) */
-    void *memory;   /* of the objects */
+    uint32_t *free;     /* (n_free) indices, the last one goes next */
+    bool *used;         /* (n_objects) */
+    void *memory;       /* of the objects */
+    size_t large_bytes; /* of memory, in huge pages; 0: it is from the heap */
     uint8_t *objects;
 };
 
@@ -34,12 +38,16 @@ struct kv_pool *kv_pool_create(uint32_t n_objects, size_t object_bytes)
     pool->n_free = n_objects;
     pool->free = calloc((size_t)n_objects + 1, sizeof(*pool->free));
     pool->used = calloc((size_t)n_objects + 1, sizeof(*pool->used));
-    /* Pages are allocated on first access: a large pool costs only what is used. */
-    pool->memory = calloc(1, bytes);
+    /* Pages are allocated on first access: a large pool costs only what is used.  Who reads a
+     * large object from another process looks up its pages, which takes as long as to copy them
+     * if they are small. */
+    if (object_bytes >= LARGE_BYTES)
+        pool->large_bytes = bytes;
+    pool->memory = pool->large_bytes > 0 ? kv_memory_reserve(bytes) : calloc(1, bytes);
     if (pool->free == NULL || pool->used == NULL || pool->memory == NULL)
         goto err_destroy;
-    pool->objects =
-        (uint8_t *)pool->memory + (ALIGN_BYTES - (uintptr_t)pool->memory % ALIGN_BYTES);
+    pool->objects = (uint8_t *)pool->memory +
+                    (ALIGN_BYTES - (uintptr_t)pool->memory % ALIGN_BYTES) % ALIGN_BYTES;
     for (uint32_t i = 0; i < n_objects; i++)
         pool->free[i] = n_objects - 1 - i;
     return pool;
@@ -53,7 +61,10 @@ void kv_pool_destroy(struct kv_pool *pool)
 {
     if (pool == NULL)
         return;
-    free(pool->memory);
+    if (pool->large_bytes > 0)
+        kv_memory_release(pool->memory, pool->large_bytes);
+    else
+        free(pool->memory);
     free(pool->used);
     free(pool->free);
     free(pool);
