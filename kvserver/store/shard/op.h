@@ -19,6 +19,9 @@ enum kvs_op_flags {
     KVS_OP_WRITES = 1 << 2,        /* rejected while the node is draining */
     KVS_OP_KEEPS_BODY = 1 << 3,    /* needs its body aligned, or after begin(): it is copied
                                     * first */
+    KVS_OP_RUNS_TO_END = 1 << 4,   /* once begun, it is run to its end before the next one of
+                                    * its client and class: large data is under way, and at
+                                    * work at the other end, while the next is gathered */
 };
 
 struct kvs_op_type {

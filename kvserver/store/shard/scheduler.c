@@ -125,15 +125,34 @@ static void append(struct kvs_request_queue *queue, struct kvs_request *request)
     queue->end = &request->next;
 }
 
-void kvs_request_enqueue(struct kvs_request *request)
+static void prepend(struct kvs_request_queue *queue, struct kvs_request *request)
+{
+    kvs_request_unlink(request);
+    request->state = KVS_REQUEST_QUEUED;
+    if (queue->first == NULL)
+        queue->end = &request->next;
+    kvs_request_link(&queue->first, request);
+    request->queue = queue;
+}
+
+/* Queues the request among those of its client: last, or first if it goes on. */
+static void enqueue(struct kvs_request *request, bool goes_on)
 {
     struct kvs_shard *shard = request->shard;
     const enum kv_priority priority = kv_op_priority(request->header.op);
     struct kvs_client_queue *queue = &request->client->queues[priority];
 
-    append(&queue->requests, request);
+    if (goes_on)
+        prepend(&queue->requests, request);
+    else
+        append(&queue->requests, request);
     if (queue->link == NULL)
         class_add(shard, &shard->classes[priority], queue);
+}
+
+void kvs_request_enqueue(struct kvs_request *request)
+{
+    enqueue(request, false);
 }
 
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue)
@@ -263,7 +282,7 @@ bool kvs_shard_run_slice(struct kvs_shard *shard)
     const bool is_done = !request->type->run(request);
     charge(shard, priority, queue, kv_clock_now(shard->clock) - begun_us);
     if (!is_done && request->state == KVS_REQUEST_BEGUN)
-        kvs_request_enqueue(request);
+        enqueue(request, (request->type->flags & KVS_OP_RUNS_TO_END) != 0);
     return true;
 }
 
