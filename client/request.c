@@ -25,6 +25,7 @@
 enum {
     ID_ATTEMPT_SHIFT = KVC_ID_SLOT_BITS + KVC_ID_NODE_BITS,
     NO_SLOT = 0xffff,
+    PAGE_BYTES = 4096,
     RETRY_DOUBLINGS = 8,
 };
 static_assert((int)KVC_REQUESTS_MAX < (int)NO_SLOT, "a request's slot fits its id");
@@ -39,12 +40,37 @@ kv_status_t kvc_requests_init(struct kv_client *client)
     return client->requests != NULL && client->cancel_messages != NULL ? KV_OK : KV_NO_MEMORY;
 }
 
-static void free_messages(struct kvc_message *message)
+static struct kvc_message *create_large_message(struct kv_client *client)
+{
+    const size_t bytes = (sizeof(struct kvc_message) + KV_WIRE_BODY_MAX + PAGE_BYTES - 1) /
+                         PAGE_BYTES * PAGE_BYTES;
+    struct kv_mapping *mapping;
+    struct kvc_message *message;
+    void *memory;
+
+    if (client->n_large >= KVC_MESSAGES_LARGE_MAX ||
+        client->transport->ops->alloc(client->transport, bytes, &memory, &mapping) != KV_OK)
+        return NULL;
+    client->n_large++;
+    message = memory;
+    message->mapping = mapping;
+    return message;
+}
+
+static void free_message(struct kv_client *client, struct kvc_message *message)
+{
+    if (message != NULL && message->is_large)
+        client->transport->ops->unmap(client->transport, message->mapping);
+    else
+        free(message);
+}
+
+static void free_messages(struct kv_client *client, struct kvc_message *message)
 {
     while (message != NULL) {
         struct kvc_message *next = message->next;
 
-        free(message);
+        free_message(client, message);
         message = next;
     }
 }
@@ -58,7 +84,7 @@ void kvc_requests_fini(struct kv_client *client)
             struct kvc_request *request = kv_pool_at(client->requests, i);
 
             if (request->is_live) {
-                free(request->message);
+                free_message(client, request->message);
                 kvc_buffer_release(request->buffer);
             }
         }
@@ -66,8 +92,8 @@ void kvc_requests_fini(struct kv_client *client)
     KVC_LIST_EACH(link, follow, &client->pending_receives)
     free(KVC_LIST_ENTRY(link, struct kvc_pending_receive, of_client));
     kvc_list_init(&client->pending_receives);
-    free_messages(client->free_small);
-    free_messages(client->free_large);
+    free_messages(client, client->free_small);
+    free_messages(client, client->free_large);
     kv_pool_destroy(client->requests);
     free(client->cancel_messages);
     client->cancel_messages = NULL;
@@ -86,12 +112,10 @@ bool kvc_request_message(struct kvc_request *request, size_t bytes)
     if (message != NULL) {
         *free_list = message->next;
     } else {
-        if (is_large && client->n_large >= KVC_MESSAGES_LARGE_MAX)
-            return false;
-        message = malloc(sizeof(*message) + (is_large ? KV_WIRE_BODY_MAX : KVC_MESSAGE_SMALL));
+        message = is_large ? create_large_message(client)
+                           : malloc(sizeof(*message) + KVC_MESSAGE_SMALL);
         if (message == NULL)
             return false;
-        client->n_large += is_large;
     }
     message->is_large = is_large;
     for (unsigned i = 0; i < KVC_SENDS; i++)

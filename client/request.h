@@ -49,6 +49,7 @@ struct kvc_send {
 struct kvc_message {
     struct kvc_message *next; /* free */
     bool is_large;
+    struct kv_mapping *mapping; /* of a large one: the transport sends it without a copy */
     struct kvc_send sends[KVC_SENDS];
     uint8_t body[] __attribute__((aligned(16)));
 };
