@@ -1,10 +1,8 @@
-#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "kvserver/base/idle.h"
 
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
@@ -12,6 +10,7 @@ enum {
     WAITED_MAX_US = 10000, /* longer ones say nothing more */
     WEIGHT = 8,            /* of what was, against what has come */
     LOOK_EVERY_US = 10000,
+    WAIT_SHARE = 8, /* of the time: who waits longer for a core shares it with somebody */
 };
 
 bool kv_idle_find(const char *name, enum kv_idle_mode *ret_mode)
@@ -38,12 +37,12 @@ void kv_idle_came(struct kv_idle *idle, uint64_t waited_us)
                                      : (idle->gap_us * (WEIGHT - 1) + capped_us) / WEIGHT + 1;
 }
 
-/* Returns how many threads of the machine run or want to; 0: not known. */
-static unsigned long n_runnable(void)
+/* Returns how long this thread has waited for a core so far, in ns; 0: not known. */
+static uint64_t core_wait_ns(void)
 {
-    const int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    const int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    unsigned long long ns = 0;
     char text[128];
-    unsigned long n = 0;
     ssize_t bytes;
 
     if (fd < 0)
@@ -53,26 +52,20 @@ static unsigned long n_runnable(void)
     if (bytes <= 0)
         return 0;
     text[bytes] = '\0';
-    return sscanf(text, "%*s %*s %*s %lu/", &n) == 1 ? n : 0;
-}
-
-/* How often the system has taken the core from this thread while it wanted to run. */
-static long n_gave_way(void)
-{
-    struct rusage usage;
-
-    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nivcsw : 0;
+    return sscanf(text, "%*u %llu", &ns) == 1 ? ns : 0; /* ran, waited, slices */
 }
 
 static bool is_crowded(struct kv_idle *idle, uint64_t now_us)
 {
     if (now_us >= idle->looked_us + LOOK_EVERY_US) {
-        const long n = n_gave_way(), n_cores = sysconf(_SC_NPROCESSORS_ONLN);
-        const bool gave_way = n != idle->n_gave_way && idle->looked_us > 0;
+        const uint64_t wait_ns = core_wait_ns();
+        const uint64_t waited_us = (wait_ns - idle->core_wait_ns) / 1000;
+        const bool had_to = idle->core_wait_ns > 0 && wait_ns > idle->core_wait_ns &&
+                            waited_us > (now_us - idle->looked_us) / WAIT_SHARE;
 
         idle->looked_us = now_us;
-        idle->n_gave_way = n;
-        if (gave_way || (n_cores > 0 && n_runnable() > (unsigned long)n_cores))
+        idle->core_wait_ns = wait_ns;
+        if (had_to)
             idle->crowd += idle->crowd < KV_IDLE_CROWD ? 2 : 0;
         else
             idle->crowd -= idle->crowd > 0;

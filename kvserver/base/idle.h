@@ -4,8 +4,9 @@
  * cores are shared, for each message.  Whoever looks takes a core from everybody else.
  *
  *   adaptive   looks for twice as long as what it waits for usually takes, if that is 1 ms at most,
- *              else for 50 us; sleeps at once where others want the core: where more threads of the
- *              machine want to run than it has cores, or this one has to give way
+ *              else for 50 us; sleeps at once where others want the core: where it has had to wait
+ *              for one for more than an eighth of the time.  A thread that passes now and then is no
+ *              reason, since being woken for each message takes more than it does
  *   busy       never sleeps
  *   sleep      sleeps at once
  *
@@ -27,10 +28,10 @@ enum kv_idle_mode {
 
 struct kv_idle {
     enum kv_idle_mode mode;
-    uint64_t gap_us;    /* moving average of the wait; 0: none yet */
-    uint64_t looked_us; /* when the load was last read */
-    long n_gave_way;    /* how often this thread had to, until then */
-    unsigned crowd;     /* 0..KV_IDLE_CROWD: how often others wanted the core */
+    uint64_t gap_us;       /* moving average of the wait; 0: none yet */
+    uint64_t looked_us;    /* when the load was last read */
+    uint64_t core_wait_ns; /* how long this thread had waited for a core until then */
+    unsigned crowd;        /* 0..KV_IDLE_CROWD: how often it had to wait */
 };
 
 enum {

@@ -1,9 +1,7 @@
 /* idle.h: names, and how long one looks after what it has seen. */
-#define open      test_open
-#define getrusage test_getrusage
-#include "kvserver/base/idle.c" /* it opens /proc/loadavg, and asks for its own switches */
+#define open test_open
+#include "kvserver/base/idle.c" /* it asks the system how long it has waited */
 #undef open
-#undef getrusage
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,34 +9,38 @@
 
 #include <cmocka.h>
 
-static const char *loads; /* what the file has; NULL: there is none */
+static uint64_t waited_us; /* for a core */
+static bool is_told;       /* by the system */
 
-/* As open(), of a file with these bytes. */
+/* As open(), of the file that says so. */
 int test_open(const char *path, int flags, ...)
 {
+    char text[64];
     int ends[2];
 
     (void)flags;
-    assert_string_equal(path, "/proc/loadavg");
-    if (loads == NULL)
+    assert_string_equal(path, "/proc/thread-self/schedstat");
+    if (!is_told)
         return -1;
+    snprintf(text, sizeof(text), "123456789 %llu000 42\n", (unsigned long long)waited_us);
     assert_int_equal(pipe(ends), 0);
-    assert_int_equal(write(ends[1], loads, strlen(loads)), (ssize_t)strlen(loads));
+    assert_int_equal(write(ends[1], text, strlen(text)), (ssize_t)strlen(text));
     close(ends[1]);
     return ends[0];
 }
 
-static long n_switches; /* that it has had to bear */
-
-int test_getrusage(__rusage_who_t who, struct rusage *usage)
+/* Looks n times, every 20 ms, after waits of `us` for a core.  Returns for how long it would look at
+ * last. */
+static uint64_t after(struct kv_idle *idle, uint64_t *now_us, int n, uint64_t us)
 {
-    assert_int_equal(who, RUSAGE_THREAD);
-    usage->ru_nivcsw = n_switches;
-    return 0;
-}
+    uint64_t spin_us = 0;
 
-static const char *const crowded = "9.00 8.00 7.00 9999/10000 12345\n";
-static const char *const calm = "0.00 0.00 0.00 1/10000 12345\n";
+    for (int i = 0; i < n; i++) {
+        waited_us += us;
+        spin_us = kv_idle_spin_us(idle, *now_us += 20000);
+    }
+    return spin_us;
+}
 
 static void names(void **state)
 {
@@ -58,7 +60,8 @@ static void as_told(void **state)
     struct kv_idle busy = {.mode = KV_IDLE_BUSY}, sleeps = {.mode = KV_IDLE_SLEEP};
 
     (void)state;
-    loads = crowded;
+    is_told = true;
+    waited_us += 1000000;
     kv_idle_came(&busy, 5000);
     kv_idle_came(&sleeps, 100);
     assert_int_equal(kv_idle_spin_us(&busy, 1000000), UINT64_MAX);
@@ -71,7 +74,6 @@ static void as_it_learns(void **state)
     struct kv_idle idle = {0};
 
     (void)state;
-    loads = calm;
     assert_int_equal(kv_idle_spin_us(&idle, 1), KV_IDLE_LEAST_US);
     kv_idle_came(&idle, 400);
     assert_in_range(kv_idle_spin_us(&idle, 2), 2 * 400 + KV_IDLE_LEAST_US, 860);
@@ -89,42 +91,34 @@ static void as_it_learns(void **state)
     assert_int_equal(kv_idle_spin_us(&idle, 6), KV_IDLE_LEAST_US);
 }
 
-/* Where more want to run than there are cores, for some time, nobody looks. */
+/* Whoever waits for a core for long, and not for once, does not look. */
 static void as_others_need(void **state)
 {
     struct kv_idle idle = {0};
     uint64_t now_us = 1000000;
 
     (void)state;
-    loads = crowded;
+    is_told = true;
     kv_idle_came(&idle, 400);
-    assert_true(kv_idle_spin_us(&idle, now_us) > KV_IDLE_LEAST_US); /* it may pass */
-    for (int i = 0; i < 1000; i++)
+    assert_true(after(&idle, &now_us, 2, 10000) > KV_IDLE_LEAST_US); /* it may pass */
+    for (int i = 0; i < 1000; i++, waited_us += 10000)
         (void)kv_idle_spin_us(&idle, now_us); /* not looked at each time */
     assert_true(kv_idle_spin_us(&idle, now_us) > KV_IDLE_LEAST_US);
-    for (int i = 0; i < 20; i++)
-        (void)kv_idle_spin_us(&idle, now_us += 20000);
-    assert_int_equal(kv_idle_spin_us(&idle, now_us), 0);
-    loads = calm;
-    for (int i = 0; i < 20; i++)
-        (void)kv_idle_spin_us(&idle, now_us += 20000);
-    assert_true(kv_idle_spin_us(&idle, now_us) > KV_IDLE_LEAST_US);
-    /* What cannot be read is no reason to sleep. */
-    loads = NULL;
-    for (int i = 0; i < 20; i++)
-        (void)kv_idle_spin_us(&idle, now_us += 20000);
-    assert_true(kv_idle_spin_us(&idle, now_us) > KV_IDLE_LEAST_US);
-    /* Whoever has to give way does, whatever the machine says. */
-    for (int i = 0; i < 20; i++, n_switches++)
-        (void)kv_idle_spin_us(&idle, now_us += 20000);
-    assert_int_equal(kv_idle_spin_us(&idle, now_us), 0);
-    for (int i = 0; i < 20; i++)
-        (void)kv_idle_spin_us(&idle, now_us += 20000);
-    assert_true(kv_idle_spin_us(&idle, now_us) > KV_IDLE_LEAST_US);
-    loads = "nonsense";
-    for (int i = 0; i < 20; i++)
-        (void)kv_idle_spin_us(&idle, now_us += 20000);
-    assert_true(kv_idle_spin_us(&idle, now_us) > KV_IDLE_LEAST_US);
+    assert_int_equal(after(&idle, &now_us, 20, 10000), 0);
+    assert_true(after(&idle, &now_us, 20, 0) > KV_IDLE_LEAST_US);
+    /* Two of 20 ms are little, every now and then. */
+    assert_true(after(&idle, &now_us, 50, 2000) > KV_IDLE_LEAST_US);
+    /* Others that come and go, too: as often as not. */
+    for (int i = 0; i < 50; i++) {
+        (void)after(&idle, &now_us, 1, 10000);
+        assert_true(after(&idle, &now_us, 2, 0) > KV_IDLE_LEAST_US);
+    }
+    assert_int_equal(after(&idle, &now_us, 20, 3000), 0);
+    /* What cannot be read is no reason to sleep, nor what was not known before. */
+    is_told = false;
+    assert_true(after(&idle, &now_us, 20, 10000) > KV_IDLE_LEAST_US);
+    is_told = true;
+    assert_true(after(&idle, &now_us, 1, 10000) > KV_IDLE_LEAST_US);
 }
 
 int main(void)
