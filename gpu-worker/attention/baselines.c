@@ -8,9 +8,8 @@
  *
  * The oracle is the best result of any index that ranks rows as PQCache does; random
  * shows the loss of an index that fails.  Recall is measured against the oracle's selection. */
-#include "gpu-worker/attention/method.h"
-#include "gpu-worker/base/softmax.h"
-#include "gpu-worker/kvcache/full_rows.h"
+#include "gpu-worker/attention/baselines_private.h"
+
 #include "gpu-worker/kvcache/session.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/random.h"
@@ -19,46 +18,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct baseline;
-
-/* Selects the k rows of a budget for a layer's kv head: ret_ids (k), ascending. */
-typedef void (*choose_fn)(struct baseline *baseline,
-                          const struct kvw_budget *budget,
-                          uint32_t layer,
-                          uint32_t head,
-                          uint32_t *ret_ids);
-
-struct baseline {
-    struct kvw_method base;
-    choose_fn choose;
-    struct kvw_method_options options;
-    struct kvw_device *device;
-    struct kvw_full_rows *full_rows;
-    const struct kvw_softmax_ops *softmax;
-    uint32_t prompt_rows; /* where the prompt ended */
-
-    struct kvw_device_buffer *scores; /* (n_q_heads, capacity) */
-    float *scores_host;
-    struct kvw_event *scored; /* scores_host has them */
-    float *sums;              /* (capacity) */
-    uint64_t *order;          /* (capacity) */
-    uint32_t *ids;            /* (capacity) */
-    uint32_t *exact;          /* (capacity) */
-    struct kvw_row_run *runs;
-    uint32_t *run_begin; /* (n_kv_heads + 1) */
-
-    uint64_t rows_attended, rows_possible;
-    uint64_t prompt_rows_attended; /* of rows_attended: all that were possible */
-    uint64_t rows_recalled, rows_to_recall;
-};
-
-static struct baseline *baseline_of(struct kvw_method *attention)
+static struct kvw_baseline *baseline_of(struct kvw_method *attention)
 {
-    return (struct baseline *)attention;
+    return (struct kvw_baseline *)attention;
 }
 
 /* The whole budget is what others are compared with. */
-static void use_options(struct baseline *baseline, const struct kvw_method_options *options)
+static void use_options(struct kvw_baseline *baseline, const struct kvw_method_options *options)
 {
     baseline->options = *options;
     baseline->options.budget.selects_half = false;
@@ -67,7 +33,7 @@ static void use_options(struct baseline *baseline, const struct kvw_method_optio
 /* ---- exact top-k ---- */
 
 /* scores_host (n_q_heads, middle rows) of a layer's middle. */
-static void score_middle(struct baseline *baseline,
+static void score_middle(struct kvw_baseline *baseline,
                          const struct kvw_budget *budget,
                          uint32_t layer,
                          const struct kvw_device_buffer *q)
@@ -131,23 +97,20 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void choose_exactly(struct baseline *baseline,
-                           const struct kvw_budget *budget,
-                           uint32_t head,
-                           uint32_t *ret_ids)
+void kvw_baseline_choose_best(
+    struct kvw_baseline *baseline, float *scores, uint32_t n, uint32_t k, uint32_t *ret_places)
 {
     const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
     const uint32_t group = shape->n_q_heads / shape->n_kv_heads;
-    const uint32_t n = budget->window_begin - budget->sinks;
 
     memset(baseline->sums, 0, n * sizeof(baseline->sums[0]));
     for (uint32_t g = 0; n > 0 && g < group; g++) {
-        float *scores = baseline->scores_host + (size_t)(head * group + g) * n;
-        const float most = baseline->softmax->max(scores, n);
-        const float scale = 1 / baseline->softmax->exp_sum(scores, n, most);
+        float *of_head = scores + (size_t)g * n;
+        const float most = baseline->softmax->max(of_head, n);
+        const float scale = 1 / baseline->softmax->exp_sum(of_head, n, most);
 
         for (uint32_t i = 0; i < n; i++)
-            baseline->sums[i] += scores[i] * scale;
+            baseline->sums[i] += of_head[i] * scale;
     }
     /* Sums are not negative, so their bits sort as they do; among equal sums the first row
      * is the largest. */
@@ -157,15 +120,31 @@ static void choose_exactly(struct baseline *baseline,
         memcpy(&bits, &baseline->sums[i], sizeof(bits));
         baseline->order[i] = (uint64_t)bits << 32 | (UINT32_MAX - i);
     }
-    largest_first(baseline->order, n, budget->k);
+    largest_first(baseline->order, n, k);
+    for (uint32_t i = 0; i < k; i++)
+        ret_places[i] = UINT32_MAX - (uint32_t)baseline->order[i];
+    qsort(ret_places, k, sizeof(ret_places[0]), compare_ids);
+}
+
+/* Uses up the head's scores. */
+static void choose_exactly(struct kvw_baseline *baseline,
+                           const struct kvw_budget *budget,
+                           uint32_t head,
+                           uint32_t *ret_ids)
+{
+    const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
+    const uint32_t group = shape->n_q_heads / shape->n_kv_heads;
+    const uint32_t n = budget->window_begin - budget->sinks;
+
+    kvw_baseline_choose_best(baseline, baseline->scores_host + (size_t)head * group * n, n,
+                             budget->k, ret_ids);
     for (uint32_t i = 0; i < budget->k; i++)
-        ret_ids[i] = budget->sinks + (UINT32_MAX - (uint32_t)baseline->order[i]);
-    qsort(ret_ids, budget->k, sizeof(ret_ids[0]), compare_ids);
+        ret_ids[i] += budget->sinks;
 }
 
 /* ---- selection ---- */
 
-static void choose_oracle(struct baseline *baseline,
+static void choose_oracle(struct kvw_baseline *baseline,
                           const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
@@ -175,7 +154,7 @@ static void choose_oracle(struct baseline *baseline,
     choose_exactly(baseline, budget, head, ret_ids);
 }
 
-static void choose_window(struct baseline *baseline,
+static void choose_window(struct kvw_baseline *baseline,
                           const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
@@ -189,7 +168,7 @@ static void choose_window(struct baseline *baseline,
 }
 
 /* Knuth's algorithm S: takes each row with probability (rows still to take) / (rows left). */
-static void choose_random(struct baseline *baseline,
+static void choose_random(struct kvw_baseline *baseline,
                           const struct kvw_budget *budget,
                           uint32_t layer,
                           uint32_t head,
@@ -240,7 +219,7 @@ static uint64_t n_common(const uint32_t *a, const uint32_t *b, uint32_t n)
     return common;
 }
 
-static void attend_baseline(struct baseline *baseline,
+static void attend_baseline(struct kvw_baseline *baseline,
                             uint32_t layer,
                             uint32_t token,
                             const struct kvw_device_buffer *q,
@@ -250,12 +229,11 @@ static void attend_baseline(struct baseline *baseline,
     const struct kvw_device_buffer *rows = kvw_full_rows_of(baseline->full_rows, layer);
     const struct kvw_budget budget =
         kvw_budget_of(&baseline->options.budget, baseline->prompt_rows, token + 1);
-    const bool is_oracle = baseline->choose == choose_oracle;
     const bool is_sample =
         baseline->options.recall_every > 0 && token % baseline->options.recall_every == 0;
     uint32_t n_runs = 0;
 
-    if (is_oracle || is_sample)
+    if (baseline->needs_scores || is_sample)
         score_middle(baseline, &budget, layer, q);
     for (uint32_t head = 0; head < shape->n_kv_heads; head++) {
         const size_t first = (size_t)head * shape->capacity;
@@ -274,11 +252,12 @@ static void attend_baseline(struct baseline *baseline,
         add_run(baseline->runs, &n_runs, head_begin, &run);
 
         if (is_sample) {
-            if (!is_oracle)
+            if (!baseline->is_exact)
                 choose_exactly(baseline, &budget, head, baseline->exact);
             baseline->rows_to_recall += budget.k;
-            baseline->rows_recalled +=
-                is_oracle ? budget.k : n_common(baseline->ids, baseline->exact, budget.k);
+            baseline->rows_recalled += baseline->is_exact
+                                           ? budget.k
+                                           : n_common(baseline->ids, baseline->exact, budget.k);
         }
         baseline->rows_attended +=
             budget.sinks + budget.k + budget.n_rows - budget.window_begin;
@@ -290,10 +269,8 @@ static void attend_baseline(struct baseline *baseline,
 
 /* ---- the method's table ---- */
 
-static void baseline_destroy(struct kvw_method *attention)
+void kvw_baseline_close(struct kvw_baseline *baseline)
 {
-    struct baseline *baseline = baseline_of(attention);
-
     kvw_full_rows_destroy(baseline->full_rows);
     baseline->device->ops->buffer_destroy(baseline->scores);
     baseline->device->ops->event_destroy(baseline->scored);
@@ -304,28 +281,22 @@ static void baseline_destroy(struct kvw_method *attention)
     free(baseline->exact);
     free(baseline->runs);
     free(baseline->run_begin);
-    free(baseline);
 }
 
-static kv_status_t create(const struct kvw_method_setup *setup,
-                          const struct kvw_method_ops *ops,
-                          choose_fn choose,
-                          struct kvw_method **ret_attention,
-                          char *detail,
-                          size_t detail_bytes)
+kv_status_t kvw_baseline_open(struct kvw_baseline *baseline,
+                              const struct kvw_method_setup *setup,
+                              const struct kvw_method_ops *ops,
+                              char *detail,
+                              size_t detail_bytes)
 {
     const struct kvw_model_params *params = &setup->session.model->params;
     const size_t capacity = setup->session.capacity;
     const size_t scores_bytes = params->n_q_heads * capacity * sizeof(float);
-    struct baseline *baseline = calloc(1, sizeof(*baseline));
     kv_status_t status = KV_NO_MEMORY;
 
     snprintf(detail, detail_bytes, "out of memory: scores of %zu tokens", capacity);
-    if (baseline == NULL)
-        return KV_NO_MEMORY;
     baseline->base.ops = ops;
-    baseline->choose = choose;
-    use_options(baseline, &setup->options);
+    baseline->options = setup->options;
     baseline->device = setup->session.model->device;
     baseline->softmax = kvw_softmax();
     baseline->scores_host = malloc(scores_bytes);
@@ -347,11 +318,39 @@ static kv_status_t create(const struct kvw_method_setup *setup,
     if (status == KV_OK)
         status =
             kvw_full_rows_create(&setup->session, &baseline->full_rows, detail, detail_bytes);
+    if (status == KV_OK)
+        baseline->base.session = kvw_full_rows_session(baseline->full_rows);
+    return status;
+}
+
+static void baseline_destroy(struct kvw_method *attention)
+{
+    kvw_baseline_close(baseline_of(attention));
+    free(attention);
+}
+
+static kv_status_t create(const struct kvw_method_setup *setup,
+                          const struct kvw_method_ops *ops,
+                          kvw_choose_fn choose,
+                          struct kvw_method **ret_attention,
+                          char *detail,
+                          size_t detail_bytes)
+{
+    struct kvw_baseline *baseline = calloc(1, sizeof(*baseline));
+    kv_status_t status;
+
+    if (baseline == NULL) {
+        snprintf(detail, detail_bytes, "out of memory: method");
+        return KV_NO_MEMORY;
+    }
+    baseline->choose = choose;
+    baseline->is_exact = baseline->needs_scores = choose == choose_oracle;
+    status = kvw_baseline_open(baseline, setup, ops, detail, detail_bytes);
     if (status != KV_OK) {
         baseline_destroy(&baseline->base);
         return status;
     }
-    baseline->base.session = kvw_full_rows_session(baseline->full_rows);
+    use_options(baseline, &setup->options);
     *ret_attention = &baseline->base;
     return KV_OK;
 }
@@ -383,17 +382,17 @@ static kv_status_t random_create(const struct kvw_method_setup *setup,
                   detail_bytes);
 }
 
-static kv_status_t baseline_attend(struct kvw_method *attention,
-                                   enum kvw_phase phase,
-                                   uint32_t layer,
-                                   uint32_t token_begin,
-                                   uint32_t n,
-                                   const struct kvw_device_buffer *q,
-                                   const struct kvw_device_buffer *k,
-                                   const struct kvw_device_buffer *v,
-                                   struct kvw_device_buffer *out)
+kv_status_t kvw_baseline_attend(struct kvw_method *attention,
+                                enum kvw_phase phase,
+                                uint32_t layer,
+                                uint32_t token_begin,
+                                uint32_t n,
+                                const struct kvw_device_buffer *q,
+                                const struct kvw_device_buffer *k,
+                                const struct kvw_device_buffer *v,
+                                struct kvw_device_buffer *out)
 {
-    struct baseline *baseline = baseline_of(attention);
+    struct kvw_baseline *baseline = baseline_of(attention);
     const struct kvw_rows_shape *shape = kvw_full_rows_shape(baseline->full_rows);
     const uint64_t possible = kvw_method_rows_possible(shape, token_begin, n);
     const kv_status_t status =
@@ -414,10 +413,10 @@ static kv_status_t baseline_attend(struct kvw_method *attention,
     return kvw_session_poll(attention->session);
 }
 
-static kv_status_t baseline_end_pass(struct kvw_method *attention,
-                                     enum kvw_phase phase,
-                                     uint32_t token_begin,
-                                     uint32_t n)
+kv_status_t kvw_baseline_end_pass(struct kvw_method *attention,
+                                  enum kvw_phase phase,
+                                  uint32_t token_begin,
+                                  uint32_t n)
 {
     if (phase == KVW_PREFILL)
         baseline_of(attention)->prompt_rows = token_begin + n;
@@ -431,23 +430,23 @@ static kv_status_t baseline_set_options(struct kvw_method *attention,
     return KV_OK;
 }
 
-static kv_status_t baseline_rewind(struct kvw_method *attention, uint32_t tokens)
+kv_status_t kvw_baseline_rewind(struct kvw_method *attention, uint32_t tokens)
 {
-    struct baseline *baseline = baseline_of(attention);
+    struct kvw_baseline *baseline = baseline_of(attention);
 
     if (baseline->prompt_rows > tokens)
         baseline->prompt_rows = tokens;
     return KV_OK;
 }
 
-static uint64_t baseline_row_bytes(const struct kvw_method *attention)
+uint64_t kvw_baseline_row_bytes(const struct kvw_method *attention)
 {
-    return kvw_full_rows_bytes(((const struct baseline *)attention)->full_rows);
+    return kvw_full_rows_bytes(((const struct kvw_baseline *)attention)->full_rows);
 }
 
-static void baseline_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
+void kvw_baseline_stats(const struct kvw_method *attention, struct kvw_method_stats *stats)
 {
-    const struct baseline *baseline = (const struct baseline *)attention;
+    const struct kvw_baseline *baseline = (const struct kvw_baseline *)attention;
 
     stats->rows_attended = baseline->rows_attended;
     stats->rows_possible = baseline->rows_possible;
@@ -458,10 +457,11 @@ static void baseline_stats(const struct kvw_method *attention, struct kvw_method
     stats->waits.rows_s += kvw_full_rows_wait_s(baseline->full_rows);
 }
 
-#define BASELINE_FUNCTIONS                                                                 \
-    .destroy = baseline_destroy, .attend = baseline_attend, .end_pass = baseline_end_pass, \
-    .set_options = baseline_set_options, .rewind = baseline_rewind,                        \
-    .row_bytes = baseline_row_bytes, .stats = baseline_stats
+#define BASELINE_FUNCTIONS                                                  \
+    .destroy = baseline_destroy, .attend = kvw_baseline_attend,             \
+    .end_pass = kvw_baseline_end_pass, .set_options = baseline_set_options, \
+    .rewind = kvw_baseline_rewind, .row_bytes = kvw_baseline_row_bytes,     \
+    .stats = kvw_baseline_stats
 
 const struct kvw_method_ops kvw_method_oracle = {
     .name = "oracle",
