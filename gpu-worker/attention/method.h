@@ -2,7 +2,9 @@
  *
  * A forward pass calls, for each run of tokens:
  *
- *     for each layer     ask()        of a decode step: the query is there, its key and value are not
+ *     for each layer     guess()      of a decode step, only to methods that speculate: the query as
+ *                                     an earlier layer's state has it
+ *                        ask()        of a decode step: the query is there, its key and value are not
  *                        attend()     stores the layer's new keys and values, writes its output
  *     after the last     end_pass()   the tokens have been through all layers
  *
@@ -74,6 +76,12 @@ struct kvw_method_stats {
     uint32_t codebooks_trained, codebooks_found;
     double recall_sum; /* of recall_count estimates of the nodes */
     uint64_t recall_count;
+
+    /* Methods that guess queries. */
+    const double *guess_cosines; /* (n_layers) sums of the cosines between guessed queries and
+                                  * true ones since the options were set; the method's; NULL: none
+                                  * are guessed */
+    uint64_t n_guess_cosines;    /* in each layer's sum */
 };
 
 /* Returns what n tokens from token_begin on add to rows_possible in a layer. */
@@ -95,7 +103,8 @@ static inline uint64_t kvw_method_full_row_bytes(const struct kvw_model_params *
 /* The first member of every method's struct. */
 struct kvw_method {
     const struct kvw_method_ops *ops;
-    struct kvw_session *session; /* holds the method's rows; owned by the method */
+    struct kvw_session *session;  /* holds the method's rows; owned by the method */
+    enum kvw_speculate speculate; /* of which state guess() is to be told */
 };
 
 struct kvw_method_ops {
@@ -106,6 +115,7 @@ struct kvw_method_ops {
     bool has_index;      /* options.index matters */
     bool
         is_exact; /* selects by exact scores, whatever the codes: their options do not matter */
+    bool has_rows; /* in its memory, all: what nodes could answer does not matter */
 
     /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
     kv_status_t (*create)(const struct kvw_method_setup *setup,
@@ -115,6 +125,13 @@ struct kvw_method_ops {
     /* Closes the session, and with it the store's rows. */
     void (*destroy)(struct kvw_method *attention);
 
+    /* Before ask() in each layer of a decode step but the first: the layer's q as it would be if the
+     * state that attention->speculate names were the layer's input.  attend() of the layer before may
+     * be still to come.  `q` is valid until the call returns.  NULL: guesses are not wanted. */
+    kv_status_t (*guess)(struct kvw_method *attention,
+                         uint32_t layer,
+                         uint32_t token,
+                         const struct kvw_device_buffer *q);
     /* Before attend() in each layer of a decode step, with the same q.  NULL: nothing to do. */
     kv_status_t (*ask)(struct kvw_method *attention,
                        uint32_t layer,
@@ -166,10 +183,11 @@ struct kvw_method_ops {
 extern const struct kvw_method_ops kvw_method_full;
 extern const struct kvw_method_ops kvw_method_pqcache;
 extern const struct kvw_method_ops kvw_method_oracle_rest;
-/* Baselines: they have all rows in memory and select some of them. */
+/* Baselines, and a control: they have all rows in memory and select some of them. */
 extern const struct kvw_method_ops kvw_method_oracle;
 extern const struct kvw_method_ops kvw_method_window;
 extern const struct kvw_method_ops kvw_method_random;
+extern const struct kvw_method_ops kvw_method_speculated;
 
 /* Ends a pass: the tokens have been through all layers. */
 kv_status_t kvw_method_end_pass(struct kvw_method *attention,

@@ -6,8 +6,8 @@
 #include <string.h>
 
 static const struct kvw_method_ops *const rows[] = {
-    &kvw_method_full,        &kvw_method_pqcache, &kvw_method_oracle,
-    &kvw_method_oracle_rest, &kvw_method_window,  &kvw_method_random,
+    &kvw_method_full,   &kvw_method_pqcache, &kvw_method_oracle,     &kvw_method_oracle_rest,
+    &kvw_method_window, &kvw_method_random,  &kvw_method_speculated,
 };
 
 const struct kvw_method_ops *kvw_method_find(const char *name)
@@ -20,7 +20,8 @@ const struct kvw_method_ops *kvw_method_find(const char *name)
 
 static bool can_use(const struct kvw_method_ops *ops, const struct kvw_method_option *option)
 {
-    if (option->is_of_codes && ops->is_exact)
+    if ((option->is_of_codes && ops->is_exact) || (option->is_of_answer && ops->has_rows) ||
+        (option->is_of_guess && ops->guess == NULL))
         return false;
     return option->needs_index ? ops->has_index : ops->has_budget;
 }

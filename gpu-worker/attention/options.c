@@ -22,6 +22,8 @@ const struct kvw_method_options kvw_method_defaults = {
     .rerank = KVW_USUAL,
     .cache = KVW_CACHE_LRU,
     .cache_tokens = 4096,
+    .speculate = KVW_SPECULATE_INPUT,
+    .speculate_first = 1,
 };
 
 static bool set_ratio(struct kvw_method_options *options, const char *value)
@@ -229,6 +231,31 @@ static bool set_cache_tokens(struct kvw_method_options *options, const char *val
     return kvw_budget_parse_count(value, KV_BLOCK_TOKENS, &options->cache_tokens);
 }
 
+static bool set_speculate(struct kvw_method_options *options, const char *value)
+{
+    static const char *const names[] = {
+        [KVW_SPECULATE_NONE] = "none",
+        [KVW_SPECULATE_INPUT] = "input",
+        [KVW_SPECULATE_ATTENTION] = "attention",
+    };
+    unsigned state;
+
+    if (!find_name(names, sizeof(names) / sizeof(names[0]), value, &state))
+        return false;
+    options->speculate = (enum kvw_speculate)state;
+    return true;
+}
+
+static bool set_speculate_first(struct kvw_method_options *options, const char *value)
+{
+    return kvw_budget_parse_count(value, 1, &options->speculate_first);
+}
+
+static bool speculates(const struct kvw_method_options *options)
+{
+    return options->speculate != KVW_SPECULATE_NONE;
+}
+
 static bool has_summaries(const struct kvw_method_options *options)
 {
     return options->index.summaries != 0;
@@ -346,6 +373,7 @@ static const struct kvw_method_option method_options[] = {
      .expected = "auto, rows, ids or attend",
      .choices = "rows|attend|ids|auto",
      .needs_index = true,
+     .is_of_answer = true,
      .set = set_answer},
     {.name = "summaries",
      .alias = "rest",
@@ -356,6 +384,7 @@ static const struct kvw_method_option method_options[] = {
      .expected = "0, 16 or 64",
      .choices = "0|16|64",
      .needs_index = true,
+     .is_of_answer = true,
      .set = set_summaries},
     {.name = "summary-rows",
      .fallback = "3072",
@@ -364,6 +393,7 @@ static const struct kvw_method_option method_options[] = {
      .expected = "1024 or 3072",
      .choices = "1024|3072",
      .needs_index = true,
+     .is_of_answer = true,
      .matters = has_summaries,
      .condition = "with summaries 16 or 64",
      .set = set_summary_rows},
@@ -423,6 +453,7 @@ static const struct kvw_method_option method_options[] = {
      .expected = "lru, lfu or off",
      .choices = "lru|lfu|off",
      .needs_index = true,
+     .is_of_answer = true,
      .matters = cache_matters,
      .condition = "with answer rows or ids",
      .set = set_cache},
@@ -432,9 +463,31 @@ static const struct kvw_method_option method_options[] = {
      .expected = "a number of tokens, at least 128",
      .value = "N",
      .needs_index = true,
+     .is_of_answer = true,
      .matters = cache_tokens_matter,
      .condition = "with answer rows or ids and cache lru or lfu",
      .set = set_cache_tokens},
+    {.name = "speculate",
+     .fallback = "input",
+     .help =
+         "what a layer's query is guessed from, to pick candidates before it is there: the "
+         "input of the layer before, or that with its attention added; none: from nothing, the "
+         "query itself picks",
+     .expected = "input, attention or none",
+     .choices = "input|attention|none",
+     .needs_index = true,
+     .is_of_guess = true,
+     .set = set_speculate},
+    {.name = "speculate-first",
+     .fallback = "1",
+     .help = "the first layer, from 1, whose query is guessed; those before it have their own",
+     .expected = "a layer, at least 1",
+     .value = "LAYER",
+     .needs_index = true,
+     .is_of_guess = true,
+     .matters = speculates,
+     .condition = "with speculate input or attention",
+     .set = set_speculate_first},
     {.name = "seed", .expected = "a number", .set = set_seed},
 };
 

@@ -27,6 +27,13 @@ enum kvw_result_mode {
     KVW_RESULT_ATTEND, /* the attention output over the selected rows */
 };
 
+/* From which state of a token a layer's query is guessed. */
+enum kvw_speculate {
+    KVW_SPECULATE_NONE,      /* it is not */
+    KVW_SPECULATE_INPUT,     /* the input of the layer before */
+    KVW_SPECULATE_ATTENTION, /* the same with that layer's attention added */
+};
+
 #define KVW_ADAPTED 0u
 #define KVW_USUAL   UINT32_MAX
 
@@ -49,7 +56,9 @@ struct kvw_method_options {
     enum kvw_cache_policy cache;
     uint32_t cache_tokens; /* per layer */
 
-    uint32_t recall_every; /* measure recall once per this many tokens; 0: never */
+    enum kvw_speculate speculate;
+    uint32_t speculate_first; /* layer whose query is guessed */
+    uint32_t recall_every;    /* measure recall once per this many tokens; 0: never */
 };
 
 /* Returns whether the nodes attend to the selected rows, so that no rows are transferred. */
@@ -87,6 +96,8 @@ struct kvw_method_option {
     bool needs_index;     /* used by methods with an index in the store; else by every method
                              with a budget */
     bool is_of_codes;     /* and only by those that select by codes */
+    bool is_of_answer;    /* and only by those that leave attention to the store */
+    bool is_of_guess;     /* and only by those that guess queries */
     /* false: these options leave it without effect.  NULL: it always has one. */
     bool (*matters)(const struct kvw_method_options *options);
     const char *condition; /* when it matters, for messages: "with answer rows or ids" */

@@ -59,6 +59,7 @@ struct eval {
     const struct text *text; /* the current one */
     const uint32_t *open;    /* the tokens in the worker's session; NULL: none is open */
     struct kvw_eval_result *results; /* (plan.count), for the current text */
+    double *guess_cosines;           /* (plan.count, n_layers), of methods that guess queries */
     struct series *series;           /* (plan.count), of those that others are compared with */
     struct kvw_fidelity *fidelity;
     float *logits;
@@ -262,6 +263,26 @@ static void take_costs(const struct kvw_method_stats *before,
 #undef STEPS
 }
 
+static double *cosines_of(const struct eval *eval, size_t index)
+{
+    return eval->guess_cosines + index * eval->worker->model->params.n_layers;
+}
+
+/* Layer 0's query is not a guess. */
+static void take_cosines(struct eval *eval, size_t index, const struct kvw_method_stats *stats)
+{
+    const uint32_t n_layers = eval->worker->model->params.n_layers;
+    double sum = 0;
+
+    if (stats->guess_cosines == NULL)
+        return;
+    for (uint32_t i = 0; i < n_layers; i++) {
+        cosines_of(eval, index)[i] = stats->guess_cosines[i] / (double)stats->n_guess_cosines;
+        sum += i > 0 ? cosines_of(eval, index)[i] : 0;
+    }
+    eval->results[index].guess_cosine = n_layers > 1 ? sum / (n_layers - 1) : NAN;
+}
+
 static int measure_text(struct eval *eval, size_t index)
 {
     struct kvw_eval_result *result = &eval->results[index];
@@ -297,6 +318,7 @@ static int measure_text(struct eval *eval, size_t index)
     }
     compare(eval, index, &series);
     take_costs(&before, &after, n_scored(eval), result);
+    take_cosines(eval, index, &after);
     result->total_s += kvw_seconds_since(begin_us);
     outcome = write_tokens(eval, index, &series);
     if (index <= eval->n_against)
@@ -451,6 +473,14 @@ static int measure_method(struct eval *eval,
     return outcome;
 }
 
+static bool has_guesses(const struct kvw_eval_plan *plan)
+{
+    for (size_t i = 0; i < plan->count; i++)
+        if (plan->runs[i].ops->guess != NULL)
+            return true;
+    return false;
+}
+
 static size_t longest_method(const struct kvw_eval_plan *plan)
 {
     size_t longest = 0;
@@ -490,7 +520,10 @@ measure_plan(struct eval *eval, enum kvw_eval_format format, const struct kvw_ev
             outcome = measure_method(eval, begin, end, measure_needles);
         kvw_progress_end();
         for (size_t i = begin; outcome == KVW_DONE && i < end; i++)
-            kvw_eval_report(format, about, &plan->runs[i], &eval->results[i]);
+            kvw_eval_report(format, about, &plan->runs[i], &eval->results[i],
+                            plan->runs[i].ops->guess != NULL && has_text(eval)
+                                ? cosines_of(eval, i)
+                                : NULL);
     }
     return outcome;
 }
@@ -511,6 +544,8 @@ static int measure_all(struct eval *eval)
         .method_width = (int)longest_method(&eval->plan),
         .has_many_texts = eval->n_texts > 1,
         .has_differences = eval->n_against > 0,
+        .has_guesses = has_guesses(&eval->plan),
+        .n_layers = worker->model->params.n_layers,
     };
     int outcome = KVW_DONE;
 
@@ -599,8 +634,11 @@ static int make_room(struct eval *eval)
 
     eval->results = calloc(eval->plan.count, sizeof(eval->results[0]));
     eval->series = calloc(eval->plan.count, sizeof(eval->series[0]));
+    eval->guess_cosines = calloc(eval->plan.count * eval->worker->model->params.n_layers,
+                                 sizeof(eval->guess_cosines[0]));
     eval->logits = malloc(n_vocabulary * sizeof(eval->logits[0]));
-    if (eval->results == NULL || eval->series == NULL || eval->logits == NULL ||
+    if (eval->results == NULL || eval->series == NULL || eval->guess_cosines == NULL ||
+        eval->logits == NULL ||
         kvw_sampler_create(&greedy, n_vocabulary, &eval->sampler) != KV_OK) {
         kvw_error(eval->worker, "out of memory: logits");
         return KVW_FAILED;
@@ -686,6 +724,7 @@ end:
     if (eval->per_token != NULL)
         fclose(eval->per_token);
     free(eval->results);
+    free(eval->guess_cosines);
     free(eval->logits);
     free(eval);
     return outcome;

@@ -361,10 +361,12 @@ static const struct {
           "sinks, window and selected rows between them: pqcache: rows the store finds by "
           "code; "
           "oracle: exact top-k; oracle+rest: pqcache, but exact top-k; window: the most "
-          "recent; random: a random sample",
+          "recent; random: a random sample; speculated: pqcache, but a guess of the query "
+          "picks "
+          "the candidates",
       .offset = FIELD(attention),
       .type = KV_CONFIG_STRING,
-      .choices = "full|pqcache|oracle|oracle+rest|window|random"}},
+      .choices = "full|pqcache|oracle|oracle+rest|window|random|speculated"}},
     /* The options of attention methods are inserted here. */
     {KVW_COMMAND_METHODS, {.name = NULL}},
     {KVW_COMMAND_COMPUTES,

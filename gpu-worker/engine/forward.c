@@ -241,6 +241,45 @@ begin(struct kvw_forward *forward, struct kvw_forward_item *items, uint32_t n_it
     return KV_OK;
 }
 
+/* The query of a layer whose input is the state as it is now.  Uses h. */
+static void
+project_query(struct kvw_forward *forward, uint32_t layer, struct kvw_device_buffer *ret_q)
+{
+    const struct kvw_model_params *params = &forward->model->params;
+    const struct kvw_model_layer *weights = &forward->model->layers[layer];
+    struct kvw_device *device = forward->device;
+    const struct kvw_device_ops *ops = device->ops;
+    const uint32_t n = forward->n_tokens;
+
+    ops->rms_norm(device, weights->attn_norm, params->epsilon, forward->x, n, forward->h);
+    ops->matmul(device, weights->q, weights->q_bias, forward->h, n, ret_q);
+    ops->rope(device, params->rope_style, forward->rotations, ret_q, n, params->n_q_heads,
+              params->d, params->n_rot);
+}
+
+/* Tells the methods that speculate from the state as it is now what the layer's query would be.
+ * `mixed` and h are free at either time. */
+static void guess(struct kvw_forward *forward, uint32_t layer, enum kvw_speculate from)
+{
+    bool is_projected = false;
+
+    if (layer == forward->model->params.n_layers)
+        return;
+    for (uint32_t i = 0; i < forward->n_items; i++) {
+        const struct item *item = &forward->items[i];
+        struct kvw_forward_item *of = item->of;
+
+        if (of->phase != KVW_DECODE || of->attention->ops->guess == NULL ||
+            of->attention->speculate != from || of->status != KV_OK)
+            continue;
+        if (!is_projected)
+            project_query(forward, layer, forward->mixed);
+        is_projected = true;
+        of->status =
+            of->attention->ops->guess(of->attention, layer, of->token_begin, item->mixed);
+    }
+}
+
 /* The first half of a layer: what attention needs. */
 static void ask(struct kvw_forward *forward, uint32_t layer)
 {
@@ -251,10 +290,7 @@ static void ask(struct kvw_forward *forward, uint32_t layer)
     const uint32_t n = forward->n_tokens;
 
     trace_span(forward, NULL, layer);
-    ops->rms_norm(device, weights->attn_norm, params->epsilon, forward->x, n, forward->h);
-    ops->matmul(device, weights->q, weights->q_bias, forward->h, n, forward->q);
-    ops->rope(device, params->rope_style, forward->rotations, forward->q, n, params->n_q_heads,
-              params->d, params->n_rot);
+    project_query(forward, layer, forward->q);
     trace_span(forward, "projections", layer);
     for (uint32_t i = 0; i < forward->n_items; i++) {
         const struct item *item = &forward->items[i];
@@ -269,6 +305,7 @@ static void ask(struct kvw_forward *forward, uint32_t layer)
     ops->matmul(device, weights->v, weights->v_bias, forward->h, n, forward->v);
     ops->rope(device, params->rope_style, forward->rotations, forward->k, n, params->n_kv_heads,
               params->d, params->n_rot);
+    guess(forward, layer + 1, KVW_SPECULATE_INPUT);
     trace_span(forward, "projections", layer);
 }
 
@@ -295,6 +332,7 @@ static void answer(struct kvw_forward *forward, uint32_t layer)
     ops->matmul(device, weights->attn_output, weights->attn_output_bias, forward->mixed, n,
                 forward->h);
     ops->add(device, forward->x, forward->h, (size_t)n * params->n_hidden);
+    guess(forward, layer + 1, KVW_SPECULATE_ATTENTION);
 
     ops->rms_norm(device, weights->ffn_norm, params->epsilon, forward->x, n, forward->h);
     ops->matmul(device, weights->gate, weights->gate_bias, forward->h, n, forward->gate);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    VALUES = 30,
+    VALUES = 31,
     METHOD_WIDTH_MIN = 12,
 };
 
@@ -37,6 +37,7 @@ static void list_values(const struct kvw_eval_about *about,
         {"kl_difference", differs ? "d KL" : NULL, 1, 8, 5, result->kl_difference},
         {"kl_difference_error", differs ? "+-" : NULL, 1, 7, 5, result->kl_difference_error},
         {"recall", "recall", 1, 6, 3, result->recall},
+        {"guess_cosine", about->has_guesses ? "cosine" : NULL, 1, 6, 3, result->guess_cosine},
         {"rows_coded_share", "coded %", 100, 7, 1, result->coded_share},
         {"rows_scored_exactly_share", "exact %", 100, 7, 1, result->exact_share},
         {"rows_attended_share", "rows %", 100, 6, 2, result->rows_share},
@@ -150,7 +151,8 @@ static void print_csv(const struct kvw_eval_about *about,
 
 static void print_json(const struct kvw_eval_about *about,
                        const struct kvw_planned_run *run,
-                       const struct value *values)
+                       const struct value *values,
+                       const double *guess_cosines)
 {
     struct kv_json json;
 
@@ -163,6 +165,12 @@ static void print_json(const struct kvw_eval_about *about,
     kv_json_number(&json, "from", about->from);
     for (; values->name != NULL; values++)
         kv_json_number(&json, values->name, values->value);
+    if (guess_cosines != NULL) {
+        kv_json_list(&json, "guess_cosine_by_layer");
+        for (uint32_t i = 0; i < about->n_layers; i++)
+            kv_json_item_number(&json, guess_cosines[i]);
+        kv_json_list_end(&json);
+    }
     kv_json_text(&json, "kv_type", about->kv_type);
     kv_json_text(&json, "store", about->store);
     kv_json_text(&json, "device", about->device);
@@ -173,7 +181,8 @@ static void print_json(const struct kvw_eval_about *about,
 void kvw_eval_report(enum kvw_eval_format format,
                      const struct kvw_eval_about *about,
                      const struct kvw_planned_run *run,
-                     const struct kvw_eval_result *result)
+                     const struct kvw_eval_result *result,
+                     const double *guess_cosines)
 {
     struct value values[VALUES];
 
@@ -183,7 +192,7 @@ void kvw_eval_report(enum kvw_eval_format format,
         print_table(about, run, values);
         break;
     case KVW_EVAL_JSON:
-        print_json(about, run, values);
+        print_json(about, run, values, guess_cosines);
         break;
     case KVW_EVAL_CSV:
         print_csv(about, run, values);

@@ -22,7 +22,9 @@ struct kvw_eval_about {
     const char *text;     /* its file */
     bool has_many_texts;  /* it is not the only one */
     bool has_differences; /* to the method of --against */
-    int method_width;     /* of the longest method name */
+    bool has_guesses;     /* some method guesses queries */
+    uint32_t n_layers;
+    int method_width; /* of the longest method name */
 };
 
 /* NAN: not measured. */
@@ -37,6 +39,7 @@ struct kvw_eval_result {
     double recall;          /* of the rows that exact scores would have selected */
     double coded_share;     /* of the eligible rows of queries, scored by their codes */
     double exact_share;     /* keys read to score eligible rows, per eligible row */
+    double guess_cosine;    /* of guessed queries to true ones, in all layers but the first */
     double rows_share;      /* of the rows so far, attended to by a step */
     double estimated_share; /* of the rows so far, in estimates */
     double needles_found, needles_asked;
@@ -55,9 +58,11 @@ struct kvw_eval_result {
 void kvw_eval_report_head(enum kvw_eval_format format, const struct kvw_eval_about *about);
 /* A field of CSV, quoted where it must be. */
 void kvw_eval_print_field(FILE *file, const char *text);
+/* guess_cosines (n_layers): the same of each layer, for objects only; NULL: none are guessed. */
 void kvw_eval_report(enum kvw_eval_format format,
                      const struct kvw_eval_about *about,
                      const struct kvw_planned_run *run,
-                     const struct kvw_eval_result *result);
+                     const struct kvw_eval_result *result,
+                     const double *guess_cosines);
 
 #endif

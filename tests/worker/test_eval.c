@@ -296,6 +296,50 @@ static void test_oracle_and_rest(void **state)
     assert_non_null(strstr(result.errors, "rerank"));
 }
 
+/* Without guesses it is pqcache without summaries; with them it says how good they are. */
+static void test_speculated(void **state)
+{
+    static const struct {
+        const char *method, *error;
+    } refused[] = {
+        {"pqcache:speculate=none",
+         "methods: speculate: not used by pqcache, only by speculated"},
+        {"speculated:speculate=query",
+         "methods: speculate: not input, attention or none: query"},
+        {"speculated:speculate-first=0",
+         "methods: speculate-first: not a layer, at least 1: 0"},
+        {"speculated:speculate=none:speculate-first=2",
+         "methods: speculate-first: not used by speculated, only by speculated with speculate "
+         "input or attention"},
+        {"speculated:summaries=16",
+         "methods: summaries: not used by speculated, only by pqcache, oracle+rest"},
+        {"speculated:answer=rows", "methods: answer: not used by speculated, only by pqcache"},
+    };
+    const char *own, *guessed;
+    double usual;
+
+    (void)state;
+    run("eval", 0, "--text-file", text, "--tokens", "180", "--from", "150", "--json",
+        "--methods", "pqcache:summaries=0,speculated:speculate=none,speculated:rerank=2",
+        "--budgets", "1/4", "--window", "8", "--first-cut", "none", "--wait-index", "--seeds",
+        "1", NULL);
+    usual = worker_json_number(strstr(result.output, "\"pqcache:"), "perplexity");
+    own = strstr(result.output, "\"speculated:speculate=none");
+    guessed = strstr(result.output, "\"speculated:rerank=2");
+    assert_true(own != NULL && guessed != NULL);
+    assert_true(fabs(worker_json_number(own, "perplexity") / usual - 1) < 1e-4);
+    assert_true(worker_json_number(own, "guess_cosine") > 0.999999);
+    assert_true(worker_json_number(guessed, "guess_cosine") < 0.99);
+    assert_non_null(strstr(guessed, "\"guess_cosine_by_layer\": [1, "));
+    assert_true(
+        isnan(worker_json_number(result.output, "guess_cosine"))); /* full attention's */
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        run("eval", 2, "--text-file", text, "--methods", refused[i].method, NULL);
+        if (strstr(result.errors, refused[i].error) == NULL)
+            fail_msg("%s: %s", refused[i].method, result.errors);
+    }
+}
+
 static unsigned n_lines(const char *output)
 {
     unsigned n = 0;
@@ -431,7 +475,7 @@ static void test_unused(void **state)
     (void)state;
     run("generate", 2, "--prompt", "a", "--ratio", "0.1", NULL);
     assert_non_null(strstr(result.errors, "option: --ratio: not used by full, only by pqcache, "
-                                          "oracle, oracle+rest, window, random"));
+                                          "oracle, oracle+rest, window, random, speculated"));
     run("logits", 2, "--attention", "window", "--rest", "16", NULL);
     assert_non_null(
         strstr(result.errors, "option: --summaries: not used by window, only by pqcache"));
@@ -518,12 +562,12 @@ static void test_refused(void **state)
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_perplexity),    cmocka_unit_test(test_costs),
-        cmocka_unit_test(test_per_token),     cmocka_unit_test(test_oracle_and_rest),
-        cmocka_unit_test(test_needles),       cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_old_names),     cmocka_unit_test(test_unused),
-        cmocka_unit_test(test_embedded_name), cmocka_unit_test(test_many_nodes),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_perplexity), cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_per_token),  cmocka_unit_test(test_oracle_and_rest),
+        cmocka_unit_test(test_speculated), cmocka_unit_test(test_needles),
+        cmocka_unit_test(test_formats),    cmocka_unit_test(test_old_names),
+        cmocka_unit_test(test_unused),     cmocka_unit_test(test_embedded_name),
+        cmocka_unit_test(test_many_nodes), cmocka_unit_test(test_refused),
     };
 
     (void)argc;

@@ -117,7 +117,7 @@ static void test_refused(void **state)
          "methods: rerank: not used by window, only by pqcache"},
         {"full:sinks=4", "1/10", "0",
          "methods: sinks: not used by full, only by pqcache, oracle, oracle+rest, window, "
-         "random"},
+         "random, speculated"},
         {"pqcache:cache=lfu", "1/10", "0",
          "methods: cache: not used by pqcache, only by pqcache, oracle+rest with answer rows "
          "or ids"},

@@ -30,6 +30,8 @@ static void assert_defaults(const struct kvw_method_options *options)
     assert_int_equal(options->answer, defaults->answer);
     assert_int_equal(options->cache, defaults->cache);
     assert_int_equal(options->cache_tokens, defaults->cache_tokens);
+    assert_int_equal(options->speculate, defaults->speculate);
+    assert_int_equal(options->speculate_first, defaults->speculate_first);
 }
 
 static void test_fallbacks(void **state)
