@@ -70,7 +70,9 @@ struct eval {
 
 static bool has_text(const struct eval *eval)
 {
-    return !eval->worker->options->needles_only;
+    const struct kvw_options *options = eval->worker->options;
+
+    return !options->needles_only || options->needles[0] == '\0';
 }
 
 /* ---- sessions ---- */
@@ -693,10 +695,6 @@ int kvw_eval_run(struct kvw_context *worker)
     }
     if (options->json && options->csv) {
         kvw_error(worker, "option: --json, --csv: only one is allowed");
-        goto end;
-    }
-    if (options->needles_only && options->needles[0] == '\0') {
-        kvw_error(worker, "option: --needles-only: requires --needles");
         goto end;
     }
     if ((outcome = make_plan(eval)) != KVW_DONE ||

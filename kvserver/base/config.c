@@ -14,6 +14,7 @@ enum {
     NAME_BYTES = 128, /* of an environment variable */
     HELP_COLUMNS = 80,
     HELP_INDENT_MAX = 30,
+    ROWS_MAX = 256, /* of a table */
 };
 
 static const char size_units[] = "KMGTPE";
@@ -274,6 +275,47 @@ void kv_config_defaults(const struct kv_option *rows, void *options)
     }
 }
 
+/* Whether an option has another value than its default. */
+static bool is_set(const struct kv_option *option, const void *options)
+{
+    const void *field = (const char *)options + option->offset;
+    const char *by_default = option->default_text != NULL ? option->default_text : "";
+    const char *text = field;
+
+    if (option->type == KV_CONFIG_FLAG)
+        return *(const bool *)field;
+    assert(option->type == KV_CONFIG_STRING || option->type == KV_CONFIG_TEXT);
+    if (option->type == KV_CONFIG_TEXT)
+        text = *(const char *const *)field;
+    return text != NULL && text[0] != '\0' && strcmp(text, by_default) != 0;
+}
+
+/* Refuses an option that was given and does nothing, since the one that it needs is not set. */
+static kv_status_t check_needs(const struct kv_option *rows,
+                               const bool *is_given,
+                               const void *options,
+                               char *detail,
+                               size_t detail_bytes)
+{
+    for (unsigned i = 0; rows[i].name != NULL; i++) {
+        const struct kv_option *needed;
+        const char *needs = is_given[i] ? rows[i].needs : NULL;
+
+        if (needs == NULL)
+            continue;
+        needed = find(rows, needs, strlen(needs));
+        assert(needed != NULL);
+        if (is_set(needed, options))
+            continue;
+        if (needed->default_text == NULL || needed->default_text[0] == '\0')
+            return refuse(detail, detail_bytes, "option: --%s: needs --%s", rows[i].name,
+                          needs);
+        return refuse(detail, detail_bytes, "option: --%s: needs a --%s other than %s",
+                      rows[i].name, needs, needed->default_text);
+    }
+    return KV_OK;
+}
+
 kv_status_t kv_config_arguments(const struct kv_option *rows,
                                 void *options,
                                 int *argc,
@@ -281,6 +323,7 @@ kv_status_t kv_config_arguments(const struct kv_option *rows,
                                 char *detail,
                                 size_t detail_bytes)
 {
+    bool is_given[ROWS_MAX] = {false};
     int n_left = 0, n = *argc;
 
     for (int i = 0; i < n; i++) {
@@ -316,11 +359,13 @@ kv_status_t kv_config_arguments(const struct kv_option *rows,
         status = set(option, options, value, where, detail, detail_bytes);
         if (status != KV_OK)
             return status;
+        assert(option - rows < ROWS_MAX);
+        is_given[option - rows] = true;
     }
     *argc = n_left;
     if (n_left < n)
         argv[n_left] = NULL;
-    return KV_OK;
+    return check_needs(rows, is_given, options, detail, detail_bytes);
 }
 
 static char *skip_blanks(char *at)

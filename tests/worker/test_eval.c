@@ -550,6 +550,9 @@ static void test_refused(void **state)
     assert_non_null(strstr(result.errors, "option: --window: "));
     run("eval", 2, "--text-file", text, "--json", "--csv", NULL);
     run("eval", 2, "--text-file", text, "--needles-only", NULL);
+    assert_non_null(strstr(result.errors, "option: --needles-only: needs --needles\n"));
+    run("eval", 2, "--text-file", text, "--needle-tokens", "0", NULL);
+    assert_non_null(strstr(result.errors, "option: --needle-tokens: needs --needles\n"));
     run("eval", 2, "--text-file", text, "--needles", spoiled, NULL);
     assert_non_null(strstr(result.errors, "spoiled:1: expected beginning|completion"));
     assert_string_equal(result.output, "");

@@ -254,12 +254,48 @@ static void wrong_options(void **state)
     assert_non_null(strstr(result.errors, "the model's context"));
 }
 
+/* What does nothing without another option is refused where that is not set, whatever it says; from
+ * the environment, which is of many commands, it is not. */
+static void lone_options(void **state)
+{
+    static const struct {
+        const char *option, *value, *needs;
+    } lone[] = {
+        {"--batch", "8", "--prompts"},
+        {"--batch-tokens", "512", "--prompts"},
+        {"--kv-memory", "0", "--prompts"},
+        {"--groups", "2", "--prompts"},
+        {"--sample-top-k", "1", "a --temperature other than 0"},
+        {"--sample-top-p", "1", "a --temperature other than 0"},
+        {"--publish-tokens", NULL, "a --store other than embedded"},
+    };
+    char said[128];
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(lone) / sizeof(lone[0]); i++) {
+        run(2, model, "--raw", "--prompt", "a", lone[i].option, lone[i].value, NULL);
+        snprintf(said, sizeof(said), "kvworker: generate: option: %s: needs %s\n",
+                 lone[i].option, lone[i].needs);
+        assert_string_equal(result.errors, said);
+        assert_string_equal(result.output, "");
+    }
+    run(0, model, "--raw", "--prompt", "a", "--max-tokens", "1", "--sample-top-k", "1",
+        "--temperature", "1", NULL);
+    setenv("KVWORKER_BATCH", "3", 1);
+    run(0, model, "--raw", "--prompt", "a", "--max-tokens", "1", NULL);
+    setenv("KVWORKER_PROMPTS", "no/such/file", 1);
+    run(2, model, "--groups", "2", NULL);
+    assert_non_null(strstr(result.errors, "no/such/file"));
+    unsetenv("KVWORKER_PROMPTS");
+    unsetenv("KVWORKER_BATCH");
+}
+
 static int work(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_as_alone), cmocka_unit_test(many_at_once),
         cmocka_unit_test(as_text),       cmocka_unit_test(wrong_files),
-        cmocka_unit_test(wrong_options),
+        cmocka_unit_test(wrong_options), cmocka_unit_test(lone_options),
     };
 
     (void)argc;

@@ -233,6 +233,69 @@ static void long_strings(void **state)
     assert_int_equal(kv_config_arguments(rows, &options, &argc, argv, NULL, 0), KV_INVALID);
 }
 
+/* An option that does nothing without another one is refused as an argument, also with its default,
+ * wherever the other one stands; what file or environment say of the other one counts. */
+static void needs(void **state)
+{
+    static const struct kv_option dependent[] = {
+        {.name = "listen", .offset = AT(listen), .type = KV_CONFIG_STRING},
+        {.name = "transport",
+         .default_text = "auto",
+         .offset = AT(transport),
+         .type = KV_CONFIG_STRING},
+        {.name = "seed", .offset = AT(seed), .type = KV_CONFIG_UINT, .needs = "listen"},
+        {.name = "threads", .offset = AT(threads), .type = KV_CONFIG_UINT, .needs = "verbose"},
+        {.name = "memory", .offset = AT(memory), .type = KV_CONFIG_SIZE, .needs = "transport"},
+        {.name = "verbose", .offset = AT(verbose), .type = KV_CONFIG_FLAG},
+        {.name = "nodes", .offset = AT(nodes), .type = KV_CONFIG_TEXT, .needs = "nodes"},
+        {.name = NULL},
+    };
+    static const struct {
+        const char *arguments[2];
+        const char *says; /* NULL: taken */
+    } calls[] = {
+        {{"--seed=0"}, "option: --seed: needs --listen"},
+        {{"--seed=3", "--listen="}, "option: --seed: needs --listen"},
+        {{"--seed=3", "--listen=x"}, NULL},
+        {{"--threads=3"}, "option: --threads: needs --verbose"},
+        {{"--threads=3", "--verbose=no"}, "option: --threads: needs --verbose"},
+        {{"--threads=3", "--verbose"}, NULL},
+        {{"--memory=3"}, "option: --memory: needs a --transport other than auto"},
+        {{"--transport=auto", "--memory=3"},
+         "option: --memory: needs a --transport other than auto"},
+        {{"--memory=3", "--transport=tcp"}, NULL},
+        {{"--nodes="}, "option: --nodes: needs --nodes"},
+        {{"--nodes=a"}, NULL},
+        {{"--listen=x"}, NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        char *argv[] = {(char *)calls[i].arguments[0], (char *)calls[i].arguments[1], NULL};
+        int argc = argv[1] != NULL ? 2 : 1;
+
+        kv_config_defaults(dependent, &options);
+        assert_int_equal(
+            kv_config_arguments(dependent, &options, &argc, argv, detail, sizeof(detail)),
+            calls[i].says == NULL ? KV_OK : KV_INVALID);
+        if (calls[i].says != NULL)
+            assert_string_equal(detail, calls[i].says);
+    }
+    kv_config_defaults(dependent, &options);
+    setenv("KVTEST_SEED", "3", 1);
+    assert_int_equal(
+        kv_config_environment(dependent, &options, "KVTEST", detail, sizeof(detail)), KV_OK);
+    setenv("KVTEST_LISTEN", "x", 1);
+    assert_int_equal(
+        kv_config_environment(dependent, &options, "KVTEST", detail, sizeof(detail)), KV_OK);
+    char *argv[] = {"--seed=4", NULL};
+    int argc = 1;
+    assert_int_equal(
+        kv_config_arguments(dependent, &options, &argc, argv, detail, sizeof(detail)), KV_OK);
+    unsetenv("KVTEST_SEED");
+    unsetenv("KVTEST_LISTEN");
+}
+
 /* Texts are neither copied nor bounded, and have no place in a file. */
 static void long_texts(void **state)
 {
@@ -619,7 +682,7 @@ int main(void)
         TEST(files),        TEST(long_strings),     TEST(errors_of_files),
         TEST(environment),  TEST(parse_size),       TEST(format_size),
         TEST(help),         TEST(print_reads_back), TEST(print_unset),
-        TEST(random_input), TEST(long_texts),
+        TEST(random_input), TEST(long_texts),       TEST(needs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
