@@ -9,6 +9,7 @@
 #include "client/node.h"
 #include "client/node_connect.h"
 #include "kvserver/base/clock.h"
+#include "kvserver/base/cpu_quota.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/cluster/members.h"
 #include "kvserver/net/transport.h"
@@ -248,7 +249,7 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
         goto out;
     }
     client->owns_transport = true;
-    client->idle.mode = idle;
+    client->idle.mode = kv_idle_within(idle, 1, kv_cpu_quota());
     status = connect_all(client, detail, detail_bytes);
     if (status != KV_OK) {
         kv_client_close(client);

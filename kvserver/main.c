@@ -2,6 +2,7 @@
 #include "kernels/isa.h"
 #include "kvserver/base/clock.h"
 #include "kvserver/base/config.h"
+#include "kvserver/base/cpu_quota.h"
 #include "kvserver/base/idle.h"
 #include "kvserver/base/log.h"
 #include "kvserver/server.h"
@@ -317,6 +318,17 @@ static enum kv_log_level log_level_of(const char *name)
     return (enum kv_log_level)level;
 }
 
+static void announce_idle(const char *poll, uint32_t n_threads)
+{
+    const double cores = kv_cpu_quota();
+    enum kv_idle_mode mode;
+
+    if (kv_idle_find(poll, &mode) && kv_idle_within(mode, n_threads, cores) != mode)
+        kv_log(KV_LOG_INFO,
+               "poll: %s: sleep: control groups grant %.2f cores for %u data threads", poll,
+               cores, n_threads);
+}
+
 static void announce(const struct kvs_server_info *info)
 {
     char memory[16], disk[16] = "none";
@@ -416,6 +428,7 @@ int main(int argc, char **argv)
         return status == KV_INVALID || status == KV_UNSUPPORTED ? EXIT_USAGE : EXIT_FAILURE;
     }
     announce(kvs_server_get_info(server));
+    announce_idle(options.poll, kvs_server_get_info(server)->n_threads);
     serve(server);
     kvs_server_destroy(server);
     kv_log(KV_LOG_INFO, "stopped");

@@ -1,5 +1,7 @@
 #include "gpu-worker/kvcache/embedded_node.h"
 
+#include "kvserver/base/cpu_quota.h"
+#include "kvserver/base/idle.h"
 #include "kvserver/disk/disk.h"
 #include "kvserver/store/node.h"
 
@@ -57,6 +59,9 @@ kv_status_t kvw_embedded_open(uint64_t memory_bytes,
         .memory_bytes = memory_bytes,
         .scrub_bytes = SCRUB_BYTES,
         .n_threads = 1,
+        /* The client's thread looks, too. */
+        .poll = kv_idle_within(KV_IDLE_ADAPTIVE, 2, kv_cpu_quota()) == KV_IDLE_SLEEP ? "sleep"
+                                                                                     : NULL,
         .clock = &kv_clock_real,
         .transport = embedded->transport,
         .message_control = true,

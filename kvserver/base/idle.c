@@ -29,6 +29,11 @@ bool kv_idle_find(const char *name, enum kv_idle_mode *ret_mode)
     return false;
 }
 
+enum kv_idle_mode kv_idle_within(enum kv_idle_mode mode, unsigned n_threads, double cores)
+{
+    return mode == KV_IDLE_ADAPTIVE && cores > 0 && cores < n_threads ? KV_IDLE_SLEEP : mode;
+}
+
 void kv_idle_came(struct kv_idle *idle, uint64_t waited_us)
 {
     const uint64_t capped_us = waited_us < WAITED_MAX_US ? waited_us : WAITED_MAX_US;

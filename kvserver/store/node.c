@@ -1,5 +1,6 @@
 /* A node: its configuration, creation and destruction, and the calls that it passes on to its
  * control thread's side and its shards. */
+#include "kvserver/base/cpu_quota.h"
 #include "kvserver/base/memory.h"
 #include "kvserver/cluster/members.h"
 #include "kvserver/store/control/metrics.h"
@@ -149,6 +150,7 @@ kv_status_t kvs_node_create(const struct kvs_node_config *config,
     if (status != KV_OK)
         goto err_destroy;
 
+    node->idle = kv_idle_within(node->idle, checked.n_threads, kv_cpu_quota());
     snprintf(detail, detail_bytes, "out of memory: node: %llu bytes",
              (unsigned long long)checked.memory_bytes);
     node->shard = calloc(checked.n_threads, sizeof(*node->shard));

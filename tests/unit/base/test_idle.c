@@ -68,6 +68,18 @@ static void as_told(void **state)
     assert_int_equal(kv_idle_spin_us(&sleeps, 1000000), 0);
 }
 
+/* Where control groups grant less than a core to each who would look, nobody does. */
+static void as_granted(void **state)
+{
+    (void)state;
+    assert_int_equal(kv_idle_within(KV_IDLE_ADAPTIVE, 2, 1.9), KV_IDLE_SLEEP);
+    assert_int_equal(kv_idle_within(KV_IDLE_ADAPTIVE, 2, 2), KV_IDLE_ADAPTIVE);
+    assert_int_equal(kv_idle_within(KV_IDLE_ADAPTIVE, 1, 0.5), KV_IDLE_SLEEP);
+    assert_int_equal(kv_idle_within(KV_IDLE_ADAPTIVE, 64, 0), KV_IDLE_ADAPTIVE);
+    assert_int_equal(kv_idle_within(KV_IDLE_BUSY, 2, 0.5), KV_IDLE_BUSY);
+    assert_int_equal(kv_idle_within(KV_IDLE_SLEEP, 2, 8), KV_IDLE_SLEEP);
+}
+
 /* Looks for twice as long as the mean of the last ones; the least time for what takes long. */
 static void as_it_learns(void **state)
 {
@@ -124,9 +136,8 @@ static void as_others_need(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names),
-        cmocka_unit_test(as_told),
-        cmocka_unit_test(as_it_learns),
+        cmocka_unit_test(names),          cmocka_unit_test(as_told),
+        cmocka_unit_test(as_granted),     cmocka_unit_test(as_it_learns),
         cmocka_unit_test(as_others_need),
     };
 
