@@ -40,7 +40,8 @@ struct kvw_method_setup {
 struct kvw_waits {
     double node_s;  /* nodes at work on queries and fetches */
     double queue_s; /* requests in a node before it worked on them */
-    double wire_s;  /* requests and replies on their way, and threads that woke for them */
+    double wire_s;  /* requests and replies on their way, and threads that woke for them: nothing
+                     * dates a message between its sender and the thread that takes it */
     double index_s; /* codebooks */
     double rows_s;  /* rows that were sent, or read to be on the device */
 };
@@ -117,7 +118,8 @@ struct kvw_method_ops {
         is_exact; /* selects by exact scores, whatever the codes: their options do not matter */
     bool has_rows; /* in its memory, all: what nodes could answer does not matter */
 
-    /* Opens a session of the model in the store.  `detail`: `what: where: value`. */
+    /* Opens a session of the model in the store, or begins to (setup.session.opens_later:
+     * kvw_method_opened() tells).  `detail`: `what: where: value`. */
     kv_status_t (*create)(const struct kvw_method_setup *setup,
                           struct kvw_method **ret_attention,
                           char *detail,
@@ -162,6 +164,11 @@ struct kvw_method_ops {
      * steps follow, so that a method with an index can build it early and knows how much it is
      * worth.  NULL: does not matter. */
     void (*prompt_hint)(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps);
+    /* Whether a pass after which there are `tokens` tokens would wait for no index, so that who has
+     * other work meanwhile can leave it until then.  NULL: always. */
+    bool (*is_ready)(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens);
+    /* No pass comes any more: gives up what was asked of the store for one.  NULL: nothing to do. */
+    void (*quit)(struct kvw_method *attention);
     /* Called before the session is truncated to its first `tokens` tokens, or replaced by
      * another one of that length: waits for outstanding work on later tokens and forgets them.
      * NULL: nothing to do. */
@@ -212,6 +219,18 @@ void kvw_method_publish(struct kvw_method *attention,
                         const uint32_t *tokens,
                         uint32_t n_tokens,
                         bool waits);
+/* Without waiting, for who has other sessions to work on (kvw_method_wait() waits for any of the same
+ * client).
+ *   opened    as kvw_session_opened(); then *ret_reused: how many tokens of the prompt it begins with
+ *   is_ready  whether a pass would wait neither for an index nor for earlier rows to be sent
+ *   flushed   KV_IN_PROGRESS until the store has every row
+ *   leave     publishes as kvw_method_publish() with `waits`, of tokens that are flushed, and closes the
+ *             session: true when it has, and only destroy() is left.  NULL tokens: publishes nothing */
+kv_status_t kvw_method_opened(struct kvw_method *attention, uint32_t *ret_reused);
+bool kvw_method_is_ready(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens);
+kv_status_t kvw_method_flushed(struct kvw_method *attention);
+bool kvw_method_leave(struct kvw_method *attention, const uint32_t *tokens, uint32_t n_tokens);
+void kvw_method_wait(struct kvw_method *attention, uint64_t timeout_us);
 /* Keeps the session alive; call about every second while nothing is computed. */
 void kvw_method_keepalive(struct kvw_method *attention);
 

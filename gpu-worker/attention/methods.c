@@ -106,6 +106,38 @@ void kvw_method_publish(struct kvw_method *attention,
     kvw_session_publish(attention->session, tokens, n_tokens, waits);
 }
 
+kv_status_t kvw_method_opened(struct kvw_method *attention, uint32_t *ret_reused)
+{
+    const kv_status_t status = kvw_session_opened(attention->session);
+
+    *ret_reused = kvw_session_reused(attention->session);
+    return status;
+}
+
+bool kvw_method_is_ready(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens)
+{
+    return kvw_session_takes_rows(attention->session) &&
+           (attention->ops->is_ready == NULL ||
+            attention->ops->is_ready(attention, phase, tokens));
+}
+
+kv_status_t kvw_method_flushed(struct kvw_method *attention)
+{
+    return kvw_session_flushed(attention->session);
+}
+
+bool kvw_method_leave(struct kvw_method *attention, const uint32_t *tokens, uint32_t n_tokens)
+{
+    if (attention->ops->quit != NULL)
+        attention->ops->quit(attention);
+    return kvw_session_leave(attention->session, tokens, n_tokens);
+}
+
+void kvw_method_wait(struct kvw_method *attention, uint64_t timeout_us)
+{
+    kvw_session_wait(attention->session, timeout_us);
+}
+
 void kvw_method_keepalive(struct kvw_method *attention)
 {
     kvw_session_poll(attention->session);

@@ -265,6 +265,18 @@ pqcache_prompt_hint(struct kvw_method *attention, uint32_t prompt_end, uint32_t 
     kvw_index_schedule_prompt_hint(pqcache_of(attention)->index, prompt_end, n_steps);
 }
 
+static bool
+pqcache_is_ready(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens)
+{
+    return kvw_index_schedule_is_ready(pqcache_of(attention)->index, phase, tokens);
+}
+
+static void pqcache_quit(struct kvw_method *attention)
+{
+    kvw_pqcache_forget_question(pqcache_of(attention));
+    kvw_index_schedule_give_up(pqcache_of(attention)->index);
+}
+
 static kv_status_t pqcache_rewind(struct kvw_method *attention, uint32_t tokens)
 {
     struct kvw_pqcache *pq = pqcache_of(attention);
@@ -390,6 +402,8 @@ const struct kvw_method_ops kvw_method_oracle_rest = {
     .end_pass = pqcache_end_pass,
     .prompt_hint = pqcache_prompt_hint,
     .set_options = oracle_rest_set_options,
+    .is_ready = pqcache_is_ready,
+    .quit = pqcache_quit,
     .rewind = pqcache_rewind,
     .buffer_bytes = pqcache_buffer_bytes,
     .row_bytes = pqcache_row_bytes,
@@ -410,6 +424,8 @@ const struct kvw_method_ops kvw_method_pqcache = {
     .end_pass = pqcache_end_pass,
     .prompt_hint = pqcache_prompt_hint,
     .set_options = pqcache_set_options,
+    .is_ready = pqcache_is_ready,
+    .quit = pqcache_quit,
     .rewind = pqcache_rewind,
     .buffer_bytes = pqcache_buffer_bytes,
     .row_bytes = pqcache_row_bytes,

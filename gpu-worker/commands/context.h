@@ -55,8 +55,8 @@ struct kvw_context {
     uint32_t sessions;       /* open at the same time; 0: one */
     uint64_t session_tokens; /* of all of them together; 0: `capacity` each */
     const struct kvw_session_share
-        *share;                      /* of the next session that is opened; NULL: a new one */
-    bool is_kept, reuses, publishes; /* as in struct kvw_session_setup */
+        *share; /* of the next session that is opened; NULL: a new one */
+    bool is_kept, reuses, publishes, opens_later; /* as in struct kvw_session_setup */
     uint32_t kv_head_begin, n_kv_heads;
     char *salt; /* (salt_bytes) of --salt-file; NULL: none */
     size_t salt_bytes;

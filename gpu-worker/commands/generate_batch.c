@@ -38,8 +38,7 @@ struct answers {
 
 /* ---- one of them -------------------------------------------------------------------------- */
 
-static kv_status_t
-open_sequence(void *arg, struct kvw_method **ret_attention, uint32_t *ret_passed)
+static kv_status_t open_sequence(void *arg, struct kvw_method **ret_attention)
 {
     struct asked *asked = arg;
     struct answers *answers = asked->answers;
@@ -50,7 +49,6 @@ open_sequence(void *arg, struct kvw_method **ret_attention, uint32_t *ret_passed
 
     if (status != KV_OK)
         return status;
-    *ret_passed = kvw_session_reused((*ret_attention)->session);
     status = kvw_open_sampler(answers->worker, &asked->sequence.sampler) == KVW_DONE
                  ? kvw_answer_init(&asked->answer, answers->worker)
                  : KV_NO_MEMORY;
@@ -64,9 +62,11 @@ static void close_sequence(void *arg, struct kvw_method *attention)
 
     attention->ops->destroy(attention);
     kvw_sampler_destroy(asked->sequence.sampler);
-    kvw_answer_fini(&asked->answer);
-    free(asked->sequence.tokens);
     asked->sequence.sampler = NULL;
+    kvw_answer_fini(&asked->answer);
+    if (!asked->sequence.is_over)
+        return; /* it is opened again */
+    free(asked->sequence.tokens);
     asked->sequence.tokens = NULL;
 }
 
@@ -149,8 +149,7 @@ static void over(void *arg, kv_status_t status, const struct kvw_generate_result
         kvw_error(answers->worker,
                   "prompts: line %" PRIu32 ": rows that nodes kept are corrupt: they drop them",
                   asked->prompt->line);
-    if (asked->sequence.attention == NULL &&
-        (status == KV_INVALID || status == KV_UNSUPPORTED)) {
+    if (!asked->sequence.is_open && (status == KV_INVALID || status == KV_UNSUPPORTED)) {
         kvw_error(answers->worker, "%s", why_failed(asked, status));
         answers->is_refused = true;
     }
@@ -190,13 +189,14 @@ static void report(const struct answers *answers, const struct kvw_batch *batch,
             " tokens of prompts computed, %" PRIu64 " reused; %" PRIu64
             " of answers; at most %" PRIu32 " begun, with %s of rows; %.2f s, %.1f tokens of "
             "answers/s; waited %.3f s (nodes' work %.3f, "
-            "queues %.3f, wire and wake-ups %.3f, index %.3f, rows %.3f)\n",
+            "queues %.3f, wire and wake-ups %.3f, index %.3f, rows %.3f), idle %.3f\n",
             answers->n_over, answers->n_over == 1 ? "" : "s", answers->worker->options->batch,
             stats.prompt_tokens, answers->n_reused, stats.answer_tokens, stats.sequences_most,
             kv_config_format_size(stats.row_bytes_most, rows, sizeof(rows)), seconds,
             seconds > 0 ? (double)stats.answer_tokens / seconds : 0,
             waits->node_s + waits->queue_s + waits->wire_s + waits->index_s + waits->rows_s,
-            waits->node_s, waits->queue_s, waits->wire_s, waits->index_s, waits->rows_s);
+            waits->node_s, waits->queue_s, waits->wire_s, waits->index_s, waits->rows_s,
+            stats.idle_s);
 }
 
 /* ---- all of them -------------------------------------------------------------------------- */
@@ -402,6 +402,7 @@ int kvw_generate_batch(struct kvw_context *worker)
 
     worker->reuses = !worker->options->fresh;
     worker->publishes = true;
+    worker->opens_later = true;
     if ((outcome = read_prompts(&answers)) != KVW_DONE)
         return outcome;
     worker->sessions =

@@ -21,7 +21,9 @@ struct kvw_batch {
     struct kvw_batch_setup setup;
     struct kvw_forward *forwards[KVW_BATCH_GROUPS_MAX];
     struct queue waiting;
-    struct queue begun; /* those still in their prompt are in the order of their turns */
+    struct queue opening; /* their sessions */
+    struct queue begun;   /* those still in their prompt are in the order of their turns */
+    struct queue leaving; /* answered, or failed: their rows and names are on their way */
     uint64_t away_us; /* since when no session can be opened, since nodes are away; 0: it can */
     uint64_t retry_us; /* when to try again */
     float *logits;     /* (sequences, n_vocabulary) */
@@ -59,6 +61,18 @@ static struct kvw_sequence *take_first(struct queue *queue)
     return sequence;
 }
 
+/* Puts others before those of a queue, in their order. */
+static void put_before(struct queue *queue, const struct queue *others)
+{
+    if (others->n == 0)
+        return;
+    *others->end = queue->first;
+    if (queue->n == 0)
+        queue->end = others->end;
+    queue->first = others->first;
+    queue->n += others->n;
+}
+
 static void remove_from(struct queue *queue, const struct kvw_sequence *sequence)
 {
     struct kvw_sequence **link = &queue->first;
@@ -81,13 +95,25 @@ static uint32_t count(const struct queue *queue)
     return n;
 }
 
+/* Sequences that have a session, or are getting one. */
+static uint32_t n_places(const struct kvw_batch *batch)
+{
+    return batch->opening.n + batch->begun.n + batch->leaving.n;
+}
+
 void kvw_batch_check(const struct kvw_batch *batch)
 {
-    assert(count(&batch->begun) == batch->begun.n);
     assert(count(&batch->waiting) == batch->waiting.n);
-    assert(batch->begun.n <= batch->setup.sequences);
-    for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next) {
+    assert(count(&batch->opening) == batch->opening.n);
+    assert(count(&batch->begun) == batch->begun.n);
+    assert(count(&batch->leaving) == batch->leaving.n);
+    assert(n_places(batch) <= batch->setup.sequences);
+    for (const struct kvw_sequence *at = batch->opening.first; at != NULL; at = at->next)
+        assert(at->attention != NULL && !at->is_open);
+    for (const struct kvw_sequence *at = batch->leaving.first; at != NULL; at = at->next)
         assert(at->attention != NULL);
+    for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next) {
+        assert(at->attention != NULL && at->is_open);
         assert(at->result.passed_tokens <= at->n_prompt + at->result.generated_tokens);
         assert(at->is_generating == (at->result.passed_tokens >= at->n_prompt));
     }
@@ -109,7 +135,9 @@ kv_status_t kvw_batch_create(const struct kvw_batch_setup *setup, struct kvw_bat
         return KV_NO_MEMORY;
     batch->setup = *setup;
     queue_init(&batch->waiting);
+    queue_init(&batch->opening);
     queue_init(&batch->begun);
+    queue_init(&batch->leaving);
     batch->logits =
         malloc((size_t)n * setup->model->params.n_vocabulary * sizeof(batch->logits[0]));
     batch->rows = calloc(n, sizeof(batch->rows[0]));
@@ -140,34 +168,95 @@ void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence)
     append(&batch->waiting, sequence);
 }
 
-/* ---- begin and end of a sequence ---------------------------------------------------------- */
+/* ---- end of a sequence -------------------------------------------------------------------- */
 
-static void end_sequence(struct kvw_sequence *sequence, kv_status_t status)
+/* Its answer is whole, and its rows are in the store; or neither will be. */
+static void tell_over(struct kvw_sequence *sequence, kv_status_t status)
 {
     struct kvw_generate_result *result = &sequence->result;
 
-    if (sequence->attention != NULL && status == KV_OK)
-        status = kvw_method_flush(sequence->attention);
-    if (sequence->attention != NULL && status == KV_OK)
-        kvw_method_publish(sequence->attention, sequence->tokens, result->passed_tokens, true);
     if (result->generated_tokens > 1)
         result->tpot_s =
             (result->last_s - result->ttft_s) / (double)(result->generated_tokens - 1);
     result->total_s = sequence->begin_us > 0 ? kvw_seconds_since(sequence->begin_us) : 0;
+    sequence->status = status;
+    sequence->is_over = true;
     sequence->over(sequence->arg, status, result);
-    if (sequence->attention != NULL)
-        sequence->close(sequence->arg, sequence->attention);
+}
+
+static void close_sequence(struct kvw_sequence *sequence)
+{
+    sequence->close(sequence->arg, sequence->attention);
     sequence->attention = NULL;
+}
+
+/* It is in no queue, and computes no more. */
+static void leave(struct kvw_batch *batch, struct kvw_sequence *sequence, kv_status_t status)
+{
+    sequence->status = status;
+    sequence->is_over = false;
+    if (sequence->attention != NULL)
+        append(&batch->leaving, sequence);
+    else
+        tell_over(sequence, status);
+}
+
+/* Returns whether it has gone. */
+static bool go_on_leaving(struct kvw_sequence *sequence)
+{
+    if (!sequence->is_over) {
+        const kv_status_t status = sequence->status == KV_OK
+                                       ? kvw_method_flushed(sequence->attention)
+                                       : sequence->status;
+
+        if (status == KV_IN_PROGRESS)
+            return false;
+        tell_over(sequence, status);
+    }
+    if (!kvw_method_leave(sequence->attention,
+                          sequence->status == KV_OK ? sequence->tokens : NULL,
+                          sequence->result.passed_tokens))
+        return false;
+    close_sequence(sequence);
+    return true;
+}
+
+static void take_gone(struct kvw_batch *batch)
+{
+    for (uint32_t n = batch->leaving.n; n > 0; n--) {
+        struct kvw_sequence *sequence = take_first(&batch->leaving);
+
+        if (!go_on_leaving(sequence))
+            append(&batch->leaving, sequence);
+    }
+}
+
+/* Waits for what is on its way. */
+static void end_now(struct kvw_sequence *sequence, kv_status_t status)
+{
+    if (status == KV_OK && !sequence->is_over)
+        status = kvw_method_flush(sequence->attention);
+    if (!sequence->is_over)
+        tell_over(sequence, status);
+    if (sequence->attention != NULL)
+        close_sequence(sequence);
 }
 
 void kvw_batch_destroy(struct kvw_batch *batch)
 {
     if (batch == NULL)
         return;
+    while (batch->leaving.n > 0) {
+        struct kvw_sequence *sequence = take_first(&batch->leaving);
+
+        end_now(sequence, sequence->status);
+    }
     while (batch->begun.n > 0)
-        end_sequence(take_first(&batch->begun), KV_CANCELLED);
+        end_now(take_first(&batch->begun), KV_CANCELLED);
+    while (batch->opening.n > 0)
+        end_now(take_first(&batch->opening), KV_CANCELLED);
     while (batch->waiting.n > 0)
-        end_sequence(take_first(&batch->waiting), KV_CANCELLED);
+        end_now(take_first(&batch->waiting), KV_CANCELLED);
     for (uint32_t i = 0; i < batch->setup.groups; i++) {
         kvw_forward_destroy(batch->forwards[i]);
         free(batch->items[i]);
@@ -178,14 +267,7 @@ void kvw_batch_destroy(struct kvw_batch *batch)
     free(batch);
 }
 
-static void put_first(struct queue *queue, struct kvw_sequence *sequence)
-{
-    sequence->next = queue->first;
-    queue->first = sequence;
-    if (sequence->next == NULL)
-        queue->end = &sequence->next;
-    queue->n++;
-}
+/* ---- begin of a sequence ------------------------------------------------------------------ */
 
 /* Returns whether a sequence that could not begin is to try again, since nodes may come back. */
 static bool waits_for_nodes(struct kvw_batch *batch, kv_status_t status)
@@ -204,31 +286,68 @@ static bool waits_for_nodes(struct kvw_batch *batch, kv_status_t status)
     return true;
 }
 
-/* Returns false if it is over at once, or waits for nodes. */
+/* Takes what has become of an open: the sequence begins, is over, or is to try again. */
+static void take_opened(struct kvw_batch *batch,
+                        struct kvw_sequence *sequence,
+                        kv_status_t status,
+                        uint32_t n_passed,
+                        struct queue *again)
+{
+    const bool is_again = waits_for_nodes(batch, status);
+
+    if (is_again && sequence->attention != NULL)
+        close_sequence(sequence);
+    if (is_again) {
+        append(again, sequence);
+    } else if (status != KV_OK) {
+        leave(batch, sequence, status);
+    } else {
+        assert(n_passed < sequence->n_prompt);
+        sequence->is_open = true;
+        sequence->result.reused_tokens = sequence->result.passed_tokens = n_passed;
+        kvw_method_prompt_hint(sequence->attention, sequence->n_prompt, sequence->max_tokens);
+        append(&batch->begun, sequence);
+    }
+}
+
+static void look_at_opening(struct kvw_batch *batch)
+{
+    struct queue again;
+
+    queue_init(&again);
+    for (uint32_t n = batch->opening.n; n > 0; n--) {
+        struct kvw_sequence *sequence = take_first(&batch->opening);
+        uint32_t n_passed;
+        const kv_status_t status = kvw_method_opened(sequence->attention, &n_passed);
+
+        if (status == KV_IN_PROGRESS)
+            append(&batch->opening, sequence);
+        else
+            take_opened(batch, sequence, status, n_passed, &again);
+    }
+    put_before(&batch->waiting, &again);
+}
+
+/* Returns false if it could not. */
 static bool begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequence)
 {
-    uint32_t n_passed = 0;
+    struct queue again;
     kv_status_t status;
 
     sequence->attention = NULL;
-    sequence->is_generating = false;
+    sequence->is_generating = sequence->is_open = sequence->is_over = false;
     if (sequence->begin_us == 0)
         sequence->begin_us = kvw_now_us();
     sequence->result = (struct kvw_generate_result){.prompt_tokens = sequence->n_prompt};
-    status = sequence->open(sequence->arg, &sequence->attention, &n_passed);
-    if (waits_for_nodes(batch, status) && sequence->attention == NULL) {
-        put_first(&batch->waiting, sequence);
-        return false;
+    status = sequence->open(sequence->arg, &sequence->attention);
+    if (status == KV_OK) {
+        append(&batch->opening, sequence);
+        return true;
     }
-    if (status != KV_OK) {
-        end_sequence(sequence, status);
-        return false;
-    }
-    assert(n_passed < sequence->n_prompt);
-    sequence->result.reused_tokens = sequence->result.passed_tokens = n_passed;
-    kvw_method_prompt_hint(sequence->attention, sequence->n_prompt, sequence->max_tokens);
-    append(&batch->begun, sequence);
-    return true;
+    queue_init(&again);
+    take_opened(batch, sequence, status, 0, &again);
+    put_before(&batch->waiting, &again);
+    return false;
 }
 
 /* Device rows: until it generates, at least those of all its tokens. */
@@ -239,13 +358,15 @@ static uint64_t needed_by(const struct kvw_sequence *sequence)
     return sequence->is_generating || now > sequence->row_bytes ? now : sequence->row_bytes;
 }
 
-/* Of all that have begun. */
+/* Of all that have a session. */
 static uint64_t row_bytes_of_all(const struct kvw_batch *batch)
 {
+    const struct queue *const queues[] = {&batch->opening, &batch->begun, &batch->leaving};
     uint64_t sum = 0;
 
-    for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
-        sum += needed_by(at);
+    for (unsigned i = 0; i < sizeof(queues) / sizeof(queues[0]); i++)
+        for (const struct kvw_sequence *at = queues[i]->first; at != NULL; at = at->next)
+            sum += needed_by(at);
     return sum;
 }
 
@@ -253,7 +374,7 @@ static bool has_room(const struct kvw_batch *batch, const struct kvw_sequence *s
 {
     const uint64_t limit = batch->setup.row_bytes;
 
-    return limit == 0 || batch->begun.n == 0 ||
+    return limit == 0 || n_places(batch) == 0 ||
            row_bytes_of_all(batch) + sequence->row_bytes <= limit;
 }
 
@@ -263,15 +384,16 @@ static void fill_places(struct kvw_batch *batch)
     uint64_t row_bytes;
 
     /* After one that could not begin the caller has the word. */
-    while (batch->waiting.n > 0 && batch->begun.n < batch->setup.sequences &&
+    while (batch->waiting.n > 0 && n_places(batch) < batch->setup.sequences &&
            has_room(batch, batch->waiting.first) && batch->retry_us <= kvw_now_us() &&
            begin_sequence(batch, take_first(&batch->waiting)))
         ;
+    look_at_opening(batch);
     row_bytes = row_bytes_of_all(batch);
     if (stats->row_bytes_most < row_bytes)
         stats->row_bytes_most = row_bytes;
-    if (stats->sequences_most < batch->begun.n)
-        stats->sequences_most = batch->begun.n;
+    if (stats->sequences_most < n_places(batch))
+        stats->sequences_most = n_places(batch);
 }
 
 /* ---- what a pass computes ----------------------------------------------------------------- */
@@ -302,7 +424,16 @@ take_item(struct kvw_batch *batch, struct pass *pass, struct kvw_sequence *seque
     pass->n_left -= n;
 }
 
-/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the queue. */
+/* Whether a pass with n more tokens of the sequence would not wait for the store. */
+static bool is_ready(struct kvw_sequence *sequence, uint32_t n)
+{
+    return kvw_method_is_ready(sequence->attention,
+                               sequence->is_generating ? KVW_DECODE : KVW_PREFILL,
+                               sequence->result.passed_tokens + n);
+}
+
+/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the queue.  Who
+ * would have to wait for the store is left out. */
 static void choose(struct kvw_batch *batch, struct pass *pass)
 {
     const uint32_t n = batch->begun.n;
@@ -312,7 +443,7 @@ static void choose(struct kvw_batch *batch, struct pass *pass)
     for (uint32_t i = 0; i < batch->setup.groups; i++)
         pass->groups[i] = (struct kvw_forward_group){batch->forwards[i], batch->items[i], 0};
     for (struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
-        if (at->is_generating)
+        if (at->is_generating && is_ready(at, 1))
             take_item(batch, pass, at, 1);
     queue_init(&served);
     for (uint32_t i = 0; i < n; i++) {
@@ -320,7 +451,7 @@ static void choose(struct kvw_batch *batch, struct pass *pass)
         const uint32_t begin = at->result.passed_tokens;
         const uint32_t n_chunk =
             at->is_generating ? 0 : kvw_forward_chunk_end(begin, at->n_prompt) - begin;
-        const bool is_served = n_chunk > 0 && n_chunk <= pass->n_left;
+        const bool is_served = n_chunk > 0 && n_chunk <= pass->n_left && is_ready(at, n_chunk);
 
         if (is_served)
             take_item(batch, pass, at, n_chunk);
@@ -399,7 +530,7 @@ finish_group(struct kvw_batch *batch, const struct kvw_forward_group *group, uin
         row += item->n;
         if (item->status != KV_OK) {
             remove_from(&batch->begun, of[i]);
-            end_sequence(of[i], item->status);
+            leave(batch, of[i], item->status);
         } else if (note_passed(batch, of[i], item)) {
             batch->rows[n_wanted] = row - 1;
             of[n_wanted++] = of[i];
@@ -413,9 +544,42 @@ finish_group(struct kvw_batch *batch, const struct kvw_forward_group *group, uin
 
         if (!go_on(of[i], batch->logits + i * n_vocabulary, &last)) {
             remove_from(&batch->begun, of[i]);
-            end_sequence(of[i], last);
+            leave(batch, of[i], last);
         }
     }
+    return status;
+}
+
+/* A session by which the client of all can be driven; NULL: there is none. */
+static struct kvw_method *any_session(const struct kvw_batch *batch)
+{
+    const struct queue *const queues[] = {&batch->opening, &batch->leaving, &batch->begun};
+
+    for (unsigned i = 0; i < sizeof(queues) / sizeof(queues[0]); i++)
+        if (queues[i]->n > 0)
+            return queues[i]->first->attention;
+    return NULL;
+}
+
+/* Nobody can compute: waits for something to happen. */
+static void idle(struct kvw_batch *batch)
+{
+    struct kvw_method *any = any_session(batch);
+    const uint64_t begin_us = kvw_now_us();
+
+    if (any != NULL)
+        kvw_method_wait(any, NAP_US);
+    else if (batch->waiting.n > 0 && batch->retry_us > begin_us)
+        kv_sleep_fds(NULL, 0, NAP_US);
+    batch->stats.idle_s += kvw_seconds_since(begin_us);
+}
+
+static kv_status_t compute(struct kvw_batch *batch, struct pass *pass)
+{
+    kv_status_t status = kvw_forward_pass(pass->groups, batch->setup.groups);
+
+    for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
+        status = finish_group(batch, &pass->groups[i], i);
     return status;
 }
 
@@ -424,16 +588,18 @@ kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
     struct pass pass;
     kv_status_t status = KV_OK;
 
+    /* Once, and then everything is looked at: what ends meanwhile would not end idle(). */
+    if (any_session(batch) != NULL)
+        kvw_method_keepalive(any_session(batch));
+    take_gone(batch);
     fill_places(batch);
-    if (batch->begun.n > 0) {
-        choose(batch, &pass);
-        status = kvw_forward_pass(pass.groups, batch->setup.groups);
-        for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
-            status = finish_group(batch, &pass.groups[i], i);
-    } else if (batch->waiting.n > 0 && batch->retry_us > kvw_now_us()) {
-        kv_sleep_fds(NULL, 0, NAP_US);
-    }
-    *ret_left = batch->begun.n + batch->waiting.n;
+    choose(batch, &pass);
+    if (pass.n_left < batch->setup.tokens)
+        status = compute(batch, &pass);
+    else
+        idle(batch);
+    take_gone(batch);
+    *ret_left = n_places(batch) + batch->waiting.n;
     kvw_batch_check(batch); /* its cost is negligible against a pass */
     return status;
 }

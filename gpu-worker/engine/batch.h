@@ -1,7 +1,7 @@
 /* batch.h - several prompts are answered together, and each as if it were alone.
  *
  *     kvw_batch_create()
- *     kvw_batch_add()            a sequence joins: it waits, and begins when there is a free slot
+ *     kvw_batch_add()            it waits, and begins when there is a free slot
  *     while (kvw_batch_step())   a pass of all that have begun
  *     kvw_batch_destroy()
  *
@@ -13,6 +13,11 @@
  * Device rows may have a bound: a sequence that would exceed it waits, in the order of coming, until
  * others need less.  A sequence counts with all its rows until it generates, and then with
  * what its method keeps.
+ *
+ * No sequence waits for another's business with the store.  One joins when its session is open, and
+ * leaves when its rows and the names of its blocks are in the store; one whose index is being made, or
+ * whose earlier rows are still on their way, is left out of passes until then.
+ * Results do not depend on that: each computes the same in whichever pass.
  *
  * While nodes are away, so that no session can be opened, those that wait are tried again, for ten
  * seconds; then they fail, one after the other, until an open succeeds.
@@ -56,15 +61,16 @@ struct kvw_sequence {
                           * the setup */
 
     void *arg;
-    /* Opens its session, with the method whose session it is, and says how much of the prompt that
-     * has; called when the sequence begins, and again after KV_UNREACHABLE.  close() is called when
-     * it is over, if open() has set *ret_attention, even if it failed then. */
-    kv_status_t (*open)(void *arg, struct kvw_method **ret_attention, uint32_t *ret_passed);
+    /* Begins to open its session, with the method whose session it is (all of the same client); called
+     * when the sequence begins, and again after KV_UNREACHABLE, of it or of kvw_method_opened().  For
+     * each call that has set *ret_attention, even if it failed then, there is one of close(): before
+     * the next open(), or when it has left. */
+    kv_status_t (*open)(void *arg, struct kvw_method **ret_attention);
     void (*close)(void *arg, struct kvw_method *attention);
     /* Called for each token of the answer, except those that end it. */
     void (*generated)(void *arg, uint32_t token);
     bool (*is_end)(void *arg, uint32_t token);
-    /* Called when it is over, before close(): with its status and result. */
+    /* Called when it is over, its rows in the store or its status not KV_OK; before the last close(). */
     void (*over)(void *arg, kv_status_t status, const struct kvw_generate_result *result);
 
     /* The batch's. */
@@ -72,7 +78,10 @@ struct kvw_sequence {
     struct kvw_method *attention;
     struct kvw_generate_result result;
     uint64_t begin_us;
+    kv_status_t status; /* when it leaves */
+    bool is_open;       /* its session has been */
     bool is_generating; /* its prompt has passed */
+    bool is_over;       /* and told so */
 };
 
 /* Fails with KV_NO_MEMORY, or KV_INVALID if the setup is not as it must be. */
@@ -82,7 +91,7 @@ void kvw_batch_destroy(struct kvw_batch *batch);
 
 void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
 
-/* Computes a pass, or, if all wait for nodes, sleeps a little.  *ret_left: how many are not over.
+/* Computes a pass, or, if all wait for nodes, waits a little with them.  *ret_left: how many are not over.
  * Fails with the device's error, or KV_NO_MEMORY: then nobody can go on.  What fails of one
  * sequence ends that one alone. */
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
@@ -91,6 +100,7 @@ struct kvw_batch_stats {
     uint64_t prompt_tokens, answer_tokens; /* computed */
     uint64_t row_bytes_most;               /* at a time */
     uint32_t sequences_most;
+    double idle_s; /* while nobody could compute: opens, indexes, rows and names on their way */
 };
 void kvw_batch_get_stats(const struct kvw_batch *batch, struct kvw_batch_stats *ret_stats);
 

@@ -44,6 +44,10 @@ struct kvw_index_schedule {
     uint32_t prompt_end, n_steps;
     uint64_t prompt_begin_us; /* 0: not begun */
 
+    /* Of kvw_index_schedule_is_ready(). */
+    uint64_t held_us;    /* since when it says no to steps; 0: it has not */
+    bool is_held_enough; /* steps go on without the prompt's index */
+
     struct kvw_kmeans_cost cost; /* as the nodes report it */
 
     uint64_t wait_us;
@@ -84,10 +88,17 @@ void kvw_index_schedule_destroy(struct kvw_index_schedule *index)
 {
     if (index == NULL)
         return;
-    for (uint32_t i = 0; i < index->n_layers; i++)
-        kv_op_free(index->layers[i].op);
+    kvw_index_schedule_give_up(index);
     free(index->layers);
     free(index);
+}
+
+void kvw_index_schedule_give_up(struct kvw_index_schedule *index)
+{
+    for (uint32_t i = 0; i < index->n_layers; i++) {
+        kv_op_free(index->layers[i].op);
+        index->layers[i].op = NULL;
+    }
 }
 
 void kvw_index_schedule_prompt_hint(struct kvw_index_schedule *index,
@@ -286,6 +297,8 @@ kv_status_t kvw_index_schedule_end_pass(struct kvw_index_schedule *index,
 
     index->n_tokens = tokens;
     if (phase == KVW_PREFILL) {
+        index->held_us = 0;
+        index->is_held_enough = false;
         index->prompt_rows = is_end ? tokens : 0;
         if (index->n_rows < rows)
             index->n_rows = rows;
@@ -308,15 +321,49 @@ kv_status_t kvw_index_schedule_end_prompt(struct kvw_index_schedule *index)
     return rows > index->n_rows ? ask_all(index, rows, false) : KV_OK;
 }
 
+/* The time that scoring by keys would take in a layer, in all later steps. */
+static uint64_t exact_us(const struct kvw_index_schedule *index)
+{
+    const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
+                           (double)index->key_bytes / EXACT_BYTES_PER_S;
+
+    return (uint64_t)(exact_s * 1e6);
+}
+
+bool kvw_index_schedule_is_ready(struct kvw_index_schedule *index,
+                                 enum kvw_phase phase,
+                                 uint32_t tokens)
+{
+    bool is_any_of_prompt = false;
+    uint64_t now_us;
+
+    if (!is_any_under_way(index))
+        return true;
+    /* One operation at a time for a layer: the next one waits for the last. */
+    if (phase == KVW_PREFILL)
+        return rows_of(index, tokens, tokens == index->prompt_end) <= index->n_rows;
+    if (index->options.wait)
+        return false;
+    for (uint32_t i = 0; i < index->n_layers; i++)
+        is_any_of_prompt =
+            is_any_of_prompt || (!index->layers[i].is_of_steps && index->layers[i].op != NULL &&
+                                 kv_op_status(index->layers[i].op) == KV_IN_PROGRESS);
+    if (!is_any_of_prompt || index->is_held_enough)
+        return true;
+    now_us = kvw_now_us();
+    if (index->held_us == 0)
+        index->held_us = now_us;
+    index->is_held_enough = now_us >= index->held_us + index->n_layers * exact_us(index);
+    return index->is_held_enough;
+}
+
 kv_status_t
 kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer, double *waited_s)
 {
     const uint64_t begin_us = kvw_now_us();
-    /* The time that scoring by keys would take in all later steps. */
-    const double exact_s = (double)index->n_steps * index->prompt_rows * index->n_kv_heads *
-                           (double)index->key_bytes / EXACT_BYTES_PER_S;
     const struct layer *own = &index->layers[layer];
-    const uint64_t limit_us = begin_us + (own->is_of_steps ? 0 : (uint64_t)(exact_s * 1e6));
+    const uint64_t limit_us =
+        begin_us + (own->is_of_steps || index->is_held_enough ? 0 : exact_us(index));
     uint64_t now_us = begin_us;
 
     if (own->op == NULL)

@@ -5,6 +5,7 @@
  *                                             for complete chapters, at the prompt's end for
  *                                             all
  *             kvw_index_schedule_end_pass()   the pass is over in all layers
+ *   either    kvw_index_schedule_is_ready()   before a pass that others can do without
  *   step      kvw_index_schedule_await()      before a layer's first query
  *             kvw_index_schedule_end_pass()   generated tokens are indexed, too: no step waits for
  *                                             that
@@ -79,6 +80,15 @@ uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index);
  * Adds the seconds to *waited_s. */
 kv_status_t
 kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer, double *waited_s);
+
+/* Whether a pass, after which there are `tokens` rows, would wait for no index.  Who has other work
+ * meanwhile asks before each pass, and leaves it until then.  As with kvw_index_schedule_await(), it
+ * does not take longer than going on without would cost, unless options.wait says so. */
+bool kvw_index_schedule_is_ready(struct kvw_index_schedule *index,
+                                 enum kvw_phase phase,
+                                 uint32_t tokens);
+/* Gives up what is under way: nobody will use it. */
+void kvw_index_schedule_give_up(struct kvw_index_schedule *index);
 
 /* Waits for all that is under way. */
 kv_status_t kvw_index_schedule_settle(struct kvw_index_schedule *index);

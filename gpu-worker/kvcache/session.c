@@ -2,6 +2,7 @@
 
 #include "gpu-worker/kvcache/write_behind.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,24 +18,31 @@ struct kvw_session {
     uint32_t n_layers;
     uint32_t kv_head_begin, n_kv_heads; /* whose rows are put */
     size_t row_bytes;
-    struct kvw_session_share share; /* zeros: it is new */
+    bool is_shared;                 /* else it is new */
+    struct kvw_session_share share; /* then; else zeros */
     bool is_kept;
-    struct kv_session *session;
-    struct kv_session *parent; /* while a fork of it is in use; NULL: none is */
+    struct kv_op *opening;      /* NULL: it has ended */
+    kv_status_t open_status;    /* then */
+    struct kv_session *session; /* NULL: not open */
+    struct kv_session *parent;  /* while a fork of it is in use; NULL: none is */
     struct kvw_write_behind *writer;
     struct kvw_event *computed,
-        *copied;                /* the rows of the last put: on the device; in their slot */
-    struct kv_rows to_send;     /* of a prompt, in the slot; no tokens: none */
-    struct kv_model_info *info; /* what names depend on; NULL: nothing is published */
-    bool tells_tokens;
+        *copied;            /* the rows of the last put: on the device; in their slot */
+    struct kv_rows to_send; /* of a prompt, in the slot; no tokens: none */
+    struct kv_model_info
+        *info; /* what names depend on; once open, NULL: nothing is published */
+    bool publishes, tells_tokens;
     uint32_t n_reused;
     uint32_t n_exact;         /* tokens before the first with an approximate row */
     uint32_t n_published;     /* tokens */
     uint64_t bytes_read;      /* of rows that came from the store as they are */
     struct kv_op *publishing; /* NULL: none is under way */
+    bool publishes_rest;      /* it is to publish all that is left */
+    struct kv_op *closing;    /* NULL: not begun */
     char detail[512];
 };
 
+/* Waits. */
 static void close_session(struct kv_session *session)
 {
     struct kv_op *op;
@@ -55,7 +63,14 @@ void kvw_session_destroy(struct kvw_session *store)
     kvw_write_behind_destroy(store->writer);
     kv_op_free(store->publishing);
     free(store->info);
-    if (store->is_kept && store->parent == NULL)
+    if (store->opening != NULL) {
+        /* Closed, if it is there: else its lease would hold the nodes' memory. */
+        (void)kv_wait(store->opening);
+        (void)kvw_session_opened(store);
+    }
+    if (store->closing != NULL)
+        (void)kv_finish(store->closing);
+    if (store->closing != NULL || (store->is_kept && store->parent == NULL))
         kv_session_free(store->session);
     else
         close_session(store->session);
@@ -119,35 +134,54 @@ static bool is_of_model(const struct kvw_session *store)
     return memcmp(&fingerprint, &store->info->fingerprint, sizeof(fingerprint)) == 0;
 }
 
-static kv_status_t open_session(struct kvw_session *store,
-                                const struct kvw_session_setup *setup)
+static kv_status_t begin_opening(struct kvw_session *store,
+                                 const struct kvw_session_setup *setup)
 {
-    struct kv_op *op;
     kv_status_t status;
 
     store->info = calloc(1, sizeof(*store->info));
     if (store->info == NULL)
         return KV_NO_MEMORY;
     status = kvw_model_info(setup->model, setup->dtype, store->info);
-    if (status == KV_OK && setup->share != NULL)
-        status = kv_resume_begin(setup->client, &setup->share->ticket, 0, &op);
-    else if (status == KV_OK)
-        status = begin_open(setup, store->info, &op);
-    if (status == KV_OK) {
-        status = kv_wait(op);
-        store->session = kv_op_session(op);
-        if (status == KV_OK && setup->share == NULL)
-            store->n_reused = kv_op_tokens(op);
-        kv_op_free(op);
-    }
-    if (status == KV_OK && !is_of_model(store))
-        status =
-            kvw_session_refuse(store, KV_CONFLICT, "store: the session is of another model");
-    if (!setup->publishes) {
+    if (status != KV_OK)
+        return status;
+    if (setup->share != NULL)
+        return kv_resume_begin(setup->client, &setup->share->ticket, 0, &store->opening);
+    return begin_open(setup, store->info, &store->opening);
+}
+
+static kv_status_t take_opened(struct kvw_session *store)
+{
+    kv_status_t status = kv_op_status(store->opening);
+
+    store->session = kv_op_session(store->opening);
+    if (status != KV_OK)
+        return kvw_session_refuse(store, status, "store: %s",
+                                  kv_op_detail(store->opening)[0] != '\0'
+                                      ? kv_op_detail(store->opening)
+                                      : kv_status_name(status));
+    if (!is_of_model(store))
+        return kvw_session_refuse(store, KV_CONFLICT, "store: the session is of another model");
+    if (!store->is_shared)
+        store->n_reused = kv_op_tokens(store->opening);
+    kvw_write_behind_go_on(store->writer, store->session);
+    return KV_OK;
+}
+
+kv_status_t kvw_session_opened(struct kvw_session *store)
+{
+    if (store->opening == NULL)
+        return store->open_status;
+    if (kv_op_status(store->opening) == KV_IN_PROGRESS)
+        return KV_IN_PROGRESS;
+    store->open_status = take_opened(store);
+    kv_op_free(store->opening);
+    store->opening = NULL;
+    if (!store->publishes) {
         free(store->info);
         store->info = NULL;
     }
-    return status;
+    return store->open_status;
 }
 
 kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
@@ -163,28 +197,34 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
         return KV_NO_MEMORY;
     store->client = setup->client;
     store->device = setup->model->device;
+    store->publishes = setup->publishes;
     store->tells_tokens = setup->tells_tokens;
     store->n_layers = params->n_layers;
     store->kv_head_begin = setup->kv_head_begin;
     store->n_kv_heads = setup->n_kv_heads > 0 ? setup->n_kv_heads : params->n_kv_heads;
     store->is_kept = setup->is_kept;
     store->n_exact = setup->share != NULL && !setup->share->is_exact ? 0 : UINT32_MAX;
+    store->is_shared = setup->share != NULL;
     if (setup->share != NULL)
         store->share = *setup->share;
     store->row_bytes = (size_t)2 * params->d * kv_dtype_bytes(setup->dtype);
     status = store->device->ops->event_create(store->device, &store->computed);
     if (status == KV_OK)
         status = store->device->ops->event_create(store->device, &store->copied);
-    if (status == KV_OK)
-        status = open_session(store, setup);
     /* A slot holds one layer of a chunk, or all layers of a step. */
     if (status == KV_OK)
-        status = kvw_write_behind_create(setup->client, store->session,
+        status = kvw_write_behind_create(setup->client, NULL,
                                          store->n_kv_heads * store->row_bytes *
                                              (setup->chunk_tokens > params->n_layers
                                                   ? setup->chunk_tokens
                                                   : params->n_layers),
                                          setup->trace, &store->writer);
+    if (status == KV_OK)
+        status = begin_opening(store, setup);
+    if (status == KV_OK && !setup->opens_later) {
+        (void)kv_wait(store->opening);
+        status = kvw_session_opened(store);
+    }
     if (status != KV_OK) {
         if (store->detail[0] != '\0')
             snprintf(detail, detail_bytes, "%s", store->detail);
@@ -313,6 +353,26 @@ kv_status_t kvw_session_flush(struct kvw_session *store)
     return status == KV_OK ? kvw_write_behind_flush(store->writer) : status;
 }
 
+kv_status_t kvw_session_flushed(struct kvw_session *store)
+{
+    const kv_status_t status = kvw_session_poll(store);
+
+    return status == KV_OK &&
+                   (store->to_send.n_tokens > 0 || !kvw_write_behind_is_empty(store->writer))
+               ? KV_IN_PROGRESS
+               : status;
+}
+
+bool kvw_session_takes_rows(const struct kvw_session *store)
+{
+    return kvw_write_behind_has_slot(store->writer);
+}
+
+void kvw_session_wait(struct kvw_session *store, uint64_t timeout_us)
+{
+    kv_client_wait(store->client, timeout_us);
+}
+
 kv_status_t kvw_session_fail(struct kvw_session *store, kv_status_t status)
 {
     if (status != KV_OK && store->detail[0] == '\0')
@@ -412,6 +472,33 @@ void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin)
         store->n_exact = token_begin;
 }
 
+/* Whether blocks of these tokens are not published.  Those of approximate rows never are. */
+static bool is_any_unpublished(const struct kvw_session *store, uint32_t n_tokens)
+{
+    return n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS > store->n_published;
+}
+
+/* Publishes what is left, in as many steps as it takes; the rows are there.  Returns false while one
+ * is under way. */
+static bool publish_rest(struct kvw_session *store, const uint32_t *tokens, uint32_t n_tokens)
+{
+    const uint32_t before = store->n_published;
+    const bool was_rest = store->publishes_rest;
+
+    if (store->publishing != NULL) {
+        if (kv_op_status(store->publishing) == KV_IN_PROGRESS)
+            return false;
+        end_publishing(store);
+    }
+    store->publishes_rest = false;
+    /* With their tokens, one publish may not take all of them; else another one takes no more. */
+    if (!is_any_unpublished(store, n_tokens) ||
+        (was_rest && (!store->tells_tokens || store->n_published <= before)))
+        return true;
+    store->publishes_rest = begin_publishing(store, tokens, n_tokens) == KV_OK;
+    return !store->publishes_rest;
+}
+
 void kvw_session_publish(struct kvw_session *store,
                          const uint32_t *tokens,
                          uint32_t n_tokens,
@@ -421,27 +508,37 @@ void kvw_session_publish(struct kvw_session *store,
         return;
     if (n_tokens > store->n_exact)
         n_tokens = store->n_exact;
-    if (store->publishing != NULL) {
-        if (waits)
-            (void)kv_wait(store->publishing);
-        if (kv_op_status(store->publishing) == KV_IN_PROGRESS)
+    if (waits) {
+        if (is_any_unpublished(store, n_tokens) && kvw_session_flush(store) != KV_OK)
             return;
-        end_publishing(store);
+        while (!publish_rest(store, tokens, n_tokens))
+            (void)kv_wait(store->publishing);
+        return;
     }
-    if (n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS <= store->n_published)
+    if (store->publishing != NULL && kv_op_status(store->publishing) == KV_IN_PROGRESS)
         return;
-    if (waits && kvw_session_flush(store) != KV_OK)
-        return;
-    while (begin_publishing(store, tokens, n_tokens) == KV_OK && waits) {
-        const uint32_t before = store->n_published;
+    if (store->publishing != NULL)
+        end_publishing(store);
+    if (is_any_unpublished(store, n_tokens))
+        (void)begin_publishing(store, tokens, n_tokens);
+}
 
-        (void)kv_wait(store->publishing);
-        end_publishing(store);
-        /* With their tokens, one publish may not take all of them. */
-        if (!store->tells_tokens || store->n_published <= before ||
-            n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS <= store->n_published)
-            break;
+bool kvw_session_leave(struct kvw_session *store, const uint32_t *tokens, uint32_t n_tokens)
+{
+    assert(store->parent == NULL);
+    if (store->opening != NULL && kvw_session_opened(store) == KV_IN_PROGRESS)
+        return false;
+    if (store->closing == NULL) {
+        if (n_tokens > store->n_exact)
+            n_tokens = store->n_exact;
+        if (tokens != NULL && store->info != NULL && store->open_status == KV_OK &&
+            !publish_rest(store, tokens, n_tokens))
+            return false;
+        if (store->session == NULL || store->is_kept ||
+            kv_close_begin(store->session, 0, &store->closing) != KV_OK)
+            return true;
     }
+    return kv_op_status(store->closing) != KV_IN_PROGRESS;
 }
 
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens)

@@ -13,7 +13,7 @@
 
 struct kvw_session;
 
-/* Opens a session of the model.  `detail`: `what: where: value`. */
+/* Opens a session of the model, or begins to, as the setup says.  `detail`: `what: where: value`. */
 kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
                                struct kvw_session **ret_store,
                                char *detail,
@@ -21,6 +21,10 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
 /* Closes the session, and with it the store's rows, unless the setup says that it is kept.  NULL
  * is allowed. */
 void kvw_session_destroy(struct kvw_session *store);
+
+/* With setup.opens_later: KV_IN_PROGRESS until the session is open, then KV_OK, or why it cannot be
+ * (kvw_session_detail()).  Before that it has no handle and takes no rows. */
+kv_status_t kvw_session_opened(struct kvw_session *store);
 
 /* Returns the handle of the fork if one is open, else of the session. */
 struct kv_session *kvw_session_handle(const struct kvw_session *store);
@@ -50,6 +54,10 @@ kv_status_t
 kvw_session_end_pass(struct kvw_session *store, enum kvw_phase phase, uint32_t token_begin);
 /* Makes progress on transfers, without waiting. */
 kv_status_t kvw_session_poll(struct kvw_session *store);
+/* Whether rows of a step can be sent without waiting for earlier ones. */
+bool kvw_session_takes_rows(const struct kvw_session *store);
+/* Waits until an operation of the session's client ends, at most so long. */
+void kvw_session_wait(struct kvw_session *store, uint64_t timeout_us);
 
 /* Returns how many tokens of the prompt the session began with, which need not be computed. */
 uint32_t kvw_session_reused(const struct kvw_session *store);
@@ -81,6 +89,12 @@ void kvw_session_approximate(struct kvw_session *store, uint32_t token_begin);
 kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens);
 /* Waits until the store has every row. */
 kv_status_t kvw_session_flush(struct kvw_session *store);
+/* The same without waiting: KV_IN_PROGRESS until it has. */
+kv_status_t kvw_session_flushed(struct kvw_session *store);
+/* Publishes what kvw_session_publish() would with `waits`, of tokens that are flushed, and closes the
+ * session unless it is kept, without waiting: call until it returns true, with the same tokens, and
+ * then destroy it.  NULL tokens: publishes nothing.  Not in a fork. */
+bool kvw_session_leave(struct kvw_session *store, const uint32_t *tokens, uint32_t n_tokens);
 /* Forks the session at `tokens` tokens and continues in the fork.  Fails with KV_UNSUPPORTED in
  * a fork. */
 kv_status_t kvw_session_enter_fork(struct kvw_session *store, uint32_t tokens);

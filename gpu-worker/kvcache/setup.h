@@ -45,6 +45,7 @@ struct kvw_session_setup {
     bool publishes; /* the blocks that kvw_session_publish() is told of are kept for others */
     bool tells_tokens; /* with their tokens, for readers of the nodes' events */
     bool is_kept;      /* it is not closed at the end, but left to its lease */
+    bool opens_later;  /* what is created is not open yet: kvw_session_opened() tells */
     /* Only rows of these kv heads are put; n_kv_heads 0: all. */
     uint32_t kv_head_begin, n_kv_heads;
     struct kvw_trace *trace; /* kept; NULL: none */

@@ -145,6 +145,17 @@ kvw_write_behind_send(struct kvw_write_behind *writer, const struct kv_rows *row
     return KV_OK;
 }
 
+bool kvw_write_behind_is_empty(const struct kvw_write_behind *writer)
+{
+    return writer->n_ended == writer->n_begun;
+}
+
+bool kvw_write_behind_has_slot(const struct kvw_write_behind *writer)
+{
+    return writer->failure != KV_OK || writer->n_begun - writer->n_ended < SLOTS ||
+           oldest_ended(writer);
+}
+
 kv_status_t kvw_write_behind_flush(struct kvw_write_behind *writer)
 {
     while (writer->n_ended != writer->n_begun)

@@ -1,8 +1,11 @@
 /* batch.h: whoever else is in a batch, each gets the answer that it gets alone; all get their turns,
  * and one that fails leaves the others alone. */
+#include "client/client.h"
+#include "client/control_message.h"
 #include "gpu-worker/engine/batch.c" /* what its check finds is broken below */
 #include "tests/support/dies.h"
 #include "tests/support/model_session.h"
+#include "tests/support/transport_fault.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,11 +29,13 @@ static struct model_session s;
 struct asked {
     struct kvw_sequence sequence;
     const struct kvw_method_ops *row;
-    uint32_t n_prompt;
+    uint32_t n_prompt, max_tokens;
     bool ends, fails; /* at END; when its session is opened */
-    unsigned n_away;  /* how often nodes are away then, before it succeeds */
+    bool opens_later, publishes;
+    struct kv_client *client;
+    unsigned n_away; /* how often nodes are away then, before it succeeds */
     uint32_t tokens[CAPACITY];
-    unsigned n_told, n_over;
+    unsigned n_told, n_over, n_closed;
     kv_status_t status;
     struct kvw_generate_result result;
 };
@@ -57,17 +62,21 @@ static struct kvw_method_options options_of(void)
     return options;
 }
 
-static kv_status_t open_session(void *arg, struct kvw_method **ret_attention, uint32_t *ret_n)
+static kv_status_t open_session(void *arg, struct kvw_method **ret_attention)
 {
     struct asked *asked = arg;
     const struct kvw_method_setup setup = {
         .session =
             {
                 .model = s.model,
-                .client = s.client,
+                .client = asked->client,
                 .dtype = KV_FP16,
                 .capacity = CAPACITY,
                 .chunk_tokens = KVW_FORWARD_CHUNK,
+                .opens_later = asked->opens_later,
+                .publishes = asked->publishes,
+                .prompt = asked->tokens,
+                .n_prompt = asked->publishes ? asked->n_prompt : 0,
             },
         .options = options_of(),
     };
@@ -79,7 +88,6 @@ static kv_status_t open_session(void *arg, struct kvw_method **ret_attention, ui
         asked->n_away--;
         return KV_UNREACHABLE;
     }
-    *ret_n = 0;
     if (asked->row->create(&setup, ret_attention, detail, sizeof(detail)) != KV_OK)
         fail_msg("%s", detail);
     return KV_OK;
@@ -87,7 +95,7 @@ static kv_status_t open_session(void *arg, struct kvw_method **ret_attention, ui
 
 static void close_session(void *arg, struct kvw_method *attention)
 {
-    (void)arg;
+    ((struct asked *)arg)->n_closed++;
     attention->ops->destroy(attention);
 }
 
@@ -121,7 +129,10 @@ static void prepare(struct asked *asked, unsigned number, const struct kvw_metho
     memset(asked, 0, sizeof(*asked));
     asked->row = row;
     asked->n_prompt = cases[number].n_prompt;
+    asked->max_tokens = ANSWER;
     asked->ends = cases[number].ends;
+    asked->opens_later = true;
+    asked->client = s.client;
     memcpy(asked->tokens, s.tokens + 100 * number, asked->n_prompt * sizeof(asked->tokens[0]));
     asked->sequence = (struct kvw_sequence){
         .tokens = asked->tokens,
@@ -146,16 +157,16 @@ static void answer_alone(struct asked *asked)
     struct kvw_generate_setup setup = {.sampler = asked->sequence.sampler,
                                        .n_vocabulary = MADE_VOCABULARY,
                                        .capacity = CAPACITY,
-                                       .max_tokens = ANSWER,
+                                       .max_tokens = asked->max_tokens,
                                        .stop = &stop,
                                        .arg = asked,
                                        .generated = generated,
                                        .is_end = is_end};
-    uint32_t n_passed;
 
-    assert_int_equal(open_session(asked, &setup.attention, &n_passed), KV_OK);
+    asked->opens_later = false;
+    assert_int_equal(open_session(asked, &setup.attention), KV_OK);
     assert_int_equal(kvw_forward_create(s.model, setup.attention, &setup.forward), KV_OK);
-    if (kvw_generate(&setup, asked->tokens, asked->n_prompt, n_passed, &asked->result) != KV_OK)
+    if (kvw_generate(&setup, asked->tokens, asked->n_prompt, 0, &asked->result) != KV_OK)
         fail_msg("%s", kvw_method_detail(setup.attention));
     kvw_forward_destroy(setup.forward);
     close_session(asked, setup.attention);
@@ -289,10 +300,12 @@ static void prompts_take_turns(void **state)
 
     (void)state;
     prepare(&together[0], 3, &kvw_method_full);
-    kvw_batch_add(batch, &together[0].sequence);
-    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
     prepare(&together[1], 0, &kvw_method_full); /* five chunks and a bit */
     prepare(&together[2], 6, &kvw_method_full); /* four and a bit */
+    for (unsigned i = 0; i < 3; i++)
+        together[i].opens_later = false; /* no pass is before that */
+    kvw_batch_add(batch, &together[0].sequence);
+    assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
     kvw_batch_add(batch, &together[1].sequence);
     kvw_batch_add(batch, &together[2].sequence);
     before = together[0].n_told;
@@ -409,6 +422,149 @@ static void rows_have_a_bound(void **state)
     }
 }
 
+/* ---- one that has to wait for the store --------------------------------------------------- */
+
+enum {
+    STEPS_MAX = 20000, /* more have gone wrong */
+    SLOTS_OF_ROWS = 16,
+};
+
+/* A client of the embedded node whose messages may be held. */
+static struct kv_client *open_holding_client(struct kv_transport *transport)
+{
+    const struct kvc_node_setup node = {.address = kvw_embedded_address(s.embedded),
+                                        .name = "embedded",
+                                        .mode = KV_CHANNEL_NETWORK};
+    const struct kvc_client_setup setup = {
+        .nodes = &node,
+        .n_nodes = 1,
+        .transport = transport,
+        .open_control = kvc_control_message_open,
+        .clock = &kv_clock_real,
+        .name = "holding",
+        .ops_max = 1024,
+        .deadline_ms = 600000,
+        .peer_timeout_ms = 600000,
+        .retry_ms = 600000, /* what is held is not sent again */
+    };
+    struct kv_client *client;
+
+    assert_int_equal(kvc_client_create(&setup, &client), KV_OK);
+    return client;
+}
+
+static void expect_not_open(const struct asked *slow)
+{
+    assert_false(slow->sequence.is_open);
+    assert_int_equal(slow->n_told, 0);
+}
+
+static void expect_in_prompt(const struct asked *slow)
+{
+    assert_true(slow->sequence.is_open);
+    assert_in_range(slow->sequence.result.passed_tokens, 1, slow->n_prompt - 1);
+    assert_int_equal(slow->n_told, 0);
+}
+
+/* The first token needs the prompt alone, the next one its index. */
+static void expect_no_step(const struct asked *slow)
+{
+    assert_int_equal(slow->sequence.result.passed_tokens, slow->n_prompt);
+    assert_int_equal(slow->n_told, 1);
+}
+
+/* A step's rows are in a slot until they are sent: with all of them in use, steps end. */
+static void expect_few_steps(const struct asked *slow)
+{
+    assert_in_range(slow->n_told, 2, SLOTS_OF_ROWS + 1);
+    assert_int_equal(slow->n_over, 0);
+}
+
+static void expect_whole(const struct asked *slow)
+{
+    assert_int_equal(slow->n_over, 1);
+    assert_int_equal(slow->status, KV_OK);
+    assert_int_equal(slow->n_closed, 0);
+}
+
+static void expect_answered(const struct asked *slow)
+{
+    assert_int_equal(slow->n_told, 3);
+    assert_int_equal(slow->n_over, 0);
+}
+
+/* While the store does not do what one sequence needs, others begin, answer and leave; then it goes
+ * on, and all have the bits that they have alone. */
+static void one_waits_and_others_go_on(void **state)
+{
+    static const struct {
+        unsigned op, count; /* messages that are held: 0: all */
+        unsigned slow, others[2];
+        uint32_t max_tokens; /* of the slow one; 0: as the others */
+        void (*expect)(const struct asked *slow);
+    } ways[] = {
+        {KV_OP_OPEN, 1, 4, {1, 2}, 0, expect_not_open},
+        /* The others are too short for one. */
+        {KV_OP_INDEX, 0, 0, {1, 3}, 0, expect_in_prompt},
+        {KV_OP_INDEX, 0, 4, {1, 3}, 0, expect_no_step},
+        {KV_OP_APPEND, 1, 3, {4, 2}, 0, expect_few_steps},
+        {KV_OP_APPEND, 1, 3, {4, 2}, 3, expect_answered},
+        {KV_OP_PUBLISH, 0, 4, {1, 2}, 0, expect_whole},
+        {KV_OP_CLOSE, 1, 3, {4, 2}, 3, expect_whole},
+    };
+    struct kv_transport *transport;
+    struct kv_client *client;
+
+    (void)state;
+    assert_int_equal(fault_open(&kv_transport_loopback, NULL, &transport), KV_OK);
+    client = open_holding_client(transport);
+    for (unsigned way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
+        const unsigned numbers[] = {ways[way].slow, ways[way].others[0], ways[way].others[1]};
+        const struct fault_rule hold = {FAULT_OUT,    FAULT_HOLD, KV_WIRE_REQUEST,
+                                        ways[way].op, 0,          ways[way].count};
+        struct kvw_batch *batch = new_batch(3, 1024, 2);
+        const struct asked *slow = &together[0];
+        uint32_t n_left;
+
+        fault_add(transport, &hold);
+        for (unsigned i = 0; i < 3; i++) {
+            const uint32_t max_tokens =
+                i == 0 && ways[way].max_tokens > 0 ? ways[way].max_tokens : ANSWER;
+
+            prepare(&alone[i], numbers[i], &kvw_method_pqcache);
+            prepare(&together[i], numbers[i], &kvw_method_pqcache);
+            alone[i].max_tokens = together[i].sequence.max_tokens = max_tokens;
+            together[i].client = client;
+            /* The first row of a step is the slow one's if it begins first. */
+            together[i].opens_later = ways[way].op != KV_OP_APPEND;
+            together[i].publishes = i == 0 && ways[way].op == KV_OP_PUBLISH;
+            answer_alone(&alone[i]);
+            kvw_batch_add(batch, &together[i].sequence);
+        }
+        for (unsigned i = 0; together[1].n_closed + together[2].n_closed < 2; i++) {
+            assert_true(i < STEPS_MAX);
+            assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+        }
+        /* What it can do without the store it has done by now, or does now. */
+        for (unsigned i = 0; i < 2 * SLOTS_OF_ROWS; i++)
+            assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+        if (n_left != 1 || fault_held(transport) == 0)
+            fail_msg("way %u: %u left, %u messages held", way, n_left, fault_held(transport));
+        ways[way].expect(slow);
+        fault_clear(transport);
+        fault_release(transport);
+        run_all(batch);
+        kvw_batch_destroy(batch);
+        for (unsigned i = 0; i < 3; i++) {
+            expect_same(&alone[i], &together[i]);
+            assert_int_equal(together[i].n_closed, 1);
+            kvw_sampler_destroy(together[i].sequence.sampler);
+        }
+    }
+    kv_client_close(client);
+    transport->ops->close(transport);
+}
+
 static void setups_are_checked(void **state)
 {
     static const struct kvw_batch_setup wrong[] = {
@@ -443,11 +599,14 @@ enum broken {
 static void check_broken(void *arg)
 {
     const enum broken *broken = arg;
-    struct kvw_sequence one = {.attention = (struct kvw_method *)arg, .n_prompt = 10};
+    struct kvw_sequence one = {
+        .attention = (struct kvw_method *)arg, .n_prompt = 10, .is_open = true};
     struct kvw_batch batch = {.setup.sequences = 1};
 
     queue_init(&batch.waiting);
+    queue_init(&batch.opening);
     queue_init(&batch.begun);
+    queue_init(&batch.leaving);
     append(&batch.begun, &one);
     if (*broken == MORE_THAN_COUNTED)
         batch.begun.n = 0;
@@ -495,7 +654,7 @@ int main(void)
         cmocka_unit_test(full_as_alone),     cmocka_unit_test(pqcache_as_alone),
         cmocka_unit_test(they_come_and_go),  cmocka_unit_test(prompts_take_turns),
         cmocka_unit_test(rows_have_a_bound), cmocka_unit_test(nodes_come_back),
-        cmocka_unit_test(nodes_stay_away),
+        cmocka_unit_test(nodes_stay_away),   cmocka_unit_test(one_waits_and_others_go_on),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -229,6 +229,54 @@ static void steps_ask_when_nothing_is_under_way(void **state)
     assert_int_equal(n_waits + n_asked, 0);
 }
 
+/* Of a session with a prompt of 1,024 tokens, whose layer 1 has an index under way. */
+static struct kvw_index_schedule under_way(struct layer *layers, bool is_of_steps)
+{
+    struct kvw_index_schedule index = schedule_of(layers);
+
+    layers[1] =
+        (struct layer){.op = (struct kv_op *)(void *)&never_ends, .is_of_steps = is_of_steps};
+    index.prompt_rows = index.n_rows = index.n_tokens = CHAPTER;
+    index.n_steps = 20;
+    index.key_bytes = 128;
+    return index;
+}
+
+/* A pass of a prompt is ready unless it asks for an index while one is made; a step unless it would wait
+ * for the prompt's, which it does as long as all its layers may: 4 times 2 ms. */
+static void who_is_ready(void **state)
+{
+    struct layer layers[LAYERS] = {0};
+    struct kvw_index_schedule index = under_way(layers, false);
+    const struct timespec pause = {.tv_nsec = 10000000};
+    double waited_s = 0;
+
+    (void)state;
+    assert_true(kvw_index_schedule_is_ready(&index, KVW_PREFILL, CHAPTER + 100));
+    assert_false(kvw_index_schedule_is_ready(&index, KVW_PREFILL, 2 * CHAPTER));
+    index.prompt_end = CHAPTER + 200; /* whole blocks of the rest are indexed then */
+    assert_false(kvw_index_schedule_is_ready(&index, KVW_PREFILL, CHAPTER + 200));
+    assert_false(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 1));
+    nanosleep(&pause, NULL);
+    assert_true(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 1));
+    /* It has waited: the step does not do it again. */
+    n_waits = 0;
+    assert_int_equal(kvw_index_schedule_await(&index, 1, &waited_s), KV_OK);
+    assert_int_equal(n_waits, 0);
+    /* A prompt that goes on has another wait. */
+    assert_int_equal(kvw_index_schedule_end_pass(&index, KVW_PREFILL, CHAPTER + 200), KV_OK);
+    assert_false(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 201));
+    index = under_way(layers, true);
+    assert_true(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 1));
+    index.options.wait = true;
+    assert_false(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 1));
+    nanosleep(&pause, NULL);
+    assert_false(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 1));
+    layers[1].op = NULL;
+    assert_true(kvw_index_schedule_is_ready(&index, KVW_DECODE, CHAPTER + 1));
+    assert_true(kvw_index_schedule_is_ready(&index, KVW_PREFILL, 2 * CHAPTER));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +285,7 @@ int main(void)
         cmocka_unit_test(unclear_reports_do_not_count),
         cmocka_unit_test(steps_wait_for_the_prompt_only),
         cmocka_unit_test(steps_ask_when_nothing_is_under_way),
+        cmocka_unit_test(who_is_ready),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

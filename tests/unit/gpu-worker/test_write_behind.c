@@ -1,4 +1,5 @@
-/* write_behind.h: what its check finds. */
+/* write_behind.h: what its check finds; what it says of its slots. */
+#define kv_op_status test_op_status
 #include "gpu-worker/kvcache/write_behind.c" /* its insides are broken below */
 #include "tests/support/dies.h"
 
@@ -41,10 +42,38 @@ static void check_finds(void **state)
     assert_int_equal(first_not_found(check_broken, N_BROKEN), -1);
 }
 
+static kv_status_t of_oldest;
+
+kv_status_t test_op_status(const struct kv_op *op)
+{
+    (void)op;
+    return of_oldest;
+}
+
+/* A slot is free where it was taken back or is about to be; after a failure nobody waits for one. */
+static void slots_are_told(void **state)
+{
+    struct kvw_write_behind writer = {.n_begun = 3, .n_ended = 3};
+
+    (void)state;
+    assert_true(kvw_write_behind_is_empty(&writer) && kvw_write_behind_has_slot(&writer));
+    of_oldest = KV_IN_PROGRESS;
+    writer.n_begun = 3 + SLOTS - 1;
+    assert_true(!kvw_write_behind_is_empty(&writer) && kvw_write_behind_has_slot(&writer));
+    writer.n_begun = 3 + SLOTS;
+    assert_false(kvw_write_behind_has_slot(&writer));
+    of_oldest = KV_OK;
+    assert_true(!kvw_write_behind_is_empty(&writer) && kvw_write_behind_has_slot(&writer));
+    of_oldest = KV_IN_PROGRESS;
+    writer.failure = KV_IO;
+    assert_true(kvw_write_behind_has_slot(&writer));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_finds),
+        cmocka_unit_test(slots_are_told),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
