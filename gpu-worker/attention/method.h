@@ -40,7 +40,7 @@ struct kvw_method_setup {
 struct kvw_waits {
     double node_s;  /* nodes at work on queries and fetches */
     double queue_s; /* requests in a node before it worked on them */
-    double wire_s;  /* requests and replies on their way, and threads that woke for them: nothing
+    double wire_s; /* requests and replies on their way, and threads that woke for them: nothing
                      * dates a message between its sender and the thread that takes it */
     double index_s; /* codebooks */
     double rows_s;  /* rows that were sent, or read to be on the device */
@@ -164,10 +164,11 @@ struct kvw_method_ops {
      * steps follow, so that a method with an index can build it early and knows how much it is
      * worth.  NULL: does not matter. */
     void (*prompt_hint)(struct kvw_method *attention, uint32_t prompt_end, uint32_t n_steps);
-    /* Whether a pass after which there are `tokens` tokens would wait for no index, so that who has
-     * other work meanwhile can leave it until then.  NULL: always. */
+    /* Whether a pass after which there are `tokens` tokens would wait for no index, so that who
+     * has other work meanwhile can leave it until then.  NULL: always. */
     bool (*is_ready)(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens);
-    /* No pass comes any more: gives up what was asked of the store for one.  NULL: nothing to do. */
+    /* No pass comes any more: gives up what was asked of the store for one.  NULL: nothing to
+     * do. */
     void (*quit)(struct kvw_method *attention);
     /* Called before the session is truncated to its first `tokens` tokens, or replaced by
      * another one of that length: waits for outstanding work on later tokens and forgets them.
@@ -219,13 +220,14 @@ void kvw_method_publish(struct kvw_method *attention,
                         const uint32_t *tokens,
                         uint32_t n_tokens,
                         bool waits);
-/* Without waiting, for who has other sessions to work on (kvw_method_wait() waits for any of the same
- * client).
- *   opened    as kvw_session_opened(); then *ret_reused: how many tokens of the prompt it begins with
+/* Without waiting, for who has other sessions of the same client to work on; kvw_method_wait()
+ * waits until anything of theirs ends, or so long.
+ *   opened    as kvw_session_opened(); then *ret_reused: tokens of the prompt that it has
  *   is_ready  whether a pass would wait neither for an index nor for earlier rows to be sent
  *   flushed   KV_IN_PROGRESS until the store has every row
- *   leave     publishes as kvw_method_publish() with `waits`, of tokens that are flushed, and closes the
- *             session: true when it has, and only destroy() is left.  NULL tokens: publishes nothing */
+ *   leave     publishes as kvw_method_publish() with `waits`, of tokens that are flushed, and
+ *             closes the session: true when it has, and only destroy() is left.  NULL tokens:
+ *             publishes nothing */
 kv_status_t kvw_method_opened(struct kvw_method *attention, uint32_t *ret_reused);
 bool kvw_method_is_ready(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens);
 kv_status_t kvw_method_flushed(struct kvw_method *attention);

@@ -168,7 +168,7 @@ void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence)
     append(&batch->waiting, sequence);
 }
 
-/* ---- end of a sequence -------------------------------------------------------------------- */
+/* ---- end of a sequence ------------------------------------------------------------------- */
 
 /* Its answer is whole, and its rows are in the store; or neither will be. */
 static void tell_over(struct kvw_sequence *sequence, kv_status_t status)
@@ -267,7 +267,7 @@ void kvw_batch_destroy(struct kvw_batch *batch)
     free(batch);
 }
 
-/* ---- begin of a sequence ------------------------------------------------------------------ */
+/* ---- begin of a sequence ----------------------------------------------------------------- */
 
 /* Returns whether a sequence that could not begin is to try again, since nodes may come back. */
 static bool waits_for_nodes(struct kvw_batch *batch, kv_status_t status)
@@ -432,8 +432,8 @@ static bool is_ready(struct kvw_sequence *sequence, uint32_t n)
                                sequence->result.passed_tokens + n);
 }
 
-/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the queue.  Who
- * would have to wait for the store is left out. */
+/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the
+ * queue.  Who would have to wait for the store is left out. */
 static void choose(struct kvw_batch *batch, struct pass *pass)
 {
     const uint32_t n = batch->begun.n;

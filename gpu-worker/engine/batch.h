@@ -14,10 +14,11 @@
  * others need less.  A sequence counts with all its rows until it generates, and then with
  * what its method keeps.
  *
- * No sequence waits for another's business with the store.  One joins when its session is open, and
- * leaves when its rows and the names of its blocks are in the store; one whose index is being made, or
- * whose earlier rows are still on their way, is left out of passes until then.
- * Results do not depend on that: each computes the same in whichever pass.
+ * No sequence waits for another's business with the store.  One joins when its session is open,
+ * and leaves when its rows and the names of its blocks are in the store; one whose index is
+ * being made, or whose earlier rows have all slots, is left out of passes until then.  Results
+ * do not depend on that: each computes the same in whichever pass.  Rows of a prompt that the
+ * store had, and a query, are waited for by all that compute with it.
  *
  * While nodes are away, so that no session can be opened, those that wait are tried again, for ten
  * seconds; then they fail, one after the other, until an open succeeds.
@@ -61,16 +62,17 @@ struct kvw_sequence {
                           * the setup */
 
     void *arg;
-    /* Begins to open its session, with the method whose session it is (all of the same client); called
-     * when the sequence begins, and again after KV_UNREACHABLE, of it or of kvw_method_opened().  For
-     * each call that has set *ret_attention, even if it failed then, there is one of close(): before
-     * the next open(), or when it has left. */
+    /* Begins to open its session, with the method whose session it is (all of the same client);
+     * called when the sequence begins, and again after KV_UNREACHABLE, of it or of
+     * kvw_method_opened().  For each call that has set *ret_attention, even if it failed then,
+     * there is one of close(): before the next open(), or when it has left. */
     kv_status_t (*open)(void *arg, struct kvw_method **ret_attention);
     void (*close)(void *arg, struct kvw_method *attention);
     /* Called for each token of the answer, except those that end it. */
     void (*generated)(void *arg, uint32_t token);
     bool (*is_end)(void *arg, uint32_t token);
-    /* Called when it is over, its rows in the store or its status not KV_OK; before the last close(). */
+    /* Called when it is over, its rows in the store or its status not KV_OK; before the last
+     * close(). */
     void (*over)(void *arg, kv_status_t status, const struct kvw_generate_result *result);
 
     /* The batch's. */
@@ -91,9 +93,9 @@ void kvw_batch_destroy(struct kvw_batch *batch);
 
 void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
 
-/* Computes a pass, or, if all wait for nodes, waits a little with them.  *ret_left: how many are not over.
- * Fails with the device's error, or KV_NO_MEMORY: then nobody can go on.  What fails of one
- * sequence ends that one alone. */
+/* Computes a pass, or, if all wait for nodes, waits a little with them.  *ret_left: how many
+ * are not over.  Fails with the device's error, or KV_NO_MEMORY: then nobody can go on.  What
+ * fails of one sequence ends that one alone. */
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
 
 struct kvw_batch_stats {

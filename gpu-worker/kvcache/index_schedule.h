@@ -81,9 +81,10 @@ uint32_t kvw_index_schedule_prompt_rows(const struct kvw_index_schedule *index);
 kv_status_t
 kvw_index_schedule_await(struct kvw_index_schedule *index, uint32_t layer, double *waited_s);
 
-/* Whether a pass, after which there are `tokens` rows, would wait for no index.  Who has other work
- * meanwhile asks before each pass, and leaves it until then.  As with kvw_index_schedule_await(), it
- * does not take longer than going on without would cost, unless options.wait says so. */
+/* Whether a pass, after which there are `tokens` rows, would wait for no index.  Who has other
+ * work meanwhile asks before each pass, and leaves it until then.  As with
+ * kvw_index_schedule_await(), it does not take longer than going on without would cost, unless
+ * options.wait says so. */
 bool kvw_index_schedule_is_ready(struct kvw_index_schedule *index,
                                  enum kvw_phase phase,
                                  uint32_t tokens);

@@ -478,8 +478,8 @@ static bool is_any_unpublished(const struct kvw_session *store, uint32_t n_token
     return n_tokens / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS > store->n_published;
 }
 
-/* Publishes what is left, in as many steps as it takes; the rows are there.  Returns false while one
- * is under way. */
+/* Publishes what is left, in as many steps as it takes; the rows are there.  Returns false
+ * while one is under way. */
 static bool publish_rest(struct kvw_session *store, const uint32_t *tokens, uint32_t n_tokens)
 {
     const uint32_t before = store->n_published;
@@ -491,7 +491,8 @@ static bool publish_rest(struct kvw_session *store, const uint32_t *tokens, uint
         end_publishing(store);
     }
     store->publishes_rest = false;
-    /* With their tokens, one publish may not take all of them; else another one takes no more. */
+    /* With their tokens, one publish may not take all of them; else another one takes no
+     * more. */
     if (!is_any_unpublished(store, n_tokens) ||
         (was_rest && (!store->tells_tokens || store->n_published <= before)))
         return true;

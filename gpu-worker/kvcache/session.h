@@ -13,7 +13,8 @@
 
 struct kvw_session;
 
-/* Opens a session of the model, or begins to, as the setup says.  `detail`: `what: where: value`. */
+/* Opens a session of the model, or begins to, as the setup says.  `detail`: `what: where:
+ * value`. */
 kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
                                struct kvw_session **ret_store,
                                char *detail,
@@ -22,8 +23,8 @@ kv_status_t kvw_session_create(const struct kvw_session_setup *setup,
  * is allowed. */
 void kvw_session_destroy(struct kvw_session *store);
 
-/* With setup.opens_later: KV_IN_PROGRESS until the session is open, then KV_OK, or why it cannot be
- * (kvw_session_detail()).  Before that it has no handle and takes no rows. */
+/* With setup.opens_later: KV_IN_PROGRESS until the session is open, then KV_OK, or why it
+ * cannot be (kvw_session_detail()).  Before that it has no handle and takes no rows. */
 kv_status_t kvw_session_opened(struct kvw_session *store);
 
 /* Returns the handle of the fork if one is open, else of the session. */
@@ -91,9 +92,9 @@ kv_status_t kvw_session_truncate(struct kvw_session *store, uint32_t tokens);
 kv_status_t kvw_session_flush(struct kvw_session *store);
 /* The same without waiting: KV_IN_PROGRESS until it has. */
 kv_status_t kvw_session_flushed(struct kvw_session *store);
-/* Publishes what kvw_session_publish() would with `waits`, of tokens that are flushed, and closes the
- * session unless it is kept, without waiting: call until it returns true, with the same tokens, and
- * then destroy it.  NULL tokens: publishes nothing.  Not in a fork. */
+/* Publishes what kvw_session_publish() would with `waits`, of tokens that are flushed, and
+ * closes the session unless it is kept, without waiting: call until it returns true, with the
+ * same tokens, and then destroy it.  NULL tokens: publishes nothing.  Not in a fork. */
 bool kvw_session_leave(struct kvw_session *store, const uint32_t *tokens, uint32_t n_tokens);
 /* Forks the session at `tokens` tokens and continues in the fork.  Fails with KV_UNSUPPORTED in
  * a fork. */

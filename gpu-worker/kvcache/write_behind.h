@@ -19,8 +19,8 @@
 
 struct kvw_write_behind;
 
-/* Creates a writer with slots of slot_bytes each.  Keeps `trace`; NULL: none.  `session` NULL: it
- * comes with kvw_write_behind_go_on(), before anything is sent. */
+/* Creates a writer with slots of slot_bytes each.  Keeps `trace`; NULL: none.  `session` NULL:
+ * it comes with kvw_write_behind_go_on(), before anything is sent. */
 kv_status_t kvw_write_behind_create(struct kv_client *client,
                                     struct kv_session *session,
                                     size_t slot_bytes,
@@ -45,8 +45,8 @@ kv_status_t kvw_write_behind_send(struct kvw_write_behind *writer,
 /* Makes progress on transfers, without waiting. */
 kv_status_t kvw_write_behind_poll(struct kvw_write_behind *writer);
 
-/* Whether the store has all rows, or said no; and whether a slot is free, or will not be: as far as is
- * known without asking. */
+/* Whether the store has all rows, or said no; and whether a slot is free, or will not be: as
+ * far as is known without asking. */
 bool kvw_write_behind_is_empty(const struct kvw_write_behind *writer);
 bool kvw_write_behind_has_slot(const struct kvw_write_behind *writer);
 

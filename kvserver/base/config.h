@@ -39,10 +39,10 @@ struct kv_option {
     uint64_t min, max;   /* numbers: bounds, both allowed; max 0: none */
     const char *choices; /* strings: "auto|tcp|shm", or NULL for any */
     const char *value;   /* what help calls the value, "FILE"; NULL: as type and choices say */
-    const char
-        *needs; /* a text or flag of the table without which this one does nothing: given as
-                          * an argument, it is refused unless that one differs from its default.  From
-                          * file and environment it is not: they serve many calls.  NULL: none */
+    /* A text or flag of the table without which this one does nothing: given as an argument, it
+     * is refused unless that one differs from its default.  From file and environment it is
+     * not: they serve many calls.  NULL: none. */
+    const char *needs;
 };
 
 /* Fills `options` with the defaults. */

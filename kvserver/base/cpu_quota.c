@@ -73,8 +73,8 @@ static double smaller(double a, double b)
     return a == 0 || (b > 0 && b < a) ? b : a;
 }
 
-/* The least of a group and of those that it is in, up to the root; in a container a group may be named
- * as its host does, and not be there. */
+/* The least of a group and of those that it is in, up to the root; in a container a group may
+ * be named as its host does, and not be there. */
 static double least_of(const char *root, const char *group, double (*cores)(const char *folder))
 {
     char folder[PATH_BYTES];

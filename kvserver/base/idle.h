@@ -43,9 +43,9 @@ enum {
 /* Finds a mode by name; NULL and "": adaptive.  Returns false if there is none of that name. */
 bool kv_idle_find(const char *name, enum kv_idle_mode *ret_mode);
 
-/* Returns how a process's threads idle, of which n_threads would look, if its control groups grant it
- * `cores` (cpu_quota.h; 0: any): looking counts as work there, and is taken from the work.  Where each
- * of them has less than a core, an adaptive one sleeps at once. */
+/* Returns how a process's threads idle, of which n_threads would look, if its control groups
+ * grant it `cores` (cpu_quota.h; 0: any): looking counts as work there, and is taken from the
+ * work.  Where each of them has less than a core, an adaptive one sleeps at once. */
 enum kv_idle_mode kv_idle_within(enum kv_idle_mode mode, unsigned n_threads, double cores);
 
 /* Something has come; `waited_us` is how long it took. */

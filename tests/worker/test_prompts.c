@@ -254,8 +254,8 @@ static void wrong_options(void **state)
     assert_non_null(strstr(result.errors, "the model's context"));
 }
 
-/* What does nothing without another option is refused where that is not set, whatever it says; from
- * the environment, which is of many commands, it is not. */
+/* What does nothing without another option is refused where that is not set, whatever it says;
+ * from the environment, which is of many commands, it is not. */
 static void lone_options(void **state)
 {
     static const struct {

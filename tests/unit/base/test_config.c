@@ -233,8 +233,9 @@ static void long_strings(void **state)
     assert_int_equal(kv_config_arguments(rows, &options, &argc, argv, NULL, 0), KV_INVALID);
 }
 
-/* An option that does nothing without another one is refused as an argument, also with its default,
- * wherever the other one stands; what file or environment say of the other one counts. */
+/* An option that does nothing without another one is refused as an argument, also with its
+ * default, wherever the other one stands; what file or environment say of the other one
+ * counts. */
 static void needs(void **state)
 {
     static const struct kv_option dependent[] = {

@@ -422,7 +422,7 @@ static void rows_have_a_bound(void **state)
     }
 }
 
-/* ---- one that has to wait for the store --------------------------------------------------- */
+/* ---- one that has to wait for the store -------------------------------------------------- */
 
 enum {
     STEPS_MAX = 20000, /* more have gone wrong */
@@ -493,8 +493,8 @@ static void expect_answered(const struct asked *slow)
     assert_int_equal(slow->n_over, 0);
 }
 
-/* While the store does not do what one sequence needs, others begin, answer and leave; then it goes
- * on, and all have the bits that they have alone. */
+/* While the store does not do what one sequence needs, others begin, answer and leave; then it
+ * goes on, and all have the bits that they have alone. */
 static void one_waits_and_others_go_on(void **state)
 {
     static const struct {

@@ -242,8 +242,8 @@ static struct kvw_index_schedule under_way(struct layer *layers, bool is_of_step
     return index;
 }
 
-/* A pass of a prompt is ready unless it asks for an index while one is made; a step unless it would wait
- * for the prompt's, which it does as long as all its layers may: 4 times 2 ms. */
+/* A pass of a prompt is ready unless it asks for an index while one is made; a step unless it
+ * would wait for the prompt's, which it does as long as all its layers may: 4 times 2 ms. */
 static void who_is_ready(void **state)
 {
     struct layer layers[LAYERS] = {0};

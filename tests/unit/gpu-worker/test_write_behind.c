@@ -50,7 +50,8 @@ kv_status_t test_op_status(const struct kv_op *op)
     return of_oldest;
 }
 
-/* A slot is free where it was taken back or is about to be; after a failure nobody waits for one. */
+/* A slot is free where it was taken back or is about to be; after a failure nobody waits for
+ * one. */
 static void slots_are_told(void **state)
 {
     struct kvw_write_behind writer = {.n_begun = 3, .n_ended = 3};
