@@ -1,5 +1,6 @@
 #include "client/buffer.h"
 
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -52,6 +53,8 @@ make(struct kv_client *client, void *base, size_t bytes, struct kv_buffer **ret_
 kv_status_t
 kv_buffer_alloc(struct kv_client *client, size_t bytes, struct kv_buffer **ret_buffer)
 {
+    KVC_ENTER(client);
+
     if (bytes == 0 || padded(bytes) < bytes)
         return kvc_set_error(&client->loop, KV_INVALID, "buffer: %zu bytes: out of bounds",
                              bytes);
@@ -64,6 +67,8 @@ kv_status_t kv_buffer_map(struct kv_client *client,
                           enum kv_memory_type memory,
                           struct kv_buffer **ret_buffer)
 {
+    KVC_ENTER(client);
+
     if (base == NULL || bytes == 0 || bytes > SIZE_MAX - (uintptr_t)base)
         return kvc_set_error(&client->loop, KV_INVALID,
                              "buffer: %zu bytes at %p: NULL, empty or past the end of memory",
@@ -87,6 +92,8 @@ size_t kv_buffer_bytes(const struct kv_buffer *buffer)
 
 bool kv_buffer_busy(const struct kv_buffer *buffer)
 {
+    KVC_LOOK(buffer->client);
+
     return buffer->n_holds > 0;
 }
 
@@ -104,6 +111,8 @@ kv_status_t kv_buffer_free(struct kv_buffer *buffer)
 {
     if (buffer == NULL)
         return KV_OK;
+    KVC_LOOK(buffer->client);
+
     if (buffer->n_holds > 0)
         return kvc_set_error(&buffer->client->loop, KV_BUSY,
                              "buffer: in use by an operation or in quarantine");

@@ -10,6 +10,7 @@
 #include "client/control_message.h"
 #include "client/deadlines.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -20,6 +21,7 @@
 #include "kvserver/base/clock.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/pool.h"
+#include "kvserver/base/progress.h"
 #include "kvserver/base/random.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/cluster/placement.h"
@@ -43,6 +45,15 @@ enum {
     PROGRESS_MAX = 64,   /* progress calls of the port in one poll */
     PARTING_US = 200000, /* that a close waits for nodes at most */
     PARTING_TURN_US = 50,
+};
+
+/* What a client with a thread shows of itself: news, and copies of texts that the thread might
+ * change while the caller reads them. */
+struct kvc_shown {
+    struct kv_signal *ended; /* kv_client_fd() */
+    bool is_wanted;          /* kv_client_arm() was called: the next end raises it */
+    char detail[KVC_DETAIL_BYTES];
+    struct kvc_node node;
 };
 
 /* ---- create and close -------------------------------------------------------------------- */
@@ -70,6 +81,9 @@ static void destroy(struct kv_client *client)
         client->free_subops = next;
     }
     kv_watch_destroy(client->watch);
+    if (client->shown != NULL)
+        kv_signal_destroy(client->shown->ended);
+    free(client->shown);
     free(client->nodes);
     free(client->map);
     for (uint32_t i = 0; client->op_pool != NULL && i < kv_pool_size(client->op_pool); i++)
@@ -208,6 +222,8 @@ void kv_client_close(struct kv_client *client)
 {
     if (client == NULL)
         return;
+    kv_progress_stop(client->progress);
+    client->progress = NULL;
     kvc_client_check(client);
     client->loop.is_closing = true;
     kvc_copies_fini(&client->copies);
@@ -274,15 +290,24 @@ void kvc_client_step(struct kv_client *client)
     kvc_client_dispatch(client);
 }
 
-unsigned kv_poll(struct kv_client *client)
+static void move_on(struct kv_client *client)
 {
-    unsigned n_ended;
-
     kvc_client_step(client);
     kvc_nodes_step(client);
     kvc_client_dispatch(client);
     if (client->copies.first != NULL)
         client->copies.step(client);
+}
+
+unsigned kv_poll(struct kv_client *client)
+{
+    KVC_ENTER(client);
+    unsigned n_ended;
+
+    if (client->loop.untold[0] != '\0')
+        memcpy(client->loop.detail, client->loop.untold, sizeof(client->loop.detail));
+    client->loop.untold[0] = '\0';
+    move_on(client);
     n_ended = client->loop.n_ended;
     client->loop.n_ended = 0;
     return n_ended;
@@ -335,12 +360,33 @@ void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us)
     client->polled_us = kv_clock_now(client->loop.clock);
 }
 
+/* Whether an operation has ended that the user has not been told of. */
+static bool has_news(const struct kv_client *client)
+{
+    return client->loop.n_ended > 0 || !kvc_list_empty(&client->told);
+}
+
+/* kv_client_arm() where the thread sees to everything else. */
+static bool arm_for_ends(struct kv_client *client, uint64_t *ret_timeout_us)
+{
+    kv_signal_clear(client->shown->ended);
+    if (has_news(client))
+        return false;
+    client->shown->is_wanted = true;
+    *ret_timeout_us = WAIT_MAX_US;
+    kv_progress_hand_over(client->progress);
+    return true;
+}
+
 bool kv_client_arm(struct kv_client *client, uint64_t *ret_timeout_us)
 {
+    KVC_LOOK(client);
     bool is_watched = true;
     int fds[2];
 
     *ret_timeout_us = 0;
+    if (client->progress != NULL)
+        return arm_for_ends(client, ret_timeout_us);
     /* Nobody else clears it when the last call has ended. */
     if (client->watch != NULL && client->woken != NULL && kvc_list_empty(&client->calling))
         kv_signal_clear(client->woken);
@@ -359,6 +405,10 @@ bool kv_client_arm(struct kv_client *client, uint64_t *ret_timeout_us)
 
 int kv_client_fd(struct kv_client *client)
 {
+    KVC_LOOK(client);
+
+    if (client->progress != NULL)
+        return kv_signal_fd(client->shown->ended);
     if (client->watch == NULL)
         client->watch = kv_watch_create();
     return client->watch != NULL ? kv_watch_fd(client->watch) : -1;
@@ -366,6 +416,7 @@ int kv_client_fd(struct kv_client *client)
 
 struct kv_op *kv_client_next_ended(struct kv_client *client)
 {
+    KVC_LOOK(client);
     struct kv_op *op;
 
     if (kvc_list_empty(&client->told))
@@ -373,6 +424,48 @@ struct kv_op *kv_client_next_ended(struct kv_client *client)
     op = KVC_LIST_ENTRY(client->told.next, struct kv_op, of_told);
     kvc_list_remove(&op->of_told);
     return op;
+}
+
+/* A step of the thread, which has nobody to tell of ends: they count for the user's next poll. */
+static bool step_alone(void *arg, int *ret_fds, uint64_t *ret_wait_us)
+{
+    struct kv_client *client = arg;
+    bool may_sleep;
+
+    /* Messages of nodes would have ended its sleep, so the time counts as polled. */
+    client->polled_us = kv_clock_now(client->loop.clock);
+    client->loop.is_unwatched = true;
+    move_on(client);
+    may_sleep = arm(client, UINT64_MAX, ret_fds, ret_wait_us);
+    client->loop.is_unwatched = false;
+    if (client->shown->is_wanted && has_news(client)) {
+        client->shown->is_wanted = false;
+        kv_signal_raise(client->shown->ended);
+    }
+    return may_sleep;
+}
+
+kv_status_t kvc_client_start_thread(struct kv_client *client, char *detail, size_t detail_bytes)
+{
+    kv_status_t status = KV_NO_MEMORY;
+
+    if (client->loop.clock != &kv_clock_real) {
+        snprintf(detail, detail_bytes, "progress_thread: not on the clock \"%s\"",
+                 client->loop.clock->name);
+        return KV_UNSUPPORTED;
+    }
+    client->shown = calloc(1, sizeof(*client->shown));
+    if (client->shown != NULL) {
+        client->shown->ended = kv_signal_create();
+        status = client->shown->ended == NULL
+                     ? KV_IO
+                     : kv_progress_start("kvclient", step_alone, client, &client->progress);
+    }
+    if (status != KV_OK)
+        snprintf(detail, detail_bytes,
+                 "progress_thread: %s: no memory, thread or descriptor for it",
+                 kv_status_name(status));
+    return status;
 }
 
 static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t until_us)
@@ -407,6 +500,7 @@ static unsigned wait(struct kv_client *client, const struct kv_op *op, uint64_t 
 
 unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
 {
+    KVC_ENTER(client);
     uint64_t now_us = kv_clock_now(client->loop.clock);
 
     return wait(client, NULL,
@@ -415,12 +509,18 @@ unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us)
 
 kv_status_t kv_wait(struct kv_op *op)
 {
+    KVC_ENTER(op->client);
+
     (void)wait(op->client, op, UINT64_MAX);
+    /* Another one may have failed since this one did. */
+    if (op->status != KV_OK)
+        memcpy(op->client->loop.detail, op->detail, sizeof(op->detail));
     return op->status;
 }
 
 kv_status_t kv_finish(struct kv_op *op)
 {
+    KVC_ENTER(op->client);
     kv_status_t status = kv_wait(op);
 
     kv_op_free(op);
@@ -436,7 +536,12 @@ uint64_t kv_client_now_us(const struct kv_client *client)
 
 const char *kv_client_detail(const struct kv_client *client)
 {
-    return client->loop.detail;
+    KVC_LOOK(client);
+
+    if (client->shown == NULL)
+        return client->loop.detail;
+    memcpy(client->shown->detail, client->loop.detail, sizeof(client->loop.detail));
+    return client->shown->detail;
 }
 
 uint32_t kv_client_n_nodes(const struct kv_client *client)
@@ -448,8 +553,13 @@ void kv_client_node(const struct kv_client *client,
                     uint32_t node_index,
                     struct kv_node_info *ret_info)
 {
+    KVC_LOOK(client);
     const struct kvc_node *node = &client->nodes[node_index < client->n_nodes ? node_index : 0];
 
+    if (client->shown != NULL) {
+        client->shown->node = *node;
+        node = &client->shown->node;
+    }
     *ret_info = (struct kv_node_info){
         .address = node->address,
         .name = node->name,

@@ -251,6 +251,8 @@ kv_status_t kv_client_open(const struct kv_client_options *options,
     client->owns_transport = true;
     client->idle.mode = kv_idle_within(idle, 1, kv_cpu_quota());
     status = connect_all(client, detail, detail_bytes);
+    if (status == KV_OK && options->progress_thread)
+        status = kvc_client_start_thread(client, detail, detail_bytes);
     if (status != KV_OK) {
         kv_client_close(client);
         goto out;

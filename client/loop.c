@@ -21,7 +21,7 @@ kv_status_t kvc_set_error(struct kvc_loop *loop, kv_status_t status, const char 
     va_list args;
 
     va_start(args, format);
-    vsnprintf(loop->detail, sizeof(loop->detail), format, args);
+    vsnprintf(kvc_loop_detail(loop), KVC_DETAIL_BYTES, format, args);
     va_end(args);
     return status;
 }

@@ -29,6 +29,9 @@ struct kvc_loop {
     bool is_closing;
     uint32_t n_ended; /* operations since the last poll */
     char detail[KVC_DETAIL_BYTES];
+    bool is_unwatched; /* the library's own thread runs the loop */
+    char untold
+        [KVC_DETAIL_BYTES]; /* what has failed meanwhile: detail's, from the next poll on */
 };
 
 void kvc_loop_init(struct kvc_loop *loop, const struct kv_clock *clock);
@@ -47,6 +50,12 @@ static inline void kvc_loop_set_timer(struct kvc_loop *loop, uint64_t at_us)
 static inline uint64_t kvc_loop_left_us(const struct kvc_loop *loop, uint64_t at_us)
 {
     return at_us > loop->now_us ? at_us - loop->now_us : 1;
+}
+
+/* Returns where the reason for a failure is stored. */
+static inline char *kvc_loop_detail(struct kvc_loop *loop)
+{
+    return loop->is_unwatched ? loop->untold : loop->detail;
 }
 
 /* Stores the reason why a call of the user failed (kv_client_detail()).  Returns `status`. */

@@ -3,6 +3,7 @@
 #include "client/buffer.h"
 #include "client/call.h"
 #include "client/connection.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -81,7 +82,7 @@ static void end_op(struct kv_op *op, kv_status_t status)
     if (session != NULL)
         admit(session);
     if (status != KV_OK && !op->is_own)
-        memcpy(client->loop.detail, op->detail, sizeof(client->loop.detail));
+        memcpy(kvc_loop_detail(&client->loop), op->detail, KVC_DETAIL_BYTES);
     client->loop.n_ended += !op->is_own;
     if (op->has_user)
         kvc_list_append(&client->told, &op->of_told);
@@ -673,13 +674,18 @@ const struct kvc_op_events kvc_op_events = {
 
 kv_status_t kv_op_status(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->status;
 }
 
 void kv_cancel(struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     if (op->stage == KVC_STAGE_ENDED)
         return;
+    KVC_ENTER(op->client);
     kvc_loop_update_time(&op->client->loop);
     kvc_op_fail(op, NULL, NULL, KV_CANCELLED, "%s", "");
 }
@@ -688,6 +694,8 @@ void kv_session_free(struct kv_session *session)
 {
     if (session == NULL)
         return;
+    KVC_ENTER(session->client);
+
     kvc_loop_update_time(&session->client->loop);
     while (!kvc_list_empty(&session->ops))
         kv_cancel(KVC_LIST_ENTRY(session->ops.previous, struct kv_op, of_session));
@@ -699,6 +707,8 @@ void kv_op_free(struct kv_op *op)
 {
     if (op == NULL)
         return;
+    KVC_LOOK(op->client);
+
     kv_cancel(op);
     kvc_list_remove(&op->of_told);
     if (op->type->fini != NULL)
@@ -711,6 +721,8 @@ void kv_op_free(struct kv_op *op)
 
 void kv_op_set_user(struct kv_op *op, void *user)
 {
+    KVC_LOOK(op->client);
+
     op->user = user;
     if (!op->has_user && op->stage == KVC_STAGE_ENDED)
         kvc_list_append(&op->client->told, &op->of_told);
@@ -719,21 +731,29 @@ void kv_op_set_user(struct kv_op *op, void *user)
 
 void *kv_op_user(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->user;
 }
 
 const char *kv_op_detail(const struct kv_op *op)
 {
-    return op->detail;
+    KVC_LOOK(op->client);
+
+    return op->stage == KVC_STAGE_ENDED ? op->detail : "";
 }
 
 uint64_t kv_op_elapsed_us(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->stage == KVC_STAGE_ENDED ? op->end_us - op->owner.begin_us : 0;
 }
 
 void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times)
 {
+    KVC_LOOK(op->client);
+
     *ret_times = (struct kv_op_times){
         .begun_us = op->owner.begin_us,
         .sent_us = op->owner.sent_us,
@@ -745,6 +765,7 @@ void kv_op_get_times(const struct kv_op *op, struct kv_op_times *ret_times)
 
 struct kv_session *kv_op_session(struct kv_op *op)
 {
+    KVC_LOOK(op->client);
     struct kv_session *session = op->status == KV_OK ? op->result : NULL;
 
     if (session != NULL)
@@ -754,5 +775,7 @@ struct kv_session *kv_op_session(struct kv_op *op)
 
 uint32_t kv_op_tokens(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->tokens;
 }

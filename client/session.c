@@ -1,5 +1,6 @@
 #include "client/session.h"
 
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/node.h"
@@ -240,25 +241,35 @@ bool kvc_session_hear_writers(struct kv_session *session,
 
 void kv_session_ticket(const struct kv_session *session, struct kv_ticket *ret_ticket)
 {
+    KVC_LOOK(session->client);
+
     *ret_ticket = session->ticket;
 }
 
 const kv_schema_t *kv_session_schema(const struct kv_session *session)
 {
+    KVC_LOOK(session->client);
+
     return &session->schema;
 }
 
 uint32_t kv_session_generation(const struct kv_session *session)
 {
+    KVC_LOOK(session->client);
+
     return session->generation;
 }
 
 void kv_session_fingerprint(const struct kv_session *session, struct kv_id128 *ret_fingerprint)
 {
+    KVC_LOOK(session->client);
+
     *ret_fingerprint = session->fingerprint;
 }
 
 uint32_t kv_session_lease_ms(const struct kv_session *session)
 {
+    KVC_LOOK(session->client);
+
     return session->lease_ms;
 }

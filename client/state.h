@@ -24,12 +24,14 @@
 struct kv_client;
 struct kv_pool;
 struct kv_port;
+struct kv_progress;
 struct kv_session;
 struct kv_transport;
 struct kvc_cancel_message;
 struct kvc_control;
 struct kvc_message;
 struct kvc_node;
+struct kvc_shown;
 struct kvc_subop;
 
 /* Opens the control transport to a node's control thread without connecting. */
@@ -57,6 +59,8 @@ struct kv_client {
     struct kv_port *port;
     kvc_control_open_fn open_control;
     struct kv_signal *woken; /* by controls that have threads; NULL: there are none */
+    struct kv_progress *progress; /* the library's own thread; NULL: none */
+    struct kvc_shown *shown;      /* with it */
     struct kv_random random;
     char name[KV_NAME_BYTES_MAX + 1];
     uint32_t tenant;

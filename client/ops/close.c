@@ -1,6 +1,7 @@
 /* Close and renew: operations that send the same request to all nodes of a session. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/node.h"
@@ -88,6 +89,7 @@ static const struct kvc_op_type close_type = {
 kv_status_t
 kv_close_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     struct kv_op *op;
     kv_status_t status = kvc_op_begin_on_row(session, &close_type, deadline_ms, &op);
 
@@ -143,6 +145,7 @@ kv_status_t kv_renew_begin(struct kv_session *session,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     struct kv_op *op;
     kv_status_t status = kvc_op_begin_on_row(session, &renew_type, deadline_ms, &op);
 

@@ -7,6 +7,7 @@
 #include "client/buffer.h"
 #include "client/connection.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -169,6 +170,7 @@ kv_status_t kv_fetch_begin(struct kv_session *session,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     struct kv_client *client = session->client;
     uint32_t begin[KV_HEADS_MAX + 1];
     uint32_t n_heads;

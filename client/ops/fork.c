@@ -7,6 +7,7 @@
  */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -336,6 +337,8 @@ kv_status_t kv_fork_begin(struct kv_session *session,
                           uint32_t deadline_ms,
                           struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
+
     return begin_change(&fork_type, session, tokens, deadline_ms, ret_op);
 }
 
@@ -344,5 +347,7 @@ kv_status_t kv_truncate_begin(struct kv_session *session,
                               uint32_t deadline_ms,
                               struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
+
     return begin_change(&truncate_type, session, tokens, deadline_ms, ret_op);
 }

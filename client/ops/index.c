@@ -2,6 +2,7 @@
  * with all of its units, or several if they do not fit. */
 #include "client/connection.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/op.h"
@@ -231,6 +232,7 @@ kv_status_t kv_index_begin(struct kv_session *session,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     const struct kvc_node *old = kvc_session_node_below(session, KV_WIRE_VERSION_FIRST_CUT);
     const char *fault = index_fault(session, index);
     kv_status_t status;
@@ -264,6 +266,8 @@ kv_status_t kv_index_begin(struct kv_session *session,
 
 void kv_op_index_result(const struct kv_op *op, struct kv_index_result *ret_indexed)
 {
+    KVC_LOOK(op->client);
+
     *ret_indexed = (struct kv_index_result){0};
     if (op->type == &index_type && op->status == KV_OK)
         *ret_indexed = index_of(op)->sum;

@@ -1,6 +1,7 @@
 #include "client/ops/length.h"
 
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/node.h"
 #include "client/op.h"
@@ -103,6 +104,7 @@ static const struct kvc_op_type length_type = {
 kv_status_t
 kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     struct kv_op *op;
     kv_status_t status = kvc_op_begin_on_row(session, &length_type, deadline_ms, &op);
 
@@ -114,6 +116,8 @@ kv_length_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op *
 
 uint32_t kv_op_layer_tokens(const struct kv_op *op, uint32_t layer)
 {
+    KVC_LOOK(op->client);
+
     return op->type == &length_type && op->status == KV_OK && layer < KV_LAYERS_MAX
                ? length_of(op)->layer_tokens[layer]
                : 0;

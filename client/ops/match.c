@@ -1,5 +1,6 @@
 /* Match: how much of a prompt the nodes keep.  Asks those on which sessions of the prompt would be,
  * and, where a root has several rows, those of its beginnings (kvserver/cluster/placement.h). */
+#include "client/enter.h"
 #include "client/ops/match.h"
 #include "client/call.h"
 #include "client/dispatch.h"
@@ -282,6 +283,7 @@ kv_status_t kv_match_begin(struct kv_client *client,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     struct match_part *part;
     struct kv_op *op;
     kv_status_t status;
@@ -309,6 +311,8 @@ kv_status_t kv_match_begin(struct kv_client *client,
 
 const struct kv_match *kv_op_matches(const struct kv_op *op, uint32_t *ret_n)
 {
+    KVC_LOOK(op->client);
+
     *ret_n = 0;
     if (op->type != &match_type || op->status != KV_OK)
         return NULL;

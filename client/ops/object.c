@@ -7,6 +7,7 @@
 #include "client/buffer.h"
 #include "client/connection.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -524,6 +525,7 @@ kv_status_t kv_objects_begin(struct kv_client *client,
                              uint32_t deadline_ms,
                              struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     const struct kvc_op_type *type;
     kv_status_t status;
     struct kv_op *op;

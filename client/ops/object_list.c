@@ -1,6 +1,7 @@
 /* Lists of a node's objects, some at a time (kvstore.proto, ObjectsReply), or their end. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -167,6 +168,7 @@ kv_status_t kv_object_list_begin(struct kv_client *client,
                                  uint32_t deadline_ms,
                                  struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     const char *prefix = options->prefix != NULL ? options->prefix : "";
     const size_t prefix_bytes = strnlen(prefix, KV_NAME_BYTES_MAX + 1);
     kv_status_t status;
@@ -195,5 +197,7 @@ kv_status_t kv_object_list_begin(struct kv_client *client,
 
 const struct kv_object_list *kv_op_object_list(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->type == &list_type && op->status == KV_OK ? &list_of(op)->list : NULL;
 }

@@ -4,6 +4,7 @@
  * session belongs on another one: it tells how many.  The open then begins again over there, with
  * another id and token, so that what a node still does for the first ones is another session.
  */
+#include "client/enter.h"
 #include "client/ops/open.h"
 #include "client/call.h"
 #include "client/dispatch.h"
@@ -570,6 +571,7 @@ kv_status_t kv_open_begin(struct kv_client *client,
                           uint32_t deadline_ms,
                           struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     struct kv_ticket ticket;
     kv_status_t status;
     struct kv_op *op = NULL;

@@ -1,6 +1,7 @@
 /* Ping: one message to a data thread and back, with as many bytes as requested. */
 #include "client/connection.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -81,6 +82,7 @@ kv_status_t kv_ping_begin(struct kv_client *client,
                           uint32_t deadline_ms,
                           struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     kv_status_t status;
     struct kv_op *op;
 

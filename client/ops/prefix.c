@@ -1,6 +1,7 @@
 /* What a client says of prefixes that nodes keep: pin, unpin, evict, hint. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -77,6 +78,7 @@ kv_status_t kv_prefix_begin(struct kv_client *client,
                             uint32_t deadline_ms,
                             struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     kv_status_t status;
     struct kv_op *op;
 
@@ -107,5 +109,7 @@ kv_status_t kv_prefix_begin(struct kv_client *client,
 
 uint64_t kv_op_blocks(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->type == &prefix_type && op->status == KV_OK ? prefix_of(op)->n_blocks : 0;
 }

@@ -1,6 +1,7 @@
 /* Publish: every node of a session keeps its part of the session's blocks under their names. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -153,6 +154,7 @@ kv_status_t kv_publish_begin(struct kv_session *session,
                              uint32_t deadline_ms,
                              struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     const uint32_t blocks_max = session->tokens_max / KV_BLOCK_TOKENS;
     const uint32_t most = publish->tokens != NULL ? WITH_TOKENS_MAX : KV_WIRE_NAMES_MAX;
     struct kvc_loop *loop = &session->client->loop;

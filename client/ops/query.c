@@ -10,6 +10,7 @@
 #include "client/buffer.h"
 #include "client/connection.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -516,6 +517,7 @@ kv_status_t kv_query_begin(struct kv_session *session,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     struct kv_client *client = session->client;
     struct kv_buffer *buffer = kvc_query_has_rows(query) && io != NULL ? io->buffer : NULL;
     struct kvc_query_part part = {0};
@@ -586,6 +588,8 @@ kv_query_begin_batch(struct kv_query_entry *entries, size_t n_entries, uint32_t 
 {
     if (n_entries == 0)
         return KV_OK;
+    KVC_ENTER(entries[0].session->client);
+
     return kvc_batch_begin(entries[0].session->client, entries, n_entries, deadline_ms,
                            begin_query_entry);
 }
@@ -593,6 +597,8 @@ kv_query_begin_batch(struct kv_query_entry *entries, size_t n_entries, uint32_t 
 kv_status_t
 kv_op_query_result(const struct kv_op *op, uint32_t head, struct kv_query_result *ret_result)
 {
+    KVC_LOOK(op->client);
+
     if (op->type != &query_type || op->status != KV_OK || head >= kvc_query_of(op)->n_heads)
         return KV_INVALID;
     *ret_result = kvc_query_of(op)->results[head];
@@ -606,6 +612,8 @@ uint32_t kv_block_fingerprint(const uint32_t *crcs)
 
 void kv_op_query_reads(const struct kv_op *op, struct kv_query_reads *ret_reads)
 {
+    KVC_LOOK(op->client);
+
     *ret_reads = (struct kv_query_reads){0};
     if (op->type != &query_type || op->status != KV_OK)
         return;

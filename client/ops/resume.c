@@ -6,6 +6,7 @@
  */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -370,6 +371,7 @@ kv_status_t kv_resume_begin(struct kv_client *client,
                             uint32_t deadline_ms,
                             struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     struct kv_placement_row *row;
     struct kv_op *op;
     kv_status_t status = kvc_op_begin(client, &resume_type, NULL, NULL, deadline_ms, &op);

@@ -10,6 +10,7 @@
 #include "client/buffer.h"
 #include "client/connection.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/list.h"
 #include "client/loop.h"
@@ -88,6 +89,7 @@ uint32_t kv_row_crc(const struct kv_session *session,
                     uint32_t kv_head,
                     uint32_t token)
 {
+    KVC_LOOK(session->client);
     const uint32_t position = kv_placement_unit_position(
         kv_schema_unit(&session->schema, layer, kv_head), session->row.n_nodes);
     uint32_t crc;
@@ -698,6 +700,8 @@ kv_status_t kv_put_begin(struct kv_session *session,
                          uint32_t deadline_ms,
                          struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
+
     return begin_rows(&put_type, session, rows, io, deadline_ms, ret_op);
 }
 
@@ -707,6 +711,8 @@ kv_status_t kv_append_begin(struct kv_session *session,
                             uint32_t deadline_ms,
                             struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
+
     return begin_rows(&append_type, session, rows, io, deadline_ms, ret_op);
 }
 
@@ -728,6 +734,8 @@ kv_append_begin_batch(struct kv_append_entry *entries, size_t n_entries, uint32_
 {
     if (n_entries == 0)
         return KV_OK;
+    KVC_ENTER(entries[0].session->client);
+
     return kvc_batch_begin(entries[0].session->client, entries, n_entries, deadline_ms,
                            begin_append_entry);
 }
@@ -738,5 +746,7 @@ kv_status_t kv_read_begin(struct kv_session *session,
                           uint32_t deadline_ms,
                           struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
+
     return begin_rows(&read_type, session, rows, io, deadline_ms, ret_op);
 }

@@ -2,6 +2,7 @@
  * again until it has, less and less often. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -204,6 +205,7 @@ static const struct kvc_op_type save_id_type = {
 kv_status_t
 kv_save_begin(struct kv_session *session, uint32_t deadline_ms, struct kv_op **ret_op)
 {
+    KVC_ENTER(session->client);
     struct kv_op *op;
     kv_status_t status = kvc_op_begin_on_row(session, &save_type, deadline_ms, &op);
 
@@ -219,6 +221,7 @@ kv_status_t kv_save_id_begin(struct kv_client *client,
                              uint32_t deadline_ms,
                              struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     kv_status_t status;
     struct kv_op *op;
 

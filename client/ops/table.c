@@ -2,6 +2,7 @@
  * session. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -183,11 +184,15 @@ kv_status_t kv_table_begin(struct kv_client *client,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
+
     return begin_table(client, &table_type, node_index, name, NULL, deadline_ms, ret_op);
 }
 
 const struct kv_table *kv_op_table(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->type == &table_type && op->status == KV_OK ? &table_of(op)->table : NULL;
 }
 
@@ -196,6 +201,8 @@ kv_status_t kv_drain_begin(struct kv_client *client,
                            uint32_t deadline_ms,
                            struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
+
     return begin_table(client, &drain_type, node_index, "", NULL, deadline_ms, ret_op);
 }
 
@@ -205,5 +212,7 @@ kv_status_t kv_close_id_begin(struct kv_client *client,
                               uint32_t deadline_ms,
                               struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
+
     return begin_table(client, &close_type, node_index, "", session_id, deadline_ms, ret_op);
 }

@@ -1,6 +1,7 @@
 /* A node verifies what it has: one step of that, and what it says. */
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
@@ -89,6 +90,7 @@ kv_status_t kv_verify_begin(struct kv_client *client,
                             uint32_t deadline_ms,
                             struct kv_op **ret_op)
 {
+    KVC_ENTER(client);
     kv_status_t status;
     struct kv_op *op;
 
@@ -104,6 +106,8 @@ kv_status_t kv_verify_begin(struct kv_client *client,
 
 const struct kv_verification *kv_op_verification(const struct kv_op *op)
 {
+    KVC_LOOK(op->client);
+
     return op->type == &verify_type && op->status == KV_OK ? &verify_of(op)->verification
                                                            : NULL;
 }

@@ -178,17 +178,35 @@ int kv_watch_fd(const struct kv_watch *watch)
     return watch->fd;
 }
 
-struct kv_lock *kv_lock_create(void)
+static struct kv_lock *create(int type)
 {
     struct kv_lock *lock = calloc(1, sizeof(*lock));
+    pthread_mutexattr_t attributes;
+    int error;
 
-    if (lock == NULL)
+    if (lock == NULL || pthread_mutexattr_init(&attributes) != 0) {
+        free(lock);
         return NULL;
-    if (pthread_mutex_init(&lock->mutex, NULL) != 0) {
+    }
+    error = pthread_mutexattr_settype(&attributes, type);
+    if (error == 0)
+        error = pthread_mutex_init(&lock->mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    if (error != 0) {
         free(lock);
         return NULL;
     }
     return lock;
+}
+
+struct kv_lock *kv_lock_create(void)
+{
+    return create(PTHREAD_MUTEX_DEFAULT);
+}
+
+struct kv_lock *kv_lock_create_nested(void)
+{
+    return create(PTHREAD_MUTEX_RECURSIVE);
 }
 
 void kv_lock_destroy(struct kv_lock *lock)
@@ -205,6 +223,14 @@ void kv_lock_take(struct kv_lock *lock)
 
     assert(error == 0);
     (void)error;
+}
+
+bool kv_lock_try(struct kv_lock *lock)
+{
+    int error = pthread_mutex_trylock(&lock->mutex);
+
+    assert(error == 0 || error == EBUSY);
+    return error == 0;
 }
 
 void kv_lock_release(struct kv_lock *lock)

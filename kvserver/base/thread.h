@@ -54,8 +54,11 @@ static inline void kv_relax(void)
 /* A lock for what threads share outside the data path. */
 struct kv_lock;
 struct kv_lock *kv_lock_create(void); /* NULL: out of memory */
+/* One that the thread that has it may take again; it then releases it as often. */
+struct kv_lock *kv_lock_create_nested(void);
 void kv_lock_destroy(struct kv_lock *lock);
 void kv_lock_take(struct kv_lock *lock);
+bool kv_lock_try(struct kv_lock *lock); /* false: another thread has it */
 void kv_lock_release(struct kv_lock *lock);
 
 #endif
