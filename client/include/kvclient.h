@@ -548,7 +548,8 @@ KV_API uint32_t kv_row_crc(const struct kv_session *session,
 
 /* Stores rows.  Rows are committed in token order: in each unit, token_begin must not exceed
  * the committed length plus the rows of outstanding puts.  Puts of one session handle that are
- * begun between two polls may be begun in any order.
+ * begun between two polls may be begun in any order.  The thread of `progress_thread` polls at any
+ * time: with it, begin them in token order.
  *
  * Fails with KV_NOT_READY at once if rows before token_begin are missing, with KV_CONFLICT if
  * different rows are already committed there, with KV_TOO_LARGE beyond the session's

@@ -281,6 +281,7 @@ open_client(struct kvw_context *worker, const char *nodes, char *detail, size_t 
         .salt_bytes = worker->salt_bytes,
         .nodes = nodes,
         .poll = worker->options->poll,
+        .progress_thread = strcmp(worker->options->progress, "thread") == 0,
         .ops_max = ops_max > CLIENT_OPS ? ops_max : 0,
         /* Threads of an embedded node wait for the processors that compute. */
         .peer_timeout_ms = worker->embedded != NULL ? 10000 : 0,

@@ -410,6 +410,15 @@ static const struct {
       .offset = FIELD(poll),
       .type = KV_CONFIG_STRING,
       .choices = KV_IDLE_CHOICES}},
+    {KVW_COMMAND_COMPUTES,
+     {.name = "progress",
+      .default_text = "caller",
+      .help =
+          "who moves rows to and from nodes: caller: the thread that computes, between layers; "
+          "thread: one beside it, too, for which it needs a core",
+      .offset = FIELD(progress),
+      .type = KV_CONFIG_STRING,
+      .choices = "caller|thread"}},
     /* Sessions of bench have no names. */
     {KVW_COMMAND_COMPUTES & ~(unsigned)KVW_COMMAND_BENCH,
      {.name = "salt-file",

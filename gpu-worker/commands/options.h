@@ -29,6 +29,7 @@ struct kvw_options {
     char model[KV_CONFIG_STRING_BYTES];
     const char *store;
     char poll[KV_CONFIG_STRING_BYTES];
+    char progress[KV_CONFIG_STRING_BYTES];
     char salt_file[KV_CONFIG_STRING_BYTES];
     char prompts[KV_CONFIG_STRING_BYTES];
     uint64_t batch, batch_tokens, groups, kv_memory;

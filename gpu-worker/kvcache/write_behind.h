@@ -4,7 +4,8 @@
  * while the computation goes on.  The number of slots is fixed: if all are in use, the caller
  * waits for the oldest, and that time is counted.
  *
- * The client library has no threads: transfers progress in kvw_write_behind_poll().
+ * Transfers progress in kvw_write_behind_poll(), and in whatever calls the client library; also
+ * between these, if it was opened with a thread of its own.
  *
  * Invariants, which kvw_write_behind_check() asserts:
  *   (1) Operations are in the slots that were sent and not taken back, and in no others.

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -144,6 +145,12 @@ struct kv_client *cluster_connect(const struct cluster *cluster,
         client_setup.wire_version_max = setup->wire_version_max;
     }
     assert_int_equal(kvc_client_create(&client_setup, &client), KV_OK);
+    if ((setup != NULL && setup->has_thread) || getenv("CLUSTER_THREAD") != NULL) {
+        char detail[256] = "";
+
+        if (kvc_client_start_thread(client, detail, sizeof(detail)) != KV_OK)
+            fail_msg("%s", detail);
+    }
     return client;
 }
 

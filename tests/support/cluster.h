@@ -57,9 +57,10 @@ struct cluster_client {
     const char *salt; /* NULL: none */
     uint32_t wire_version_max;
     bool is_reversed; /* the list of nodes */
+    bool has_thread;  /* the library's own */
 };
 
-/* `setup` may be NULL. */
+/* `setup` may be NULL.  With CLUSTER_THREAD in the environment, every client has a thread. */
 struct kv_client *cluster_connect(const struct cluster *cluster,
                                   const struct cluster_client *setup);
 
