@@ -119,8 +119,9 @@ struct kv_client_options {
      * to spare; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
     const char *poll;
     /* A thread of the library's own makes progress while the caller computes.  It takes over 0.1 to
-     * 2 ms after the last call, and sleeps whenever nothing has arrived and nothing is due.  It costs
-     * a core's time where there is none to spare.  Fails with KV_IO if the system refuses it. */
+     * 8 ms after the last call, later the longer calls have come one after the other, and sleeps
+     * whenever nothing has arrived and nothing is due.  On a machine without a core to spare it takes
+     * time from the caller.  Fails with KV_IO if the system refuses it. */
     bool progress_thread;
 };
 

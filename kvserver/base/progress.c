@@ -8,7 +8,7 @@
 
 enum {
     PAUSE_MIN_US = 100, /* between two looks for the user; doubles as long as he comes */
-    PAUSE_MAX_US = 1000,
+    PAUSE_MAX_US = 4000,
 };
 
 struct kv_progress {

@@ -22,7 +22,7 @@
 
 enum {
     N_NODES = 2,
-    MEMORY_BYTES = 64 << 20,
+    MEMORY_BYTES = 256 << 20,
     N_SLOTS = 16,
     OBJECT_BYTES = 200000,
     ROWS_BYTES = 1 << 20,
@@ -98,7 +98,6 @@ static void open_user(struct user *user, bool has_thread)
         kv_buffer_alloc(user->client, N_SLOTS * OBJECT_BYTES + ROWS_BYTES, &user->buffer),
         KV_OK);
     for (unsigned i = 0; i < N_SLOTS; i++) {
-        snprintf(user->names[i], sizeof(user->names[i]), "object %u", i);
         user->objects[i] = (struct kv_object){
             .name = user->names[i], .buffer = user->buffer, .offset = (size_t)i * OBJECT_BYTES};
     }
@@ -118,12 +117,16 @@ static uint8_t *place(const struct user *user, unsigned slot)
     return (uint8_t *)kv_buffer_data(user->buffer) + (size_t)slot * OBJECT_BYTES;
 }
 
-static void put(struct user *user, unsigned slot, uint64_t salt)
+/* Puts an object that nobody has put. */
+static void put(struct user *user, unsigned slot)
 {
-    user->salts[slot] = salt;
+    static uint64_t salt;
+
+    user->salts[slot] = ++salt;
+    snprintf(user->names[slot], sizeof(user->names[slot]), "object %lu", (unsigned long)salt);
     user->gets[slot] = false;
     user->objects[slot].bytes = OBJECT_BYTES;
-    test_fill(place(user, slot), OBJECT_BYTES, salt);
+    test_fill(place(user, slot), OBJECT_BYTES, user->salts[slot]);
     assert_int_equal(kv_objects_begin(user->client, KV_OBJECT_PUT, &user->objects[slot], 1, 0,
                                       &user->ops[slot]),
                      KV_OK);
@@ -177,7 +180,7 @@ static void moves(void **state)
     for (int has_thread = 0; has_thread < 2; has_thread++) {
         open_user(&user, has_thread != 0);
         for (unsigned slot = 0; slot < N_SLOTS; slot++)
-            put(&user, slot, 1 + slot);
+            put(&user, slot);
         compute(COMPUTE_US);
         for (unsigned slot = 0; slot < N_SLOTS; slot++) {
             const uint64_t until_us = now_us() + PATIENCE_US;
@@ -187,6 +190,8 @@ static void moves(void **state)
                 compute(1000);
             }
             assert_int_equal(kv_op_status(user.ops[slot]), has_thread ? KV_OK : KV_IN_PROGRESS);
+        }
+        for (unsigned slot = 0; slot < N_SLOTS; slot++) {
             assert_int_equal(kv_wait(user.ops[slot]), KV_OK);
             collect(&user, slot);
             get(&user, slot);
@@ -312,7 +317,7 @@ static void loops(void **state)
 
             for (unsigned slot = 0; slot < n; slot++) {
                 if (round < N_SLOTS)
-                    put(&user, slot, 100 * round + slot + 1);
+                    put(&user, slot);
                 else
                     get(&user, slot);
                 kv_op_set_user(user.ops[slot], &user.objects[slot]);
@@ -339,7 +344,7 @@ static void signals_ends(void **state)
     open_user(&user, true);
     fd = kv_client_fd(user.client);
     for (unsigned i = 0; i < 20; i++) {
-        put(&user, 0, 1 + i);
+        put(&user, 0);
         if (kv_client_arm(user.client, &timeout_us))
             assert_true(kv_sleep_fds(&fd, 1, PATIENCE_US));
         assert_false(kv_client_arm(user.client, &timeout_us));
@@ -407,7 +412,7 @@ static void one_call(struct user *user, struct kv_random *random, unsigned slot)
             if (kv_op_status(op) != KV_IN_PROGRESS)
                 collect(user, slot);
         } else if (user->salts[slot] == 0 || kv_random_below(random, 4) == 0) {
-            put(user, slot, 1 + kv_random_next(random) / 2);
+            put(user, slot);
         } else {
             get(user, slot);
         }
@@ -444,7 +449,7 @@ static void closes(void **state)
     for (unsigned i = 0; i < CLOSES; i++) {
         open_user(&user, true);
         for (unsigned slot = 0; slot < N_SLOTS; slot++)
-            put(&user, slot, 1 + slot);
+            put(&user, slot);
         (void)begin_vain(&user, 0);
         if (i % 3 > 0)
             compute(i * 100);
