@@ -58,7 +58,7 @@ struct kv_client {
     bool owns_transport;
     struct kv_port *port;
     kvc_control_open_fn open_control;
-    struct kv_signal *woken; /* by controls that have threads; NULL: there are none */
+    struct kv_signal *woken;      /* by controls that have threads; NULL: there are none */
     struct kv_progress *progress; /* the library's own thread; NULL: none */
     struct kvc_shown *shown;      /* with it */
     struct kv_random random;

@@ -470,7 +470,7 @@ KV_API kv_status_t kv_close_begin(struct kv_session *session,
                                   struct kv_op **ret_op);
 
 /* Sets the lease to lease_ms milliseconds and starts it again; 0: the same lease.  The library
- * renews leases by itself while the client is polled.  After a lease has expired, every
+ * renews leases by itself while the client is polled, or has a thread.  After one has expired, every
  * operation of the session fails with KV_NOT_FOUND.  A node remembers the last 512 sessions
  * that ended; for those, the detail says how long ago the session ended. */
 KV_API kv_status_t kv_renew_begin(struct kv_session *session,

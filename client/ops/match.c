@@ -1,9 +1,9 @@
 /* Match: how much of a prompt the nodes keep.  Asks those on which sessions of the prompt would be,
  * and, where a root has several rows, those of its beginnings (kvserver/cluster/placement.h). */
-#include "client/enter.h"
 #include "client/ops/match.h"
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"

@@ -4,10 +4,10 @@
  * session belongs on another one: it tells how many.  The open then begins again over there, with
  * another id and token, so that what a node still does for the first ones is another session.
  */
-#include "client/enter.h"
 #include "client/ops/open.h"
 #include "client/call.h"
 #include "client/dispatch.h"
+#include "client/enter.h"
 #include "client/include/kvclient.h"
 #include "client/loop.h"
 #include "client/node.h"
