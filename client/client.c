@@ -426,7 +426,8 @@ struct kv_op *kv_client_next_ended(struct kv_client *client)
     return op;
 }
 
-/* A step of the thread, which has nobody to tell of ends: they count for the user's next poll. */
+/* A step of the thread, which has nobody to tell of ends: they count for the user's next
+ * poll. */
 static bool step_alone(void *arg, int *ret_fds, uint64_t *ret_wait_us)
 {
     struct kv_client *client = arg;

@@ -25,8 +25,8 @@
  *       control transports are closed outside of them, by kvc_nodes_step().
  *
  * Threads: a client and all its objects belong to one thread at a time; with a thread of the
- * library's own, to that as well, under a lock which all public functions take (enter.h).  Memory:
- * kvc_client_create() / kv_client_close().
+ * library's own, to that as well, under a lock which all public functions take (enter.h).
+ * Memory: kvc_client_create() / kv_client_close().
  */
 #ifndef KV_CLIENT_CLIENT_H
 #define KV_CLIENT_CLIENT_H
@@ -81,9 +81,9 @@ void kvc_client_step(struct kv_client *client);
 /* Sleeps until an event may have arrived, at most until the clock shows until_us. */
 void kvc_client_wait_for_event(struct kv_client *client, uint64_t until_us);
 
-/* Starts the library's own thread (kv_client_options.progress_thread), for a client on the real
- * clock: one on another is moved on by who moves its clock, and gets KV_UNSUPPORTED.  Fails with
- * KV_NO_MEMORY and KV_IO, too. */
+/* Starts the library's own thread (kv_client_options.progress_thread), for a client on the
+ * real clock: one on another is moved on by who moves its clock, and gets KV_UNSUPPORTED.
+ * Fails with KV_NO_MEMORY and KV_IO, too. */
 kv_status_t
 kvc_client_start_thread(struct kv_client *client, char *detail, size_t detail_bytes);
 

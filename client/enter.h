@@ -1,11 +1,11 @@
 /* enter.h - what every public function that touches a client begins with, since a thread of the
  * library's own may be at work on it (kv_client_options.progress_thread).
  *
- *   KVC_ENTER  the call begins, ends or moves something: it, or the thread after it, has more to do
+ *   KVC_ENTER  the call begins, ends or moves something: there may be more to do after it
  *   KVC_LOOK   the call does not
  *
- * Each lasts to the end of the block in which it stands.  They nest; without a thread they do nothing.
- * tests/tree/enter.py looks for them in every function of kvclient.h.
+ * Each lasts to the end of the block in which it stands.  They nest; without a thread they do
+ * nothing.  tests/tree/enter.py looks for them in every function of kvclient.h.
  *
  * Threads: any.  Memory: none.
  */

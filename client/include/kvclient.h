@@ -33,25 +33,25 @@
  * a session's lease, so that the library can renew it.  The functions that every caller needs
  * have short names: kv_poll(), kv_wait(), kv_cancel(), kv_finish().
  *
- * With `progress_thread`, a thread of the library's own makes progress as soon as the caller has
- * not called for a while: messages move, leases are renewed, deadlines are kept.  Nothing else
- * changes, and no call has to be left out: a wait is the caller's own, without a handover between
- * threads.
+ * With `progress_thread`, a thread of the library's own makes progress as soon as the caller
+ * has not called for a while: messages move, leases are renewed, deadlines are kept.  Nothing
+ * else changes, and no call has to be left out: a wait is the caller's own, without a
+ * handover between threads.
  *
- *   a program that computes     begins operations, computes, polls now and then, and waits where it
- *                               needs a result; with the thread, it need not poll
- *   a loop (epoll, libuv)       watches kv_client_fd(), sleeps as kv_client_arm() says, polls, and
- *                               takes what has ended: examples/loop.c.  It needs no thread; with
- *                               one, which then sleeps in its stead, an end wakes both
- *   a pool of threads           a client for each thread; a client with the thread where one computes
- *                               for longer than its operations may take
+ *   a program that computes     begins operations, computes, polls now and then, and waits where
+ *                               it needs a result.  With the thread, it need not poll
+ *   a loop (epoll, libuv)       watches kv_client_fd(), sleeps as kv_client_arm() says, polls,
+ *                               and takes what has ended: examples/loop.c.  It needs no thread;
+ *                               with one, which then sleeps in its stead, an end wakes both
+ *   a pool of threads           a client for each thread, with the library's where that one
+ *                               computes for longer than operations may take
  *   an engine with a stream     queues its kernels, polls while they run, and waits for a result
- *                               before it queues the one that needs it; with the thread, it may wait
- *                               for the stream instead of polling
+ *                               before it queues the one that needs it.  With the thread, it may
+ *                               wait for the stream instead of polling
  *
- * Threads: a client, and everything obtained from it, is used by one thread at a time; the thread
- * of `progress_thread` does not count.  Open one client per thread; pass sessions between clients by
- * ticket.
+ * Threads: a client, and everything obtained from it, is used by one thread at a time; the
+ * thread of `progress_thread` does not count.  Open one client per thread; pass sessions
+ * between clients by ticket.
  *
  * Memory: a kv_*_begin() borrows its arguments, arrays and names included, during the call and
  * copies what it needs.  There are two exceptions.  An operation keeps its buffers until
@@ -118,10 +118,11 @@ struct kv_client_options {
      * twice as long as answers usually take to come, if that is at most 1 ms and the machine has a core
      * to spare; "busy": they never sleep; "sleep": they sleep at once, and have to be woken. */
     const char *poll;
-    /* A thread of the library's own makes progress while the caller computes.  It takes over 0.1 to
-     * 8 ms after the last call, later the longer calls have come one after the other, and sleeps
-     * whenever nothing has arrived and nothing is due.  On a machine without a core to spare it takes
-     * time from the caller.  Fails with KV_IO if the system refuses it. */
+    /* A thread of the library's own makes progress while the caller computes.  It takes over
+     * 0.1 to 8 ms after the last call, later the longer calls have come one after the other,
+     * and sleeps whenever nothing has arrived and nothing is due.  On a machine without a
+     * core to spare it takes time from the caller.  Fails with KV_IO if the system refuses
+     * it. */
     bool progress_thread;
 };
 
@@ -151,8 +152,8 @@ KV_API kv_status_t kv_client_open(const struct kv_client_options *options,
 KV_API void kv_client_close(struct kv_client *client);
 
 /* Returns the most recent failure of this client: "node 127.0.0.1:7400: read: deadline: after
- * 5.001 s: ...".  That is a begin's, or an operation's from when kv_wait() or kv_finish() returned
- * it, or a poll counted its end.  Valid until the next call on the client. */
+ * 5.001 s: ...".  That is a begin's, or an operation's from when kv_wait() or kv_finish()
+ * returned it, or a poll counted its end.  Valid until the next call on the client. */
 KV_API const char *kv_client_detail(const struct kv_client *client);
 
 /* Drives all operations without waiting.  Returns how many ended. */
@@ -164,10 +165,10 @@ KV_API unsigned kv_client_wait(struct kv_client *client, uint64_t timeout_us);
 
 /* ---- loops ------------------------------------------------------------------------------- */
 
-/* Returns a descriptor, the same one every time, that is readable when there is something to poll
- * for: for epoll, poll or select, level-triggered.  With `progress_thread`, that is when an
- * operation has ended since kv_client_arm().  It is the client's, until it is closed.  -1: the system
- * has none; then sleep as kv_client_arm() says. */
+/* Returns a descriptor, the same one every time, that is readable when there is something to
+ * poll for: for epoll, poll or select, level-triggered.  With `progress_thread`, that is when
+ * an operation has ended since kv_client_arm().  It is the client's, until it is closed.  -1:
+ * the system has none; then sleep as kv_client_arm() says. */
 KV_API int kv_client_fd(struct kv_client *client);
 
 /* Call before every sleep, after kv_poll() and after kv_client_next_ended() had nothing.  Returns
@@ -469,10 +470,10 @@ KV_API kv_status_t kv_close_begin(struct kv_session *session,
                                   uint32_t deadline_ms,
                                   struct kv_op **ret_op);
 
-/* Sets the lease to lease_ms milliseconds and starts it again; 0: the same lease.  The library
- * renews leases by itself while the client is polled, or has a thread.  After one has expired, every
- * operation of the session fails with KV_NOT_FOUND.  A node remembers the last 512 sessions
- * that ended; for those, the detail says how long ago the session ended. */
+/* Sets the lease to lease_ms milliseconds and starts it again; 0: the same lease.  The
+ * library renews leases by itself while the client is polled, or has a thread.  After one has
+ * expired, every operation of the session fails with KV_NOT_FOUND.  A node remembers the last
+ * 512 sessions that ended; for those, the detail says how long ago the session ended. */
 KV_API kv_status_t kv_renew_begin(struct kv_session *session,
                                   uint32_t lease_ms,
                                   uint32_t deadline_ms,
@@ -548,9 +549,9 @@ KV_API uint32_t kv_row_crc(const struct kv_session *session,
                            uint32_t token);
 
 /* Stores rows.  Rows are committed in token order: in each unit, token_begin must not exceed
- * the committed length plus the rows of outstanding puts.  Puts of one session handle that are
- * begun between two polls may be begun in any order.  The thread of `progress_thread` polls at any
- * time: with it, begin them in token order.
+ * the committed length plus the rows of outstanding puts.  Puts of one session handle that
+ * are begun between two polls may be begun in any order.  The thread of `progress_thread`
+ * polls at any time: with it, begin them in token order.
  *
  * Fails with KV_NOT_READY at once if rows before token_begin are missing, with KV_CONFLICT if
  * different rows are already committed there, with KV_TOO_LARGE beyond the session's

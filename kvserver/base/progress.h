@@ -9,10 +9,10 @@
  *   kv_progress_enter() --- wakes it --->    looks now and then ...
  *
  * There is one lock.  The user has it for as long as he is inside, also while he waits there:
- * who waits moves it on himself, so a wait never costs a handover between threads.  As long as
- * the user comes and goes, the thread neither runs steps nor sleeps on descriptors; otherwise every
- * answer would wake it beside the user.  It takes over 0.1 ms after one visit, and 8 ms at most
- * after many: about as long after the last one as they have gone on.
+ * who waits moves it on himself, so a wait never costs a handover between threads.  As long
+ * as the user comes and goes, the thread neither runs steps nor sleeps on descriptors;
+ * otherwise every answer would wake it beside the user.  It takes over 0.1 ms after one
+ * visit, and 8 ms at most after many: about as long after the last one as they have gone on.
  *
  * Enters nest.  Step may enter, too.
  *
@@ -34,8 +34,8 @@ enum {
 struct kv_progress;
 
 /* Does what there is to do, with the lock, and returns false if there may be more.  True: the
- * thread may sleep, for *ret_wait_us at most, until one of ret_fds is readable (-1: none) or the
- * user enters.
+ * thread may sleep, for *ret_wait_us at most, until one of ret_fds is readable (-1: none) or
+ * the user enters.
  *   ret_fds  (KV_PROGRESS_FDS) */
 typedef bool (*kv_progress_step_fn)(void *arg, int *ret_fds, uint64_t *ret_wait_us);
 
@@ -56,7 +56,8 @@ void kv_progress_leave(struct kv_progress *progress);
 void kv_progress_look(struct kv_progress *progress);
 void kv_progress_look_away(struct kv_progress *progress);
 
-/* The user will not come again before he is told: the thread takes over at once.  With the lock. */
+/* The user will not come again before he is told: the thread takes over at once.  With the
+ * lock. */
 void kv_progress_hand_over(struct kv_progress *progress);
 
 #endif

@@ -15,9 +15,9 @@
  * A message arrives whole or not at all, and at most once.  The receiver checks it
  * nevertheless.  Messages of one channel may overtake each other.
  *
- * Threads: a port, its channels and incomings belong to the thread that drives it, one at a time;
- * only port_wake() may be called from another one.  Callbacks run inside kv_port_progress(), or
- * inside a call that completes at once if its contract says so.
+ * Threads: a port, its channels and incomings belong to the thread that drives it, one at a
+ * time; only port_wake() may be called from another one.  Callbacks run inside
+ * kv_port_progress(), or inside a call that completes at once if its contract says so.
  *
  * Memory: each call says what it borrows (during the call) or keeps (until `done`).
  */

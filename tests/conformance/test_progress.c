@@ -1,6 +1,6 @@
-/* test_progress.c - a client with a thread of the library's own: operations move and end without
- * a call, calls find everything as they would without a thread, and nothing is touched by two
- * threads at once, which the sanitizer of threads watches.
+/* test_progress.c - a client with a thread of the library's own: operations move and end
+ * without a call, calls find everything as they would without a thread, and nothing is
+ * touched by two threads at once, which the sanitizer of threads watches.
  *
  * Two embedded nodes over the loopback and the real client library.
  */
@@ -238,8 +238,8 @@ static void ends(void **state)
 
 /* ---- what is told ------------------------------------------------------------------------ */
 
-/* The last failure is that of a call, or of an operation whose end was told; what fails beside the
- * caller does not take its place, nor change a text that he reads. */
+/* The last failure is that of a call, or of an operation whose end was told; what fails
+ * beside the caller does not take its place, nor change a text that he reads. */
 static void tells_failures(void **state)
 {
     const char *detail, *op_detail;
@@ -270,8 +270,8 @@ static void tells_failures(void **state)
     close_user(&user);
 }
 
-/* Waits on the descriptor as an epoll program does, until `n` operations were told.  Returns how often
- * it slept. */
+/* Waits on the descriptor as an epoll program does, until `n` operations were told.  Returns
+ * how often it slept. */
 static unsigned loop_until(struct user *user, unsigned n)
 {
     const int fd = kv_client_fd(user->client);
@@ -324,7 +324,8 @@ static void loops(void **state)
             }
             (void)loop_until(&user, n);
         }
-        /* Nothing is under way: nothing is to be read, for as long as the caller is told to sleep. */
+        /* Nothing is under way: nothing is to be read, for as long as the caller is told to
+         * sleep. */
         while (!kv_client_arm(user.client, &timeout_us))
             kv_poll(user.client);
         if (has_thread)

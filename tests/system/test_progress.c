@@ -1,6 +1,6 @@
-/* A program that computes for long between its calls, with a thread of the library's own and without
- * one: with it, sessions outlive their leases' time, what was put arrives, deadlines are kept whatever
- * the node does, and nobody is kept busy.
+/* A program that computes for long between its calls, with a thread of the library's own and
+ * without one: with it, sessions outlive their leases' time, what was put arrives, deadlines
+ * are kept whatever the node does, and nobody is kept busy.
  *
  *   test_system_progress KVSERVER
  */
@@ -65,7 +65,8 @@ static void end(struct progress *progress)
 
 /* ---- a session whose caller computes ------------------------------------------------------ */
 
-/* The lease is renewed while the caller computes, time and again; without a thread the session ends. */
+/* The lease is renewed while the caller computes, time and again; without a thread the
+ * session ends. */
 static void keep_lease(const char *transport)
 {
     for (int has_thread = 0; has_thread < 2; has_thread++) {
@@ -80,8 +81,7 @@ static void keep_lease(const char *transport)
     }
 }
 
-/* Puts arrive while the caller computes: another client reads them before it comes back.  Without a
- * thread they have not all ended. */
+/* Puts end while the caller computes; without a thread, not all do. */
 static void move_puts(const char *transport)
 {
     for (int has_thread = 0; has_thread < 2; has_thread++) {
@@ -118,7 +118,8 @@ static void move_puts(const char *transport)
     }
 }
 
-/* A node that stands still does not keep a deadline from ending, nor the caller from a cancel. */
+/* A node that stands still does not keep a deadline from ending, nor the caller from a
+ * cancel. */
 static void keep_deadlines(const char *transport)
 {
     struct progress progress;
@@ -141,8 +142,8 @@ static void keep_deadlines(const char *transport)
     end(&progress);
 }
 
-/* A node that is killed ends its operations while the caller computes; the next operation finds the
- * one that takes its place. */
+/* A node that is killed ends its operations while the caller computes; the next operation
+ * finds the one that takes its place. */
 static void lose_nodes(const char *transport)
 {
     struct progress progress;

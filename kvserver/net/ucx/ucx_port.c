@@ -73,7 +73,7 @@ kv_status_t kv_ucx_open_link(struct kv_ucx_port *port,
 {
     ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-        /* Threads may take turns, under a lock of theirs; UCX takes none of its own for that. */
+        /* Threads may take turns, under a lock of theirs: UCX takes none for that. */
         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
     };
     struct kv_ucx_link *link = calloc(1, sizeof(*link));

@@ -1,6 +1,6 @@
-/* A thread that moves something on while its user is elsewhere, and only then: whoever is inside is
- * alone, who leaves is soon replaced, who comes back is not kept waiting, and who stays away does not
- * cost anything. */
+/* A thread that moves something on while its user is elsewhere, and only then: whoever is
+ * inside is alone, who leaves is soon replaced, who comes back is not kept waiting, and who
+ * stays away does not cost anything. */
 #include "kvserver/base/clock.h"
 #include "kvserver/base/progress.h"
 #include "kvserver/base/thread.h"
