@@ -56,6 +56,11 @@ void kvw_session_destroy(struct kvw_session *store)
 {
     if (store == NULL)
         return;
+    if (store->opening != NULL) {
+        /* Closed, if it is there: else its lease would hold the nodes' memory. */
+        (void)kv_wait(store->opening);
+        (void)kvw_session_opened(store);
+    }
     if (store->copied != NULL)
         store->device->ops->event_wait(store->copied); /* its slot goes now */
     store->device->ops->event_destroy(store->copied);
@@ -63,11 +68,6 @@ void kvw_session_destroy(struct kvw_session *store)
     kvw_write_behind_destroy(store->writer);
     kv_op_free(store->publishing);
     free(store->info);
-    if (store->opening != NULL) {
-        /* Closed, if it is there: else its lease would hold the nodes' memory. */
-        (void)kv_wait(store->opening);
-        (void)kvw_session_opened(store);
-    }
     if (store->closing != NULL)
         (void)kv_finish(store->closing);
     if (store->closing != NULL || (store->is_kept && store->parent == NULL))
