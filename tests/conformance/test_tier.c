@@ -748,73 +748,87 @@ piece(struct kv_session *session, uint32_t i, bool is_put, uint32_t deadline_ms)
     return status;
 }
 
-/* The same when it has waited for what is not in use to leave. */
-static kv_status_t piece_after_rest(struct kv_session *session, uint32_t i, bool is_put)
-{
-    kv_status_t status = KV_BUSY;
-
-    for (int j = 0; status != KV_OK && j < 20; j++) {
-        status = piece(session, i, is_put, 1000);
-        if (status != KV_OK)
-            kv_sleep_fds(NULL, 0, 300000);
-    }
-    return status;
-}
-
-/* A session that is more than memory cannot be used as a whole; whoever tries hinders nobody, itself
- * later on neither. */
-static void a_session_of_more_than_memory(void **state)
+/* The blocks' names of a prompt of LARGE_PIECES pieces. */
+static const struct kv_id128 *name_large(void)
 {
     static uint32_t tokens[LARGE_PIECES * TOKENS];
     static struct kv_id128 names[LARGE_BLOCKS];
+
+    for (uint32_t i = 0; i < LARGE_PIECES * TOKENS; i++)
+        tokens[i] = i + 1000000;
+    kv_prompt_names(client, &model, tokens, LARGE_PIECES * TOKENS, NULL, 0, names);
+    return names;
+}
+
+static struct kv_session *open_large(const struct kv_id128 *names, uint32_t *ret_tokens)
+{
     const struct kv_session_options options = {.block_names = names,
                                                .n_block_names = LARGE_BLOCKS};
-    struct kv_session *session, *other;
-    uint32_t n_failed = 0, n_tokens;
+    struct kv_session *session;
+    struct kv_op *op;
+
+    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
+    assert_int_equal(kv_wait(op), KV_OK);
+    *ret_tokens = kv_op_tokens(op);
+    session = kv_op_session(op);
+    kv_op_free(op);
+    return session;
+}
+
+/* Puts and publishes its pieces from one on. */
+static void put_large(struct kv_session *session, const struct kv_id128 *names, uint32_t i)
+{
+    struct kv_op *op;
+
+    for (; i < LARGE_PIECES; i++) {
+        const struct kv_publish blocks = {
+            .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
+
+        assert_int_equal(piece(session, i, true, 0), KV_OK);
+        assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+        test_finish(op, "publish");
+    }
+}
+
+/* A session whose rows are more than memory is put, read and forked as any other: what a request
+ * needs is in memory, and other rows of the session make room.  So it is over restarts. */
+static void a_session_of_more_than_memory(void **state)
+{
+    struct kv_session *session, *other, *child;
+    const struct kv_id128 *names;
+    uint32_t n_tokens;
     struct kv_op *op;
 
     (void)state;
     open_store(1, UINT64_MAX);
-    for (uint32_t i = 0; i < LARGE_PIECES * TOKENS; i++)
-        tokens[i] = i + 1000000;
-    kv_prompt_names(client, &model, tokens, LARGE_PIECES * TOKENS, NULL, 0, names);
-    assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
-    assert_int_equal(kv_wait(op), KV_OK);
-    session = kv_op_session(op);
-    kv_op_free(op);
-    for (uint32_t i = 0; i < LARGE_PIECES; i++) {
-        const struct kv_publish blocks = {
-            .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
-
-        assert_int_equal(piece_after_rest(session, i, true), KV_OK);
-        assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-        test_finish(op, "publish");
-    }
+    names = name_large();
+    session = open_large(names, &n_tokens);
+    put_large(session, names, 0);
     wait_saved(LARGE_BLOCKS);
     for (int round = 0; round < 4; round++) {
         if (round >= 2) {
             kv_session_free(session);
-            restart(round - 1);
-            assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
-            assert_int_equal(kv_wait(op), KV_OK);
-            assert_int_equal(kv_op_tokens(op), LARGE_PIECES * TOKENS);
-            session = kv_op_session(op);
-            kv_op_free(op);
+            restart((uint32_t)round - 1);
+            session = open_large(names, &n_tokens);
+            assert_int_equal(n_tokens, LARGE_PIECES * TOKENS);
         }
         for (uint32_t i = 0; i < LARGE_PIECES; i++)
-            if (piece(session, i, false, 500) != KV_OK) {
-                n_failed++;
-                break;
-            }
-        kv_sleep_fds(NULL, 0, 300000);
-        other = open_prompt(round, &n_tokens);
-        put(round, other, 0);
-        assert_int_equal(read_rows(round, other), KV_OK);
+            assert_int_equal(piece(session, i, false, 0), KV_OK);
+        other = open_prompt((uint32_t)round, &n_tokens);
+        put((uint32_t)round, other, 0);
+        assert_int_equal(read_rows((uint32_t)round, other), KV_OK);
         test_session_close(other);
-        for (uint32_t i = 0; i < LARGE_PIECES; i += 7)
-            assert_int_equal(piece_after_rest(session, i, false), KV_OK);
+        assert_int_equal(kv_fork_begin(session, LARGE_PIECES * TOKENS - 70, 0, &op), KV_OK);
+        assert_int_equal(kv_wait(op), KV_OK);
+        child = kv_op_session(op);
+        kv_op_free(op);
+        for (uint32_t i = 0; i + 1 < LARGE_PIECES; i += 7) {
+            assert_int_equal(piece(session, i, false, 0), KV_OK);
+            assert_int_equal(piece(child, LARGE_PIECES - 2 - i, false, 0), KV_OK);
+        }
+        test_session_close(child);
     }
-    assert_true(n_failed > 0);
+    assert_true(cluster_total(client, "stats", "rows_let_go_bytes") > 0);
     assert_true(tier_number("disk", COLUMN_BAD) == 0);
     test_session_close(session);
     close_store();
@@ -892,41 +906,23 @@ static void an_end_brings_nothing_back(void **state)
 /* A session ends, or is cut, while what was deleted of it comes back. */
 static void an_end_amid_what_comes_back(void **state)
 {
-    static uint32_t tokens[LARGE_PIECES * TOKENS];
-    static struct kv_id128 names[LARGE_BLOCKS];
-    const struct kv_session_options options = {.block_names = names,
-                                               .n_block_names = LARGE_BLOCKS};
+    const struct kv_id128 *names;
     struct kv_session *session;
     struct kv_op *op;
 
     (void)state;
     open_store(1, UINT64_MAX);
-    for (uint32_t i = 0; i < LARGE_PIECES * TOKENS; i++)
-        tokens[i] = i + 1000000;
-    kv_prompt_names(client, &model, tokens, LARGE_PIECES * TOKENS, NULL, 0, names);
+    names = name_large();
     for (int round = 0; round < 3; round++) {
         const struct kv_prefix prefix = {.verb = KV_PREFIX_EVICT, .name = &names[round]};
+        uint32_t n;
 
-        assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
-        assert_int_equal(kv_wait(op), KV_OK);
-        const uint32_t n = kv_op_tokens(op) / TOKENS;
-        session = kv_op_session(op);
-        kv_op_free(op);
-        for (uint32_t i = n; i < LARGE_PIECES; i++) {
-            const struct kv_publish blocks = {
-                .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
-
-            assert_int_equal(piece_after_rest(session, i, true), KV_OK);
-            assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-            test_finish(op, "publish");
-        }
+        session = open_large(names, &n);
+        put_large(session, names, n / TOKENS);
         wait_saved(LARGE_BLOCKS);
         kv_session_free(session);
         restart(1 + round % 2);
-        assert_int_equal(kv_open_begin(client, &model, &options, 0, &op), KV_OK);
-        assert_int_equal(kv_wait(op), KV_OK);
-        session = kv_op_session(op);
-        kv_op_free(op);
+        session = open_large(names, &n);
         assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &prefix, 0, &op), KV_OK);
         test_finish(op, "evict");
         kv_sleep_fds(NULL, 0, round * 5000);

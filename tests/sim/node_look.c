@@ -5,6 +5,7 @@
 #include "kvserver/store/node_private.h"
 #include "kvserver/store/ops/query.h"
 #include "kvserver/store/rows/residency.h"
+#include "kvserver/store/tier/disk_tier_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -332,6 +333,21 @@ bool node_bring_back(struct kvs_node *node)
                     are_here = kvs_block_need(&shard->store, block) && are_here;
     }
     return are_here;
+}
+
+uint64_t node_let_go(struct kvs_node *node, uint32_t thread, size_t bytes)
+{
+    struct kvs_disk_tier *tier = node->shard[thread].tier;
+    _Atomic bool *is_giving = &node->control.pages->is_giving;
+    const bool was_giving = atomic_load(is_giving);
+    size_t n;
+
+    if (tier == NULL)
+        return 0;
+    atomic_store(is_giving, true);
+    n = kvs_let_go(tier, bytes);
+    atomic_store(is_giving, was_giving);
+    return n;
 }
 
 bool node_has_all(const struct kvs_node *node, const struct kv_id128 *token)

@@ -45,6 +45,9 @@ node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, ui
 
 /* Has all blocks of sessions come back from disk.  Returns false if some are not there yet. */
 bool node_bring_back(struct kvs_node *node);
+/* Has a data thread let saved rows go, as if others lacked memory for as many bytes.  Returns how many
+ * bytes they had. */
+uint64_t node_let_go(struct kvs_node *node, uint32_t thread, size_t bytes);
 /* Whether all blocks of the session of that token are in memory. */
 bool node_has_all(const struct kvs_node *node, const struct kv_id128 *token);
 /* How many have come back. */

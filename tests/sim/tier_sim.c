@@ -247,7 +247,8 @@ static void let_leave(struct shelf *shelf)
 
             while (block->under != NULL && kv_random_below(random, 2) == 0)
                 block = block->under;
-            (void)kvs_block_leave(&shard->store, block);
+            if (block->residency == KVS_IN_MEMORY) /* or it is on its way back */
+                (void)kvs_block_leave(&shard->store, block);
         }
         return;
     }

@@ -73,6 +73,8 @@ enum {
     DRAIN_HEARD_US = 1000000,       /* answers of one that stopped are on their way */
     BOOKS_EVERY = 16,               /* turns */
     MEMORY_EVERY = 1024,
+    LET_GO_ONE_IN = 200, /* steps of a data thread */
+    LET_GO_MOST = 1 << 20,
 };
 
 enum task_kind {
@@ -2575,6 +2577,10 @@ static bool step_node(struct world *world, unsigned place, unsigned part)
         is_busy = kvs_node_data_step(node->node, part - 1);
     if (node->tier != NULL && part > 0 && part <= node->n_threads)
         tier_sim_step(node->tier, part - 1, world->clock.virtual_us, world->is_calm);
+    if (has(world, WORLD_SAVING) && !world->is_calm && part > 0 && part <= node->n_threads &&
+        one_in(world, LET_GO_ONE_IN))
+        world->result->let_go_bytes +=
+            node_let_go(node->node, part - 1, kv_random_below(&world->random, LET_GO_MOST));
     leave();
     return is_busy;
 }

@@ -120,7 +120,7 @@ static inline void memory_tier_bring_back_all(struct memory_tier *tier)
         struct kvs_block *block = kept->block;
 
         kept = kept->next;
-        if (block->residency != KVS_LOADING)
+        if (block->residency != KVS_PARTLY)
             continue;
         if (!memory_tier_bring_back(tier, block))
             abort();

@@ -240,6 +240,7 @@ struct kvs_control {
     uint32_t n_sharing, n_resting; /* of the sessions: have a prefix; of these, rest */
     uint32_t rest_at;              /* in `due`: which one was looked at last */
     uint64_t lack_us; /* since when memory lacks, and nothing may go; 0: it does not */
+    bool is_giving;   /* sessions that are used make room: kvs_sessions_tell_soon() */
     struct kv_map *session_of_id;
     uint32_t n_sessions;
     struct kvs_session *free_session; /* the first */

@@ -7,6 +7,9 @@
  * Those that were used last leave last, so that one which pauses between two tokens stays, unless what
  * is in use at one time is more than memory.
  *
+ * A session of more rows than memory is used all the time, and so may two be that do not fit together.
+ * When nothing rests, the data threads let rows go that are not needed at the moment (tier/let_go.c).
+ *
  * A session that rests is open all the same.  Its data threads bring blocks back when a request needs
  * them (ops/need_rows.h), and note that they serve the session; this only says of its prefix that it
  * may go, or that it is here again.  Rows that the index does not have stay in memory: those behind
@@ -14,11 +17,15 @@
 #include "kvserver/store/control/control.h"
 
 #include "kvserver/store/control/ops_private.h"
+#include "kvserver/store/control/saver.h"
 
 enum {
-    REST_US = 100000,     /* without a request; one that waits for rows counts as one */
-    SOON_US = 2000000,    /* that those who lack memory wait for that */
-    LOOKS_AT_ONCE = 1024, /* some 50 us */
+    REST_US = 100000,      /* without a request; one that waits for rows counts as one */
+    REST_SHORT_US = 10000, /* the same while memory is short */
+    GIVE_US = 15000,       /* that memory is short before sessions that are used give some */
+    SAVING_US = 200000,    /* the same while blocks are being saved, which may rest then */
+    SOON_US = 2000000,     /* that those who lack memory wait for that */
+    LOOKS_AT_ONCE = 1024,  /* some 50 us */
 };
 
 static bool can_rest(const struct kvs_session *session)
@@ -32,7 +39,8 @@ static bool can_rest(const struct kvs_session *session)
 static void look_at(struct kvs_control *control, struct kvs_session *session, uint64_t now_us)
 {
     const uint64_t needed_us = kvs_session_needed_us(control, session);
-    const bool is_idle = now_us > kvs_session_used_us(control, session) + REST_US;
+    const uint64_t rest_us = control->lack_us != 0 ? REST_SHORT_US : REST_US;
+    const bool is_idle = now_us > kvs_session_used_us(control, session) + rest_us;
 
     if (!session->busy && session->prefix != NULL && session->prefix->home == NULL)
         kvs_session_follow_prefix(control, session);
@@ -56,8 +64,15 @@ void kvs_sessions_tell_soon(struct kvs_control *control, bool is_lacking)
         control->lack_us = 0;
     else if (control->lack_us == 0)
         control->lack_us = now_us;
+    if (has_spare)
+        control->is_giving = false;
+    else if (control->lack_us != 0)
+        control->is_giving =
+            control->is_giving ||
+            now_us >= control->lack_us + (kvs_saver_is_saving(control) ? SAVING_US : GIVE_US);
+    atomic_store_explicit(&pages->is_giving, control->is_giving, memory_order_relaxed);
     atomic_store_explicit(&pages->spare_soon,
-                          control->saver != NULL && control->n_sharing > control->n_resting &&
+                          control->saver != NULL && control->n_sessions > control->n_resting &&
                               (control->lack_us == 0 || now_us < control->lack_us + SOON_US),
                           memory_order_relaxed);
 }

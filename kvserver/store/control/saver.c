@@ -729,6 +729,14 @@ bool kvs_saver_will_save(const struct kvs_control *control, struct kvs_prefix *p
                                     : now_of(control) >= saver->retry_us;
 }
 
+bool kvs_saver_is_saving(const struct kvs_control *control)
+{
+    const struct kvs_saver *saver = control->saver;
+
+    return saver != NULL && (saver->saving_blocks > 0 ||
+                             (saver->first != NULL && now_of(control) >= saver->retry_us));
+}
+
 void kvs_saver_hurry(struct kvs_control *control, struct kvs_prefix *prefix)
 {
     struct kvs_saver *saver = control->saver;

@@ -62,6 +62,8 @@ uint64_t kvs_saver_leaving_bytes(const struct kvs_control *control);
 
 /* Whether a prefix that is not saved will be soon: memory that waits for that loses nothing. */
 bool kvs_saver_will_save(const struct kvs_control *control, struct kvs_prefix *prefix);
+/* Whether blocks are being saved, or will be soon. */
+bool kvs_saver_is_saving(const struct kvs_control *control);
 /* Whether leaving takes so long, or has failed so lately, that what is not saved is to be evicted
  * meanwhile. */
 bool kvs_saver_is_slow(const struct kvs_control *control);

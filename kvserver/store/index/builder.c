@@ -196,7 +196,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     if (class_id < 0)
         return KV_NO_MEMORY;
     for (uint32_t i = 0; i < n_segments; i++)
-        if (!kvs_block_is_here(kvs_unit_block(unit, block_begin + i)))
+        if (!kvs_unit_is_here(unit, block_begin + i))
             return KV_NOT_READY;
     /* Whatever one session queues, others may queue as much. */
     if (kvs_job_queue_n_of(indexer->queue, unit->session) >=

@@ -246,11 +246,11 @@ bool kvs_op_index_run(struct kvs_request *request)
         kvs_index_schedule(request->shard->indexer, kvs_unit_at(request, request->cursor_unit),
                            request->header.token_count, &plan);
     if (status == KV_NOT_READY) {
-        const struct kvs_block *missing =
+        const struct kvs_segment *missing =
             kvs_need_tokens(request, 0, request->header.token_count);
 
         if (missing != NULL)
-            kvs_request_wait_for_block(request, missing);
+            kvs_request_wait_for_segment(request, missing);
         return missing == NULL;
     }
     if (status == KV_NO_MEMORY) {

@@ -2,89 +2,138 @@
 
 #include "kvserver/store/rows/residency.h"
 
-/* Nearly always: a request then looks at no block. */
-static bool all_are_here(const struct kvs_request *request)
-{
-    return request->shard->store.n_away == 0;
-}
+/* What a request needs of a store of which something is away. */
+struct need {
+    struct kvs_request *request;
+    bool is_preferred;
+    const struct kvs_segment *missing; /* NULL: none yet */
+};
 
-static void
-need(struct kvs_request *request, struct kvs_block *block, const struct kvs_block **missing)
+typedef void (*walk_fn)(struct need *need, const void *arg);
+
+static void need_segment(struct need *need, struct kvs_block *block, uint32_t at)
 {
-    if (kvs_block_need(&request->shard->store, block))
-        return;
-    *missing = block;
-    /* It may have waited for its turn for long, and the session rests: it does not any more. */
-    atomic_store_explicit(&request->session->used_us, request->shard->now_us,
-                          memory_order_relaxed);
+    struct kvs_segment_store *store = &need->request->shard->store;
+
+    if (need->is_preferred && store->tier->prefer != NULL)
+        store->tier->prefer(store->tier_arg, block, at);
+    if (!kvs_segment_need(store, block, at))
+        need->missing = &block->segments[at];
 }
 
 /* Needs block i in all units, which may have their rows in several ones of a chain. */
-static void
-need_in_units(struct kvs_request *request, uint32_t i, const struct kvs_block **missing)
+static void need_in_units(struct need *need, uint32_t i)
 {
-    for (uint32_t unit = 0; unit < request->header.n_units; unit++) {
-        need(request, kvs_unit_block(kvs_unit_at(request, unit), i), missing);
-        if (request->session->blocks.list[i]->under == NULL)
-            break;
+    for (uint32_t unit = 0; unit < need->request->header.n_units; unit++) {
+        const struct kvs_unit *of = kvs_unit_at(need->request, unit);
+
+        need_segment(need, kvs_unit_block(of, i), of->at);
     }
 }
 
-static void need_tokens(struct kvs_request *request,
-                        uint32_t begin,
-                        uint32_t end,
-                        const struct kvs_block **missing)
+static void need_range(struct need *need, uint32_t begin, uint32_t end)
 {
     for (uint32_t i = begin / KV_BLOCK_TOKENS; i < kvs_blocks_for(end); i++)
-        need_in_units(request, i, missing);
+        need_in_units(need, i);
 }
 
-const struct kvs_block *
+/* Returns what is missing.  The first request that misses something is preferred from then on, until
+ * it is served: what it needs stays in memory. */
+static const struct kvs_segment *
+find_missing(struct kvs_request *request, walk_fn walk, const void *arg)
+{
+    struct kvs_shard *shard = request->shard;
+    const struct kvs_segment_store *store = &shard->store;
+    struct need need = {.request = request, .is_preferred = shard->preferred == request};
+
+    /* Nearly always: a request then looks at no block. */
+    if (store->n_away == 0)
+        return NULL;
+    if (!need.is_preferred && shard->preferred != NULL) {
+        walk(&need, arg);
+    } else {
+        shard->preferred = request;
+        need.is_preferred = true;
+        if (store->tier->prefer_none != NULL)
+            store->tier->prefer_none(store->tier_arg);
+        walk(&need, arg);
+    }
+    /* It may have waited for its turn for long, and the session rests: it does not any more. */
+    if (need.missing != NULL)
+        atomic_store_explicit(&request->session->used_us, shard->now_us, memory_order_relaxed);
+    return need.missing;
+}
+
+void kvs_need_begin_work(struct kvs_request *request)
+{
+    for (uint32_t i = 0; i < request->header.n_units; i++)
+        kvs_work_add(&request->at_work, kvs_unit_at(request, i)->at);
+    kvs_request_begin_work(request);
+}
+
+/* ---- by what it names --------------------------------------------------------------------- */
+
+struct ranges {
+    const struct kv_wire_range *list;
+    uint32_t n;
+};
+
+static void walk_ranges(struct need *need, const void *arg)
+{
+    const struct ranges *ranges = arg;
+
+    for (uint32_t i = 0; i < ranges->n; i++)
+        need_range(need, ranges->list[i].begin, ranges->list[i].end);
+}
+
+const struct kvs_segment *kvs_need_ranges(struct kvs_request *request,
+                                          const struct kv_wire_range *ranges,
+                                          uint32_t n_ranges)
+{
+    return find_missing(request, walk_ranges, &(struct ranges){ranges, n_ranges});
+}
+
+const struct kvs_segment *
 kvs_need_tokens(struct kvs_request *request, uint32_t begin, uint32_t end)
 {
-    const struct kvs_block *missing = NULL;
-
-    if (!all_are_here(request))
-        need_tokens(request, begin, end, &missing);
-    return missing;
+    return kvs_need_ranges(request, &(struct kv_wire_range){.begin = begin, .end = end}, 1);
 }
 
-const struct kvs_block *kvs_need_ranges(struct kvs_request *request,
-                                        const struct kv_wire_range *ranges,
-                                        uint32_t n_ranges)
+static void walk_ids(struct need *need, const void *arg)
 {
-    const struct kvs_block *missing = NULL;
+    const struct kvs_request *request = need->request;
+    const uint32_t *ids = arg;
 
-    for (uint32_t i = 0; !all_are_here(request) && i < n_ranges; i++)
-        need_tokens(request, ranges[i].begin, ranges[i].end, &missing);
-    return missing;
-}
+    for (uint32_t i = 0; i < request->header.n_units; i++) {
+        const struct kvs_unit *unit = kvs_unit_at(request, i);
 
-const struct kvs_block *kvs_need_ids(struct kvs_request *request)
-{
-    const uint32_t *ids = kvs_numbers(request);
-    const struct kvs_block *missing = NULL;
-
-    if (all_are_here(request))
-        return NULL;
-    for (uint32_t i = 0; i < request->header.n_units; i++)
         for (uint32_t j = 0; j < kvs_units(request)[i].n_ids; j++)
-            need(request, kvs_unit_block(kvs_unit_at(request, i), *ids++ / KV_BLOCK_TOKENS),
-                 &missing);
-    return missing;
+            need_segment(need, kvs_unit_block(unit, *ids++ / KV_BLOCK_TOKENS), unit->at);
+    }
 }
 
-const struct kvs_block *
+const struct kvs_segment *kvs_need_ids(struct kvs_request *request)
+{
+    return find_missing(request, walk_ids, kvs_numbers(request));
+}
+
+/* A session's own block with absent rows gets no others: all of it comes back. */
+static void walk_written(struct need *need, const void *arg)
+{
+    const struct kv_wire_range *range = arg;
+    const struct kvs_blocks *blocks = &need->request->session->blocks;
+
+    for (uint32_t i = range->begin / KV_BLOCK_TOKENS;
+         i < kvs_blocks_for(range->end) && i < blocks->n; i++) {
+        need_in_units(need, i);
+        for (uint32_t at = 0; at < blocks->list[i]->n_segments; at++)
+            need_segment(need, blocks->list[i], at);
+    }
+}
+
+const struct kvs_segment *
 kvs_need_to_write(struct kvs_request *request, uint32_t begin, uint32_t end)
 {
-    const struct kvs_blocks *blocks = &request->session->blocks;
-    const struct kvs_block *missing = NULL;
-
-    if (all_are_here(request))
-        return NULL;
-    for (uint32_t i = begin / KV_BLOCK_TOKENS; i < kvs_blocks_for(end) && i < blocks->n; i++) {
-        need_in_units(request, i, &missing);
-        need(request, blocks->list[i], &missing);
-    }
-    return missing;
+    return find_missing(request, walk_written,
+                        &(struct kv_wire_range){.begin = begin, .end = end});
 }

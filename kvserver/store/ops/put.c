@@ -244,11 +244,11 @@ static bool put_may_wait(struct kvs_request *request)
 static bool blocks_are_here(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
-    const struct kvs_block *missing = kvs_need_to_write(
+    const struct kvs_segment *missing = kvs_need_to_write(
         request, header->token_begin, header->token_begin + header->token_count);
 
     if (missing != NULL && put_may_wait(request))
-        kvs_request_wait_for_block(request, missing);
+        kvs_request_wait_for_segment(request, missing);
     return missing == NULL;
 }
 

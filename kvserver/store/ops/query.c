@@ -462,8 +462,8 @@ static bool get_buffers(struct kvs_request *request)
     return true;
 }
 
-/* Returns a block of the query's rows that is not in memory, or NULL. */
-static const struct kvs_block *missing_of(struct kvs_request *request)
+/* Returns a segment of the query's rows that is not in memory, or NULL. */
+static const struct kvs_segment *missing_of(struct kvs_request *request)
 {
     return kvs_need_ranges(request, kvs_query_ranges(request), kvs_query_of(request)->n_ranges);
 }
@@ -472,12 +472,12 @@ static const struct kvs_block *missing_of(struct kvs_request *request)
  * them, without its place, or has failed. */
 static bool are_here(struct kvs_request *request)
 {
-    const struct kvs_block *missing = missing_of(request);
+    const struct kvs_segment *missing = missing_of(request);
 
     if (missing == NULL)
         return true;
     kvs_op_query_release(request);
-    kvs_request_wait_for_block(request, missing);
+    kvs_request_wait_for_segment(request, missing);
     return false;
 }
 
@@ -522,7 +522,7 @@ static bool join(struct kvs_query_place *place, struct kvs_request *request)
         kvs_request_release_reply_slot(request);
         return false;
     }
-    kvs_request_begin_work(request);
+    kvs_need_begin_work(request);
     if (request != place->owner)
         kvs_request_queue_at(request, &place->others);
     return true;

@@ -152,13 +152,13 @@ static bool pin_piece(struct kvs_request *request, struct kv_iov *ret_piece)
 static bool are_here(struct kvs_request *request)
 {
     const struct kv_wire_header *header = &request->header;
-    const struct kvs_block *missing =
+    const struct kvs_segment *missing =
         is_fetch(request) ? kvs_need_ids(request)
                           : kvs_need_tokens(request, header->token_begin,
                                             header->token_begin + header->token_count);
 
     if (missing != NULL)
-        kvs_request_wait_for_block(request, missing);
+        kvs_request_wait_for_segment(request, missing);
     return missing == NULL;
 }
 
@@ -199,7 +199,7 @@ bool kvs_op_read_run(struct kvs_request *request)
     if (request->reply_body == NULL) {
         if (!get_reply(request, 0))
             return false;
-        kvs_request_begin_work(request);
+        kvs_need_begin_work(request);
         kvs_count(&request->shard->stats.staged_sends, 1);
         request->cursor_bytes = 0;
     }

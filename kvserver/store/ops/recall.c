@@ -180,7 +180,7 @@ static bool are_here(const struct kvs_recall *recall)
     for (uint32_t i = 0; i < score->n_ranges; i++)
         for (uint32_t at = score->ranges[i].begin / KV_BLOCK_TOKENS;
              at < kvs_blocks_for(score->ranges[i].end); at++)
-            if (!kvs_block_is_here(kvs_unit_block(score->unit, at)))
+            if (!kvs_unit_is_here(score->unit, at))
                 return false;
     return true;
 }

@@ -196,8 +196,8 @@ static bool may_recut(const struct kvs_unit *unit, uint32_t begin, uint32_t toke
     const uint32_t first = begin * KV_BLOCK_TOKENS;
 
     for (uint32_t i = begin; i * KV_BLOCK_TOKENS < tokens; i++)
-        if (!kvs_block_is_here(kvs_unit_block(unit, i)) ||
-            kvs_unit_segment(unit, i)->training || kvs_unit_segment(unit, i)->begins_job)
+        if (!kvs_unit_is_here(unit, i) || kvs_unit_segment(unit, i)->training ||
+            kvs_unit_segment(unit, i)->begins_job)
             return false;
     return kvs_unit_known_bad(unit, first, tokens - first) == tokens;
 }
@@ -398,8 +398,7 @@ static uint64_t walk_on(struct kvs_scrub *scrub)
         return 0;
     }
     struct kvs_unit *unit = &session->units[scrub->unit];
-    if (rows_of(unit, scrub->block) == 0 ||
-        !kvs_block_is_here(kvs_unit_block(unit, scrub->block))) {
+    if (rows_of(unit, scrub->block) == 0 || !kvs_unit_is_here(unit, scrub->block)) {
         skip_segment(scrub, unit);
         return 0;
     }

@@ -264,8 +264,7 @@ static bool are_here(const struct kvs_score *score,
     if (books->store->n_away == 0)
         return true;
     for (uint32_t row = begin; row < end; row = (row / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS)
-        if (!kvs_block_is_here(
-                kvs_unit_block(score->unit, book->block_begin + row / KV_BLOCK_TOKENS)))
+        if (!kvs_unit_is_here(score->unit, book->block_begin + row / KV_BLOCK_TOKENS))
             return false;
     return true;
 }

@@ -51,7 +51,9 @@ struct kvs_pages {
     _Atomic uint32_t n_free, n_arenas;
     _Atomic uint32_t wanted;      /* pages that are to be free; 0: nobody lacks any */
     _Atomic uint64_t spare_bytes; /* evictable: of elements that their owners can free */
-    _Atomic bool spare_soon; /* there may be some of it in a moment, though there is none */
+    _Atomic bool spare_soon;   /* there may be some of it in a moment, though there is none */
+    _Atomic uint32_t n_givers; /* data threads that can let rows go of sessions that are used */
+    _Atomic bool is_giving;    /* they are to: nothing else is evictable */
     _Atomic uint64_t
         loose_bytes;          /* free elements of used pages, as the control thread last saw */
     _Atomic uint64_t touched; /* bytes from the base on that the system has provided */
@@ -106,6 +108,7 @@ static inline void kvs_pages_sub_spare(struct kvs_pages *pages, uint64_t bytes)
 static inline bool kvs_pages_have_spare(const struct kvs_pages *pages)
 {
     return atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) > 0 ||
+           atomic_load_explicit(&pages->n_givers, memory_order_relaxed) > 0 ||
            atomic_load_explicit(&pages->spare_soon, memory_order_relaxed);
 }
 

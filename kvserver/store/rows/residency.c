@@ -57,13 +57,22 @@ void kvs_residency_set_tier(struct kvs_segment_store *store,
 
 kv_status_t kvs_block_leave(struct kvs_segment_store *store, struct kvs_block *block)
 {
-    if (store->tier == NULL || block->residency != KVS_IN_MEMORY || block->pins > 0 ||
+    if (store->tier == NULL || block->residency == KVS_ABSENT ||
+        block->residency == KVS_LEAVING || block->pins > 0 ||
         store->n_leaving == KVS_LEAVING_MAX)
         return KV_BUSY;
+    store->n_away += block->residency == KVS_IN_MEMORY;
     block->residency = KVS_LEAVING;
     store->leaving[store->n_leaving++] = (struct kvs_leaving){block, store->turn};
-    store->n_away++;
     return KV_OK;
+}
+
+bool kvs_block_is_here(const struct kvs_block *block)
+{
+    for (uint32_t at = 0; block->residency != KVS_IN_MEMORY && at < block->n_segments; at++)
+        if (!kvs_segment_is_here(block, at))
+            return false;
+    return true;
 }
 
 /* Takes the block off the list of those that leave. */
@@ -79,8 +88,8 @@ static void stop_leaving(struct kvs_segment_store *store, struct kvs_block *bloc
 static void stay(struct kvs_segment_store *store, struct kvs_block *block)
 {
     stop_leaving(store, block);
-    block->residency = KVS_IN_MEMORY;
-    store->n_away--;
+    block->residency = kvs_block_is_here(block) ? KVS_IN_MEMORY : KVS_PARTLY;
+    store->n_away -= block->residency == KVS_IN_MEMORY;
 }
 
 bool kvs_block_image(const struct kvs_segment_store *store,
@@ -90,9 +99,8 @@ bool kvs_block_image(const struct kvs_segment_store *store,
 {
     const struct kvs_column *column = &kvs_block_codes(block, at)->column;
 
-    if (block->segments[at].rows == 0)
+    if (block->segments[at].rows == 0 || kvs_segment_is_away(&block->segments[at]))
         return false;
-    assert(kvs_block_is_here(block));
     const int class_id = kvs_arena_class_of(store->arena, kvs_block_rows(block, at));
     *ret_image = (struct kvs_segment_image){
         .rows = kvs_block_rows(block, at),
@@ -104,13 +112,13 @@ bool kvs_block_image(const struct kvs_segment_store *store,
     return true;
 }
 
-/* Frees what the segment has in memory. */
-static void segment_leave(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+/* Frees the segment's rows, if they are in memory.  Returns how many bytes that are. */
+static size_t rows_leave(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
     struct kvs_segment_image image;
 
     if (!kvs_block_image(store, block, at, &image))
-        return;
+        return 0;
     uint8_t *rows = kvs_block_rows(block, at);
     /* It has no element that keeps the class's size, and its units may be cleared before it. */
     const int class_id = kvs_arena_class_hold(store->arena, image.rows_bytes);
@@ -120,8 +128,34 @@ static void segment_leave(struct kvs_segment_store *store, struct kvs_block *blo
                                fingerprint(rows, image.rows_bytes, image.crcs);
     kvs_arena_unuse(store->arena, KVS_USE_ROWS, rows);
     kvs_arena_free(store->arena, class_id, rows);
-    if (image.codes != NULL)
+    return image.rows_bytes;
+}
+
+static void codes_leave(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    const struct kvs_column *column = &kvs_block_codes(block, at)->column;
+
+    if (column->bytes != NULL && !kvs_column_is_away(column))
         kvs_column_leave(&kvs_block_codes_make(store, block, at)->column, store->arena);
+}
+
+/* A block that lies over another is only this thread's way to say whose rows are whose: it leaves once
+ * it has settled. */
+size_t kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    const struct kvs_segment *segment = &block->segments[at];
+    size_t bytes;
+
+    if ((block->residency != KVS_IN_MEMORY && block->residency != KVS_PARTLY) ||
+        block->pins > 0 || block->under != NULL || segment->n_written < KV_BLOCK_TOKENS ||
+        kvs_segment_has_bad(block, at) || store->n_at_unit[at % KVS_WORK_UNITS] > 0)
+        return 0;
+    bytes = rows_leave(store, block, at);
+    if (bytes > 0 && block->residency == KVS_IN_MEMORY) {
+        block->residency = KVS_PARTLY;
+        store->n_away++;
+    }
+    return bytes;
 }
 
 static void block_go(struct kvs_segment_store *store, struct kvs_block *block)
@@ -131,8 +165,10 @@ static void block_go(struct kvs_segment_store *store, struct kvs_block *block)
         return;
     }
     stop_leaving(store, block);
-    for (uint32_t at = 0; at < block->n_segments; at++)
-        segment_leave(store, block, at);
+    for (uint32_t at = 0; at < block->n_segments; at++) {
+        (void)rows_leave(store, block, at);
+        codes_leave(store, block, at);
+    }
     kvs_block_crcs_free(store, block);
     block->residency = KVS_ABSENT;
 }
@@ -153,36 +189,76 @@ bool kvs_residency_step(struct kvs_segment_store *store)
     return true;
 }
 
-uint8_t kvs_work_begin(struct kvs_segment_store *store)
+/* Counts one more at each of the units, or one less. */
+static void
+count_units(struct kvs_segment_store *store, const struct kvs_work *work, uint32_t by)
 {
-    store->n_at_work[store->turn % 2]++;
-    return (uint8_t)(1 + store->turn % 2);
+    for (uint32_t i = 0; i < KVS_WORK_UNITS / 64; i++)
+        for (uint64_t left = work->units[i]; left != 0; left &= left - 1)
+            store->n_at_unit[i * 64 + (uint32_t)__builtin_ctzll(left)] += by;
 }
 
-void kvs_work_end(struct kvs_segment_store *store, uint8_t work)
+void kvs_work_begin(struct kvs_segment_store *store, struct kvs_work *work)
 {
-    assert(work > 0 && store->n_at_work[work - 1] > 0);
-    store->n_at_work[work - 1]--;
+    assert(work->turn == 0);
+    store->n_at_work[store->turn % 2]++;
+    work->turn = (uint8_t)(1 + store->turn % 2);
+    count_units(store, work, 1);
+}
+
+void kvs_work_end(struct kvs_segment_store *store, struct kvs_work *work)
+{
+    assert(work->turn > 0 && store->n_at_work[work->turn - 1] > 0);
+    store->n_at_work[work->turn - 1]--;
+    count_units(store, work, UINT32_MAX);
+    *work = (struct kvs_work){0};
 }
 
 /* ---- coming back -------------------------------------------------------------------------- */
 
 bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block)
 {
-    switch ((enum kvs_residency)block->residency) {
-    case KVS_IN_MEMORY:
-        return true;
-    case KVS_LEAVING:
+    if (block->residency == KVS_LEAVING)
         stay(store, block);
+    if (block->residency == KVS_IN_MEMORY)
         return true;
-    case KVS_ABSENT:
-        block->residency = KVS_LOADING;
+    /* Who has want() may have given it up meanwhile. */
+    if (block->residency == KVS_ABSENT || store->tier->want != NULL) {
+        block->residency = KVS_PARTLY;
         store->tier->load(store->tier_arg, block);
-        return false;
-    case KVS_LOADING:
-        return false;
     }
     return false;
+}
+
+bool kvs_segment_need(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_segment *segment = &block->segments[at];
+
+    if (block->residency == KVS_LEAVING)
+        stay(store, block);
+    if (!kvs_segment_is_away(segment))
+        return true;
+    if (segment->is_wanted)
+        return false;
+    if (store->tier->want == NULL)
+        (void)kvs_block_need(store, block);
+    block->residency = KVS_PARTLY;
+    segment->is_wanted = true;
+    if (store->tier->want != NULL)
+        store->tier->want(store->tier_arg, block, at);
+    return false;
+}
+
+static void tell_arrived(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    block->segments[at].is_wanted = false;
+    if (store->arrived != NULL)
+        store->arrived(store->arrived_arg, &block->segments[at]);
+}
+
+void kvs_segment_give_up(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    tell_arrived(store, block, at);
 }
 
 /* Gives the column bytes again.  Where they are lost, its own checksum finds it. */
@@ -202,9 +278,9 @@ bool kvs_block_restore(struct kvs_segment_store *store,
 {
     const uint64_t word = block->segments[at].rows;
     const int class_id = class_of_word(word);
-    const bool has_codes = kvs_block_codes(block, at)->column.bytes != NULL;
+    const bool has_codes = kvs_column_is_away(&kvs_block_codes(block, at)->column);
 
-    assert(block->residency == KVS_LOADING);
+    assert(block->residency == KVS_PARTLY);
     if (!kvs_segment_is_away(&block->segments[at]))
         return true;
     const size_t rows_bytes = kvs_arena_class_bytes(store->arena, class_id);
@@ -238,6 +314,7 @@ bool kvs_block_restore(struct kvs_segment_store *store,
         kvs_segment_mark_all_bad(store, block, at);
     if (has_codes)
         store->check_codes(store->release_arg, block, at);
+    tell_arrived(store, block, at);
     return true;
 }
 
@@ -280,38 +357,23 @@ struct kvs_block *kvs_block_create_absent(struct kvs_segment_store *store,
     return is_good ? block : NULL;
 }
 
-void kvs_block_stop_loading(struct kvs_segment_store *store, struct kvs_block *block)
-{
-    assert(block->residency == KVS_LOADING && block->pins == 0);
-    block->residency = KVS_LEAVING;
-    for (uint32_t at = 0; at < block->n_segments; at++)
-        if (!kvs_segment_is_away(&block->segments[at]))
-            segment_leave(store, block, at);
-    kvs_block_crcs_free(store, block);
-    block->residency = KVS_ABSENT;
-    if (store->arrived != NULL)
-        store->arrived(store->arrived_arg, block);
-}
-
 void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block)
 {
-    assert(block->residency == KVS_LOADING);
-    for (uint32_t at = 0; at < block->n_segments; at++)
-        assert(!kvs_segment_is_away(&block->segments[at]));
+    if (block->residency != KVS_PARTLY || !kvs_block_is_here(block))
+        return;
     block->residency = KVS_IN_MEMORY;
     store->n_away--;
-    if (store->arrived != NULL)
-        store->arrived(store->arrived_arg, block);
 }
 
 void kvs_block_forget(struct kvs_segment_store *store, struct kvs_block *block)
 {
-    if (block->residency == KVS_LEAVING) {
+    if (block->residency == KVS_LEAVING)
         stay(store, block);
+    if (block->residency == KVS_IN_MEMORY)
         return;
-    }
     store->n_away--;
     store->tier->forget(store->tier_arg, block);
-    if (store->arrived != NULL)
-        store->arrived(store->arrived_arg, block);
+    for (uint32_t at = 0; at < block->n_segments; at++)
+        if (block->segments[at].is_wanted)
+            tell_arrived(store, block, at);
 }

@@ -2,35 +2,42 @@
  *
  *                      kvs_block_leave()            kvs_residency_step(): nobody uses it
  *     KVS_IN_MEMORY ---------------------> KVS_LEAVING ---------------------------> KVS_ABSENT
- *          ^  ^                                |                tier->keep()            |
- *          |  +--------------------------------+                     tier->load()       |
- *          |     kvs_block_need(): it stays                        kvs_block_need()     |
- *          |                                                                            v
- *          +------------------------------------------------------------------- KVS_LOADING
- *                        kvs_block_restore() of each segment, kvs_block_restored();
- *                                    or back: kvs_block_stop_loading()
+ *       ^  |   ^                            |    ^              tier->keep()            |
+ *       |  |   +----------------------------+    | kvs_block_leave()                    |
+ *       |  |    needed: it stays            v    |                                      |
+ *       |  +-----------------------------> KVS_PARTLY <---------------------------------+
+ *       |    kvs_segment_let_go()              |       kvs_segment_need(): tier->want()
+ *       |                                      |       kvs_block_need(): tier->load()
+ *       +--------------------------------------+
+ *         kvs_block_restore() of each segment, kvs_block_restored()
  *
  * A tier keeps what is absent: its bytes, wherever that is.  It chooses what leaves, and brings
  * back what is asked for.  A store without a tier has all its blocks in memory.
  *
- * A block leaves with all its segments and all their columns: rows, CRCs, codes.  What stays is
- * its record, the records of its codes, which refer to codebooks, and the marks of its bad rows:
+ * There are two ways to leave.  A block that nobody needs leaves with all its segments and all their
+ * columns: rows, CRCs, codes.  Of a block that somebody needs a tier may let the rows of some units go,
+ * and bring them back in place of others': so a session is used whose rows are more than memory, and of
+ * which a layer is needed at a time.  Codes and CRCs stay then, being few.
+ *
+ * What stays of an absent block is its record, the records of its codes, which refer to codebooks, and
+ * the marks of its bad rows:
  * sessions with absent blocks are forked, truncated and closed without a row.  In place of each
  * segment's address the record has a fingerprint of its rows and CRCs, so that a segment is
  * verified when it comes back, before anybody sees it, whatever the tier did with it.  One that is
  * not what left, or that the tier has lost, has only bad rows: whoever needs one of them gets
  * KV_CORRUPT, as for any bad row.
  *
- * Who touches rows, CRCs or codes asks for their blocks before it begins (ops/need_rows.h), and
+ * Who touches rows, CRCs or codes asks for their segments before it begins (ops/need_rows.h), and
  * waits for them without a buffer or a pipeline.  What began goes on between slices, with nothing
- * but places of blocks in its hands, so its blocks have to stay:
+ * but places of blocks in its hands, so what it needs has to stay:
  *
- *   transfers, index jobs   pin their blocks: a pinned block does not leave.
+ *   transfers, index jobs   pin their blocks: of a pinned block nothing leaves.
  *   queries, staged reads   are at work from kvs_work_begin() to kvs_work_end().  A block that was
  *                           marked leaves only when all have ended that were at work at that
- *                           time; who begins later and needs it takes the mark away.  So a query
- *                           pays for two counts, whatever it reads.  Both end by themselves:
- *                           neither waits for its client while it is at work.
+ *                           time; who begins later and needs it takes the mark away.  Rows of a
+ *                           unit are let go of when nobody is at work at that unit of any session.
+ *                           So a query pays for two counts and one for each unit, whatever it reads.
+ *                           Both end by themselves: neither waits for its client while it is at work.
  *   scrub, samples of recall  look at each slice, and skip what is absent: they are no reason to
  *                           load anything, and what is away is verified when it comes back.
  *
@@ -38,11 +45,9 @@
  * for memory and those who wait for blocks would wait for each other.  It is the tier's part not
  * to choose what was just asked for.
  *
- * A block that is loading does not leave again before it is back, unless the tier gives it up
- * (kvs_block_stop_loading()), and its segments that are back keep their memory.  So a tier makes sure
- * that there is memory for a whole block before it restores the first segment (kvs_arena_room()), or
- * that one block gets all its memory before another gets any: blocks of which a part is back would
- * otherwise wait for each other's memory.
+ * Whoever waits for segments of several units or blocks needs all of them at once.  So that two of
+ * them do not wait for each other's memory, one is first (ops/need_rows.h): the tier is told what that
+ * one needs (tier->prefer()), and makes room for it with what is others'.
  *
  * Threads: the data thread.  Memory: that of the segment store; what is absent is the tier's.
  */
@@ -65,8 +70,15 @@ struct kvs_tier {
     /* The block leaves: keeps an image of each segment that kvs_block_image() has.  Returns false
      * if it cannot: the block stays. */
     bool (*keep)(void *arg, const struct kvs_block *block);
-    /* The block, which it keeps, is needed.  It comes back after this call, or never. */
+    /* The block, which it keeps, will be needed.  It comes back after this call, or never. */
     void (*load)(void *arg, struct kvs_block *block);
+    /* The segment, which it keeps, is needed.  It comes back after this call, or the tier gives it up:
+     * kvs_segment_give_up().  NULL: load() is all it has. */
+    void (*want)(void *arg, struct kvs_block *block, uint32_t at);
+    /* What was preferred is not any more; a segment is, which is needed, whether it is there or not.
+     * NULL, both: none ever is. */
+    void (*prefer_none)(void *arg);
+    void (*prefer)(void *arg, struct kvs_block *block, uint32_t at);
     /* The block has been freed while it was absent: nobody needs what the tier keeps. */
     void (*forget)(void *arg, const struct kvs_block *block);
 
@@ -94,16 +106,21 @@ void kvs_residency_set_tier(struct kvs_segment_store *store,
                             void *arg);
 
 /* Marks a block, which then leaves when nobody uses it any more and nobody asks for it until
- * then.  Fails with KV_BUSY if it is not in memory, is pinned, or too many leave. */
+ * then.  Fails with KV_BUSY if it is absent, is pinned, or too many leave.  None of it is wanted. */
 kv_status_t kvs_block_leave(struct kvs_segment_store *store, struct kvs_block *block);
 
-/* Returns false if the segment has no rows here.  The block is leaving. */
+/* Lets the rows of a segment go, of which the tier has an image, while its codes and CRCs stay.
+ * Returns how many bytes of memory are free for it; 0: it is away, or somebody uses it. */
+size_t
+kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+
+/* Returns false if the segment has no rows in memory.  The block is leaving, or in memory. */
 bool kvs_block_image(const struct kvs_segment_store *store,
                      const struct kvs_block *block,
                      uint32_t at,
                      struct kvs_segment_image *ret_image);
 
-/* Brings a segment of a block that is KVS_LOADING back; NULL: its image is lost.  Does nothing if
+/* Brings a segment of a block that is KVS_PARTLY back; NULL: its image is lost.  Does nothing if
  * it has been freed meanwhile.  Returns false if there is no memory: nothing has changed. */
 bool kvs_block_restore(struct kvs_segment_store *store,
                        struct kvs_block *block,
@@ -121,27 +138,43 @@ struct kvs_block *kvs_block_create_absent(struct kvs_segment_store *store,
 size_t kvs_segment_away_bytes(const struct kvs_segment_store *store,
                               const struct kvs_segment *segment);
 
-/* The tier gives a block up that is loading: what is back of it leaves again, and whoever waits for it
- * is told to ask again. */
-void kvs_block_stop_loading(struct kvs_segment_store *store, struct kvs_block *block);
-/* All its segments are back. */
+/* The tier does not bring back what is wanted: whoever waits for it asks again. */
+void kvs_segment_give_up(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+/* Nothing of it is on its way back.  It is in memory if nothing is away. */
 void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* ---- for who touches rows ----------------------------------------------------------------- */
 
-/* Asks for the block.  Returns whether it is in memory; if not, store->arrived() will tell. */
+/* Asks for the segment.  Returns whether it is in memory; if not, store->arrived() will tell. */
+bool kvs_segment_need(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+
+/* The block will be needed: it comes back while there is memory.  Returns whether it is there. */
 bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block);
 
-/* Returns whether its rows, CRCs and codes may be touched during this call. */
-static inline bool kvs_block_is_here(const struct kvs_block *block)
+/* Returns whether the segment's rows, CRCs and codes may be touched during this call. */
+static inline bool kvs_segment_is_here(const struct kvs_block *block, uint32_t at)
 {
-    return block->residency <= KVS_LEAVING;
+    return !kvs_segment_is_away(&block->segments[at]);
 }
 
-/* From now on until kvs_work_end() no block leaves that the caller has found in memory.  Returns
- * what that call is to be given, never 0. */
-uint8_t kvs_work_begin(struct kvs_segment_store *store);
-void kvs_work_end(struct kvs_segment_store *store, uint8_t work);
+/* The same of all its segments. */
+bool kvs_block_is_here(const struct kvs_block *block);
+
+/* Where somebody is at work: of each unit of a session on this thread, modulo KVS_WORK_UNITS. */
+struct kvs_work {
+    uint64_t units[KVS_WORK_UNITS / 64];
+    uint8_t turn; /* 0: nobody is */
+};
+
+static inline void kvs_work_add(struct kvs_work *work, uint32_t at)
+{
+    work->units[at % KVS_WORK_UNITS / 64] |= UINT64_C(1) << at % 64;
+}
+
+/* From now on until kvs_work_end() no block leaves that the caller has found in memory, and nothing
+ * of the units that were added.  `turn` is not 0 meanwhile. */
+void kvs_work_begin(struct kvs_segment_store *store, struct kvs_work *work);
+void kvs_work_end(struct kvs_segment_store *store, struct kvs_work *work);
 
 /* ---- for the store ------------------------------------------------------------------------ */
 

@@ -448,6 +448,8 @@ bool kvs_segment_add(struct kvs_segment_store *store,
 void kvs_segment_free(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
     assert(block->segments[at].rows != 0);
+    if (block->segments[at].is_wanted)
+        kvs_segment_give_up(store, block, at);
     if (kvs_block_codes(block, at)->column.bytes != NULL)
         store->release_codes(store->release_arg, block, at);
     kvs_segment_forget_rows(store, block, at, 0);
@@ -636,8 +638,10 @@ check_segment(const struct kvs_segment_store *store, const struct kvs_block *blo
 
     assert(block->pins > 0 || (!segment->training && !segment->begins_job));
     if (kvs_segment_is_away(segment)) {
-        assert(block->residency >= KVS_ABSENT && block->pins == 0);
-        assert(codes->column.bytes == NULL || kvs_column_is_away(&codes->column));
+        assert(block->residency != KVS_IN_MEMORY);
+        assert(block->residency != KVS_ABSENT || codes->column.bytes == NULL ||
+               kvs_column_is_away(&codes->column));
+        assert(!segment->training);
     } else {
         const uint8_t *rows = kvs_block_rows(block, at);
 
@@ -645,6 +649,8 @@ check_segment(const struct kvs_segment_store *store, const struct kvs_block *blo
         assert(kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, rows), rows));
         assert(kvs_block_group(block, at)->crcs != NULL);
     }
+    assert(!segment->is_wanted ||
+           (kvs_segment_is_away(segment) && block->residency == KVS_PARTLY));
     assert(segment->n_written <= KV_BLOCK_TOKENS);
     assert(codes->n_coded <= segment->n_written && codes->n_lost <= segment->n_written);
     assert(segment->has_bad == (*bad_find(store, block, at) != NULL));
@@ -667,7 +673,8 @@ void kvs_block_check(const struct kvs_segment_store *store, const struct kvs_blo
     assert(block->under == NULL ||
            (block->under->refs > 0 && block->under->n_segments == block->n_segments));
     assert(block->n_checked <= KV_BLOCK_TOKENS);
-    assert(block->residency <= KVS_LOADING);
+    assert(block->residency <= KVS_PARTLY);
+    assert(block->residency != KVS_ABSENT || block->pins == 0);
     for (uint32_t at = 0; at < block->n_segments; at++) {
         const struct kvs_segment_group *group = kvs_block_group(block, at);
 

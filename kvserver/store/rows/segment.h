@@ -7,9 +7,10 @@
  *       segments[n]       8 bytes each: where the rows are, how many were written
  *       groups[n / 256]   CRCs of the rows, and codes, once there are any
  *
- * A block is in memory with all its segments and what was made of them, or absent as a whole
- * (residency.h): then its record is left, and that of its codes.  A segment whose rows are away
- * has a word in place of their address, which is not 0: it is this block's all the same.
+ * A block is in memory with all its segments and what was made of them, or absent as a whole, when
+ * its record is left, and that of its codes; or rows of some of its units are away (residency.h).  A
+ * segment whose rows are away has a word in place of their address, which is not 0: it is this
+ * block's all the same.
  *
  * So a node's bookkeeping is at most 64 bytes a block and 8 a segment, and 16 for every further
  * 256 segments, beside the CRCs, 4 bytes a row, and what pages of the arena lose at their ends.
@@ -33,8 +34,8 @@
  *   (3) No more rows have codes, have lost them or are bad than were ever written, in a segment.
  *   (4) A segment has codes, or has lost them, but not both; without a tile it has neither.
  *   (5) In a chapter all of its rows have codes, or had when they were lost.
- *   (6) If it is in memory, nothing of it is away; if it is absent, everything is.  Where anything
- *       is away it is not pinned.
+ *   (6) If it is in memory, nothing of it is away; if it is absent, everything is.  Rows that are
+ *       there have their CRCs and codes with them.
  * and kvs_segment_store_check() of the store:
  *   (7) The records in use and the free ones are all that memory was divided into.  Those in use
  *       are of blocks, and of marks, one of each segment that has some.
@@ -58,6 +59,8 @@ enum {
     KVS_RECORD_MAX = 4096,    /* larger ones are elements of the arena themselves */
     KVS_BAD_LISTS = 256,
     KVS_LEAVING_MAX = 64, /* blocks at once */
+    KVS_WORK_UNITS =
+        256, /* units of a block, counted modulo that, at which somebody is at work */
 };
 
 /* Where a block is (residency.h). */
@@ -65,7 +68,7 @@ enum kvs_residency {
     KVS_IN_MEMORY,
     KVS_LEAVING, /* in memory, until nobody can be using it any more */
     KVS_ABSENT,
-    KVS_LOADING, /* absent, and asked for */
+    KVS_PARTLY, /* rows of some units are away, or of all; those that somebody needs come back */
 };
 
 /* The rows of one unit in a block. */
@@ -78,6 +81,7 @@ struct kvs_segment {
     uint64_t has_bad : 1;    /* the table of bad rows has an entry for it */
     uint64_t is_all_bad : 1; /* one of its rows is bad: which one is not known, or there was no
                               * memory to say it */
+    uint64_t is_wanted : 1;  /* it is away, and somebody has asked for it */
 };
 static_assert(sizeof(struct kvs_segment) == 8, "bookkeeping of a segment");
 
@@ -154,12 +158,13 @@ struct kvs_segment_store {
     uint64_t n_away;
     struct kvs_leaving leaving[KVS_LEAVING_MAX];
     uint32_t n_leaving;
-    uint64_t turn;         /* of those at work */
-    uint64_t n_at_work[2]; /* who began in an even turn, in an odd one */
+    uint64_t turn;                      /* of those at work */
+    uint64_t n_at_work[2];              /* who began in an even turn, in an odd one */
+    uint32_t n_at_unit[KVS_WORK_UNITS]; /* the same, by units */
     const struct kvs_tier *tier;
     void *tier_arg;
-    /* A block that was loading is in memory, or has gone.  Whoever waits for blocks sets it. */
-    void (*arrived)(void *arg, const struct kvs_block *block);
+    /* A segment that was wanted is in memory, or has gone.  Whoever waits for some sets it. */
+    void (*arrived)(void *arg, const struct kvs_segment *segment);
     void *arrived_arg;
 
     /* Frees the codes of a segment that is freed; verifies those that are back in memory.  The

@@ -35,7 +35,7 @@
 
 #include "kvserver/base/iov.h"
 #include "kvserver/base/writers.h"
-#include "kvserver/store/rows/segment.h"
+#include "kvserver/store/rows/residency.h"
 
 struct kvs_unit;
 
@@ -136,6 +136,12 @@ static inline uint32_t kvs_unit_n_segments(const struct kvs_unit *unit)
 static inline struct kvs_block *kvs_unit_block(const struct kvs_unit *unit, uint32_t block)
 {
     return kvs_block_owner(unit->blocks->list[block], unit->at);
+}
+
+/* Returns whether the unit's rows of a block, their CRCs and codes are in memory. */
+static inline bool kvs_unit_is_here(const struct kvs_unit *unit, uint32_t block)
+{
+    return kvs_segment_is_here(kvs_unit_block(unit, block), unit->at);
 }
 
 static inline const struct kvs_segment *kvs_unit_segment(const struct kvs_unit *unit,

@@ -71,9 +71,10 @@ static void check_list_of(const struct kvs_request *request, struct held *held)
 
 static bool is_loading(const struct kvs_request *request)
 {
-    const struct kvs_block *block = request->missing;
+    const struct kvs_segment *segment = request->missing;
 
-    return request->session == NULL || block->residency == KVS_LOADING;
+    /* What was given up is asked for again when it is the request's turn. */
+    return request->session == NULL || kvs_segment_is_away(segment);
 }
 
 static void check_state(const struct kvs_request *request)
@@ -85,7 +86,7 @@ static void check_state(const struct kvs_request *request)
     case KVS_REQUEST_WAITING:
         assert(request->link != NULL &&
                (queue == NULL || queue == &shard->looking || queue == &shard->missing));
-        assert(queue != &shard->missing || (request->at_work == 0 && is_loading(request) &&
+        assert(queue != &shard->missing || (request->at_work.turn == 0 && is_loading(request) &&
                                             (request->staging == NULL || request->received)));
         break;
     case KVS_REQUEST_QUEUED:
@@ -133,8 +134,8 @@ static void check_request(const struct kvs_request *request, struct held *held)
     for (unsigned i = 0; i < request->n_pins; i++)
         assert(request->pins[i]->pins > 0);
     assert(request->object == NULL || request->object->pins > 0);
-    if (request->at_work != 0)
-        held->n_at_work[request->at_work - 1]++;
+    if (request->at_work.turn != 0)
+        held->n_at_work[request->at_work.turn - 1]++;
     assert(request->session == NULL ||
            request->session == &shard->sessions[request->session->index]);
 }

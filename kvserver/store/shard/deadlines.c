@@ -2,6 +2,7 @@
 #include "kvserver/store/shard/shard_private.h"
 
 #include "kvserver/store/shard/op.h"
+#include "kvserver/store/tier/disk_tier.h"
 
 #include <stdio.h>
 
@@ -99,6 +100,22 @@ static void end_late(struct kvs_request *request)
                              request->type->name,
                              header->snapshot > 0 ? header->snapshot : header->token_begin);
     }
+}
+
+void kvs_shard_end_stuck(struct kvs_shard *shard)
+{
+    struct kvs_request *request = shard->preferred;
+    uint64_t need;
+
+    if (request == NULL || request->state != KVS_REQUEST_WAITING || shard->tier == NULL ||
+        !kvs_disk_tier_is_stuck(shard->tier, &need))
+        return;
+    request->received = true;
+    kvs_request_fail(request, KV_NO_MEMORY,
+                     "%s: %llu bytes of rows are needed in memory at once: there are %llu for "
+                     "all (--memory)",
+                     request->type->name, (unsigned long long)need,
+                     (unsigned long long)shard->pages->bytes);
 }
 
 /* Returns since when the node has waited for the client.  Any message from the client counts as

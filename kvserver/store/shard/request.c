@@ -59,7 +59,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->cursor_bytes = 0;
     request->serial = 0;
     request->missing = NULL;
-    request->at_work = 0;
+    request->at_work = (struct kvs_work){0};
     request->work = NULL;
     memset(&request->reply, 0, sizeof(request->reply));
     request->reply.epoch = header->epoch; /* the session's, once it is known */
@@ -80,15 +80,14 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
 
 void kvs_request_begin_work(struct kvs_request *request)
 {
-    assert(request->at_work == 0);
-    request->at_work = kvs_work_begin(&request->shard->store);
+    kvs_work_begin(&request->shard->store, &request->at_work);
+    kvs_request_is_served(request);
 }
 
 static void end_work(struct kvs_request *request)
 {
-    if (request->at_work != 0)
-        kvs_work_end(&request->shard->store, request->at_work);
-    request->at_work = 0;
+    if (request->at_work.turn != 0)
+        kvs_work_end(&request->shard->store, &request->at_work);
 }
 
 static void body_put(struct kvs_request *request, uint8_t *body)
@@ -158,6 +157,7 @@ void kvs_request_end(struct kvs_request *request)
     if (request->type->release != NULL)
         request->type->release(request); /* it may look at the queue that the request is in */
     kvs_request_unlink(request);
+    kvs_request_is_served(request);
     for (unsigned i = 0; i < request->n_pins; i++)
         kvs_block_unpin(&shard->store, request->pins[i]);
     if (request->sends_lent)
@@ -287,6 +287,7 @@ void kvs_request_wait(struct kvs_request *request, uint32_t needs)
     if (!may_wait(request))
         return;
     kvs_request_link(&request->session->waiters, request);
+    kvs_request_is_served(request);
     request->state = KVS_REQUEST_WAITING;
     request->needs = needs;
     request->missing = NULL;
@@ -318,17 +319,18 @@ void kvs_request_defer_bulk(struct kvs_request *request, uint32_t needs)
     kvs_request_wait(request, needs);
 }
 
-void kvs_request_wait_for_block(struct kvs_request *request, const struct kvs_block *block)
+void kvs_request_wait_for_segment(struct kvs_request *request,
+                                  const struct kvs_segment *segment)
 {
     struct kvs_shard *shard = request->shard;
 
-    assert(request->at_work == 0);
+    assert(request->at_work.turn == 0);
     kvs_count(&shard->stats.block_waits, 1);
     if (!request->received)
         kvs_request_release_staging(request);
     if (request->header.bulk_bytes > 0 && !request->received)
         defer_bulk(request);
-    kvs_request_wait_for(request, block);
+    kvs_request_wait_for(request, segment);
 }
 
 void kvs_request_wait_for(struct kvs_request *request, const void *what)
@@ -346,6 +348,8 @@ bool kvs_request_acquire_staging(struct kvs_request *request)
     if (request->staging != NULL)
         return true;
     request->deferred = request->header.bulk_bytes > 0;
+    if (request->deferred)
+        kvs_request_is_served(request); /* those that have one may need segments */
     kvs_request_queue_at(request, &request->shard->staging_waiters);
     return false;
 }
@@ -401,6 +405,7 @@ void kvs_request_reply(struct kvs_request *request,
 
     kvs_request_unlink(request);
     end_work(request);
+    kvs_request_is_served(request);
     refuse_bulk(request);
     hand_over(request, KVS_REQUEST_SENDING);
     if (request->orphan || request->client->channel == NULL) {
@@ -609,6 +614,7 @@ void kvs_request_keep_bulk(struct kvs_request *request, const uint8_t *bytes)
 
 void kvs_request_await_bulk(struct kvs_request *request, bool discard)
 {
+    kvs_request_is_served(request);
     struct kv_incoming *incoming = request->incoming;
 
     request->incoming = NULL;

@@ -5,6 +5,7 @@
 #define KV_KVSERVER_STORE_SHARD_REQUEST_H
 
 #include "kvserver/store/rows/object.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/rows/unit.h"
 #include "kvserver/store/shard/queue.h"
 #include "proto/kv_wire.h"
@@ -62,10 +63,10 @@ struct kvs_request {
     struct kvs_request_queue *queue;                /* the queue it is in, or NULL */
     uint32_t needs; /* tokens that it waits for; UINT32_MAX: something other than tokens */
     const void
-        *missing; /* that it waits for, in shard->missing, or did last: a block, if it is of a
+        *missing; /* that it waits for, in shard->missing, or did last: a segment, if it is of a
                           * session; NULL: it waits for something else */
     bool sends_lent; /* an object's piece that goes when it has been sent */
-    uint8_t at_work; /* of kvs_work_begin(); 0: it is not */
+    struct kvs_work at_work;
     struct kv_wire_header header;
     uint64_t begin_us, deadline_us;
     uint64_t since_us; /* when the node began to wait for the client to send or receive */
@@ -134,14 +135,19 @@ bool kvs_request_check_current(struct kvs_request *request);
 /* Sets state WAITING until `needs` tokens are there.  Fails the request if too many requests
  * with large bodies are waiting. */
 void kvs_request_wait(struct kvs_request *request, uint32_t needs);
-/* Sets state WAITING until the block is in memory, for who has not begun.  Data that is still to
+/* Sets state WAITING until the segment is in memory, for who has not begun.  Data that is still to
  * come stays at the sender, and the staging buffer goes back, unless it has the data. */
-void kvs_request_wait_for_block(struct kvs_request *request, const struct kvs_block *block);
+void kvs_request_wait_for_segment(struct kvs_request *request,
+                                  const struct kvs_segment *segment);
 /* The same until that has arrived, of a request without data to come: a piece of an object, or its
  * erasure. */
 void kvs_request_wait_for(struct kvs_request *request, const void *what);
-/* The request is at work: what it has found in memory stays there until it ends or replies. */
+/* The request is at work at the units in request->at_work: what it has found there in memory stays
+ * until it ends or replies. */
 void kvs_request_begin_work(struct kvs_request *request);
+/* It needs nothing any more that is not in memory: if it was the first of those that do, another one
+ * is. */
+void kvs_request_is_served(struct kvs_request *request);
 void kvs_request_enqueue(struct kvs_request *request); /* state QUEUED */
 /* The same, in a queue that the operation owns: it calls kvs_request_enqueue() later. */
 void kvs_request_queue_at(struct kvs_request *request, struct kvs_request_queue *queue);

@@ -167,9 +167,9 @@ static void look_at(struct kvs_shard *shard, struct kvs_request *request)
     request->state = KVS_REQUEST_WAITING;
 }
 
-void kvs_shard_block_arrived(void *arg, const struct kvs_block *block)
+void kvs_shard_segment_arrived(void *arg, const struct kvs_segment *segment)
 {
-    kvs_shard_arrived(arg, block);
+    kvs_shard_arrived(arg, segment);
 }
 
 void kvs_shard_arrived(void *arg, const void *what)
@@ -182,6 +182,22 @@ void kvs_shard_arrived(void *arg, const void *what)
         if (request->missing == what)
             look_at(shard, request);
     }
+}
+
+void kvs_request_is_served(struct kvs_request *request)
+{
+    struct kvs_shard *shard = request->shard;
+    struct kvs_request *next = shard->missing.first;
+
+    if (shard->preferred != request)
+        return;
+    while (next != NULL && next->session == NULL)
+        next = next->next; /* it waits for an object */
+    shard->preferred = next;
+    if (next != NULL)
+        look_at(shard, next); /* it may have been given up */
+    else if (shard->store.tier->prefer_none != NULL)
+        shard->store.tier->prefer_none(shard->store.tier_arg);
 }
 
 void kvs_shard_wake_missing(struct kvs_shard *shard, const struct kvs_shard_session *session)

@@ -30,6 +30,7 @@ bool kvs_shard_step(struct kvs_shard *shard)
         sliced = kvs_shard_run_background(shard) || sliced;
     busy = busy || sliced;
     busy = (shard->tier != NULL && kvs_disk_tier_step(shard->tier)) || busy;
+    kvs_shard_end_stuck(shard);
     busy = (shard->object_tier != NULL && kvs_object_tier_step(shard->object_tier)) || busy;
     busy = kvs_residency_step(&shard->store) || busy;
     busy = kvs_shard_look_again(shard) || busy;
@@ -189,7 +190,7 @@ kv_status_t kvs_shard_init(struct kvs_shard *shard, const struct kvs_shard_setup
         !kvs_objects_init(&shard->objects, shard->arena, &shard->store.health, setup->secret,
                           setup->object_version))
         goto err_fini;
-    shard->store.arrived = kvs_shard_block_arrived;
+    shard->store.arrived = kvs_shard_segment_arrived;
     shard->store.arrived_arg = shard;
     shard->indexer = kvs_indexer_create(&shard->codebooks, shard->clock, setup->n_sessions);
     if (shard->indexer == NULL || !ops_open(shard) || !background_open(shard, setup))

@@ -160,8 +160,8 @@ bool kvs_shard_run_background(struct kvs_shard *shard);
 
 /* Wakes the requests that wait for something of the tiers. */
 void kvs_shard_arrived(void *arg, const void *what);
-/* The same for a block: store->arrived. */
-void kvs_shard_block_arrived(void *arg, const struct kvs_block *block);
+/* The same for a segment: store->arrived. */
+void kvs_shard_segment_arrived(void *arg, const struct kvs_segment *segment);
 /* Wakes those of a session that wait for any: it has changed. */
 void kvs_shard_wake_missing(struct kvs_shard *shard, const struct kvs_shard_session *session);
 
@@ -181,6 +181,9 @@ void kvs_shard_client_due(struct kvs_shard *shard,
 
 /* Returns when the request has to be checked next. */
 uint64_t kvs_request_next_look(const struct kvs_request *request);
+
+/* Ends the request that needs more rows at once than there is memory for. */
+void kvs_shard_end_stuck(struct kvs_shard *shard);
 
 /* Ends late requests, and disconnects clients that make no progress.  Looks only at clients
  * that are due: at one with a steady load about once per deadline. */

@@ -61,6 +61,7 @@ know(struct kvs_disk_tier *tier, const struct kvs_tier_item *item, struct kvs_bl
         free(saved);
         return false;
     }
+    kvs_saved_is_here(tier, saved);
     return true;
 }
 
@@ -68,16 +69,16 @@ void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved)
 {
     const struct kv_id128 key = key_of(saved->block);
 
-    assert(!saved->is_loading);
+    assert(saved->n_wanted == 0);
+    kvs_load_give_up(tier, saved);
+    kvs_saved_is_away(tier, saved);
     if (saved->link_doomed != NULL) {
         *saved->link_doomed = saved->next_doomed;
         if (saved->next_doomed != NULL)
             saved->next_doomed->link_doomed = saved->link_doomed;
     }
     kv_map_remove(tier->saved, &key);
-    saved->block = NULL;
-    if (saved->n_reading == 0)
-        free(saved);
+    free(saved);
 }
 
 /* What tells the block's codes from others that it may get; never 0. */
@@ -195,7 +196,7 @@ static bool can_save(struct kvs_block *block, uint32_t at)
 {
     const struct kvs_block *owner = kvs_block_owner(block, at);
 
-    return owner->segments[at].rows != 0 && kvs_block_is_here(owner) &&
+    return owner->segments[at].rows != 0 && kvs_segment_is_here(owner, at) &&
            owner->segments[at].n_written == KV_BLOCK_TOKENS && !kvs_segment_has_bad(owner, at);
 }
 
@@ -302,7 +303,8 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
     for (; n < SEGMENTS_AT_ONCE && at < block->n_segments; at++) {
         const struct kvs_column *column = &kvs_block_codes(block, at)->column;
 
-        if (column->bytes == NULL)
+        /* What is away has not changed since the disk has it. */
+        if (column->bytes == NULL || kvs_column_is_away(column))
             continue;
         ats[n++] = at;
         bytes += column->n_bytes;
@@ -369,19 +371,12 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
         item_over(item, progress, true);
         return true;
     }
-    if (block->residency == KVS_LOADING) {
-        /* It will be here, whoever asked for it; but without memory perhaps never, and what is before
-         * it in its prompt would not leave. */
-        const bool is_stuck = tier->lacks_memory;
-
-        if (is_stuck) {
-            kvs_load_give_up(tier, saved);
-            kvs_block_stop_loading(tier->store, block);
-            tier->lacks_memory = tier->first != NULL; /* most likely, until it is tried */
-        }
-        item_over(item, progress, is_stuck);
+    if (saved->n_wanted > 0 && saved->preferred == tier->preference) {
+        item_over(item, progress, false); /* somebody needs it now */
         return true;
     }
+    /* Who else waits for it asks again when it is his turn. */
+    kvs_load_give_up(tier, saved);
     switch ((enum kvs_item_state)progress->state) {
     case KVS_ITEM_TO_DO:
         if (block->under != NULL)
@@ -481,13 +476,23 @@ static bool erase_step(struct kvs_disk_tier *tier, uint32_t i)
     }
     if (kvs_learnt_is_written(tier, &item->home, &item->name))
         return false; /* it would be there after this */
-    /* It could not be saved on all data threads: it is in memory, and was on this one. */
-    if (saved != NULL && block->residency <= KVS_LEAVING)
+    /* It could not be saved on all data threads, and was on this one. */
+    if (saved != NULL && kvs_block_is_here(block)) {
         kvs_saved_drop(tier, saved);
+    } else if (saved != NULL) {
+        kvs_disk_tier_release(tier, block);
+        item_over(item, progress, false);
+        return true;
+    }
     return erase_some(tier, i);
 }
 
 /* ---- what the others need ------------------------------------------------------------------- */
+
+struct kvs_saved *kvs_saved_any(const struct kvs_disk_tier *tier, const struct kvs_block *block)
+{
+    return saved_of(tier, block);
+}
 
 struct kvs_saved *kvs_saved_of_block(const struct kvs_disk_tier *tier,
                                      const struct kvs_block *block)
@@ -507,7 +512,7 @@ struct kvs_saved *kvs_saved_of_item(const struct kvs_disk_tier *tier,
 
 bool kvs_can_mend(const struct kvs_saved *saved, uint32_t at)
 {
-    return kvs_block_is_here(saved->block) && can_save(saved->block, at);
+    return can_save(saved->block, at);
 }
 
 /* A row that has gone bad in memory, and is not known to be, is written as it is: its own CRC says so
@@ -602,17 +607,13 @@ void kvs_disk_tier_begin(struct kvs_disk_tier *tier,
 static bool keep(void *arg, const struct kvs_block *block)
 {
     struct kvs_disk_tier *tier = arg;
-    const struct kvs_saved *saved = saved_of(tier, block);
+    struct kvs_saved *saved = saved_of(tier, block);
 
     if (saved == NULL || saved->is_doomed || saved->codes != codes_of(block))
         return false;
+    kvs_saved_is_away(tier, saved);
     kvs_tier_count(&tier->counts.left_blocks, 1);
     return true;
-}
-
-static void load(void *arg, struct kvs_block *block)
-{
-    kvs_load_begin(arg, saved_of(arg, block));
 }
 
 static void forget(void *arg, const struct kvs_block *block)
@@ -620,13 +621,15 @@ static void forget(void *arg, const struct kvs_block *block)
     struct kvs_disk_tier *tier = arg;
     struct kvs_saved *saved = saved_of(tier, block);
 
-    if (saved->is_loading)
-        kvs_load_give_up(tier, saved);
+    kvs_load_give_up(tier, saved);
     kvs_saved_drop(tier, saved);
 }
 
 static const struct kvs_tier tier_ops = {.keep = keep,
-                                         .load = load,
+                                         .load = kvs_tier_load,
+                                         .want = kvs_tier_want,
+                                         .prefer_none = kvs_tier_prefer_none,
+                                         .prefer = kvs_tier_prefer,
                                          .forget = forget,
                                          .keep_learnt = kvs_tier_keep_learnt,
                                          .recall_learnt = kvs_tier_recall_learnt,
@@ -648,7 +651,9 @@ kv_status_t kvs_disk_tier_open(const struct kvs_disk_tier_setup *setup,
     tier->n_threads = setup->n_threads;
     tier->job_done = setup->job_done;
     tier->arg = setup->arg;
-    tier->end = &tier->first;
+    tier->wanted_end = &tier->wanted;
+    tier->ahead_end = &tier->ahead;
+    tier->preference = 1;
     tier->saved = kv_map_create(kv_clock_now(setup->clock)); /* keys are addresses */
     status = tier->saved == NULL ? KV_NO_MEMORY
                                  : setup->disk->ops->queue_open(setup->disk, setup->wake,
@@ -689,10 +694,8 @@ void kvs_disk_tier_close(struct kvs_disk_tier *tier)
     kvs_tier_learnt_close(tier);
     for (unsigned i = 0; i < KVS_TIER_JOBS; i++)
         free(tier->jobs[i].progress);
-    while ((saved = kv_map_next(tier->saved, &cursor)) != NULL) {
-        kvs_load_free_ready(saved);
+    while ((saved = kv_map_next(tier->saved, &cursor)) != NULL)
         free(saved);
-    }
     kv_map_destroy(tier->saved);
     free(tier);
 }
@@ -702,7 +705,7 @@ void kvs_disk_tier_close(struct kvs_disk_tier *tier)
 static bool is_verify_due(const struct kvs_disk_tier *tier)
 {
     return tier->jobs[KVS_TIER_VERIFY].items != NULL && tier->verifying == NULL &&
-           tier->first == NULL;
+           !kvs_disk_tier_is_loading(tier);
 }
 
 bool kvs_disk_tier_step(struct kvs_disk_tier *tier)
@@ -710,6 +713,7 @@ bool kvs_disk_tier_step(struct kvs_disk_tier *tier)
     bool has_moved = kv_disk_progress(tier->queue) > 0;
 
     has_moved = kvs_load_step(tier) || has_moved;
+    has_moved = kvs_let_go_step(tier) || has_moved;
     for (unsigned job = 0; job < KVS_TIER_VERIFY; job++)
         has_moved = job_step(tier, job) || has_moved;
     return has_moved || is_verify_due(tier);
@@ -717,7 +721,7 @@ bool kvs_disk_tier_step(struct kvs_disk_tier *tier)
 
 bool kvs_disk_tier_verify(struct kvs_disk_tier *tier)
 {
-    if (tier->first != NULL)
+    if (kvs_disk_tier_is_loading(tier))
         return false; /* whoever needs these has the disk, and the time, to himself */
     return kvs_verify_judge(tier) || job_step(tier, KVS_TIER_VERIFY);
 }
@@ -728,7 +732,7 @@ void kvs_disk_tier_release(struct kvs_disk_tier *tier, const struct kvs_block *b
 
     if (saved == NULL || saved->is_doomed)
         return;
-    if (block->residency <= KVS_LEAVING) {
+    if (kvs_block_is_here(block)) {
         kvs_saved_drop(tier, saved);
         return;
     }
@@ -751,6 +755,7 @@ struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
         return NULL;
     if (know(tier, item, block)) {
         saved_of(tier, block)->codes = codes_of(block);
+        kvs_saved_is_away(tier, saved_of(tier, block));
         return block;
     }
     kvs_block_unref(tier->store, block);
@@ -759,7 +764,7 @@ struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
 
 bool kvs_disk_tier_is_loading(const struct kvs_disk_tier *tier)
 {
-    return tier->first != NULL;
+    return tier->wanted != NULL || tier->ahead != NULL;
 }
 
 const struct kvs_tier_counts *kvs_disk_tier_counts(const struct kvs_disk_tier *tier)

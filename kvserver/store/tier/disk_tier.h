@@ -4,11 +4,12 @@
  *        the control thread                       this data thread             the disk
  *        a job, of many blocks                    kvs_disk_tier_step()
  *   SAVE    published, not saved yet          ->  each segment of each     ->  rows and their CRCs
- *   LEAVE   saved, and memory is short        ->  kvs_block_leave()        ->  codes, if they are new
+ *   LEAVE   saved, and nobody needs it        ->  kvs_block_leave()        ->  codes, if they are new
  *   ERASE   nobody is to find them any more   ->                           ->  keys are removed
  *   VERIFY  saved                             ->  kvs_disk_tier_verify()   <-  rows and their CRCs
  *
- *        a request needs an absent block      ->  kvs_block_need()         <-  rows, CRCs, codes
+ *        a request needs absent segments      ->  kvs_segment_need()       <-  rows, CRCs, codes
+ *        and there is no memory for them      ->  kvs_segment_let_go()
  *
  * What is saved of a block is found by the names of its home and its own, which say whose it is,
  * and the numbers of its units: on whichever data thread they are, of however many.  Each segment
@@ -21,9 +22,10 @@
  * What was learnt to make them is written once, with the last block of its chapter, and is of use to
  * the next process, too (index/learnt.h).
  *
- * Blocks come back one after the other, in the order in which they were asked for, so that one of
- * which a part is in memory never waits for another's.  Some reads are always under way, for the
- * next blocks too; what they read into is beside --memory, KVS_TIER_WINDOW bytes at most.
+ * Segments come back in the order in which they were asked for: those that requests need, and then the
+ * rest of the blocks of a session that was opened.  Some reads are always under way, for the next ones,
+ * too; what they read into is beside --memory, KVS_TIER_WINDOW bytes at most.  Where memory is short,
+ * only those come back that one request needs, and rows that it does not need are let go of (let_go.c).
  *
  * What is saved can be verified: each segment is read, and goes no further.  One that is missing or
  * wrong is written again in its place if the block is in memory.  The record that says that the block
@@ -90,6 +92,7 @@ struct kvs_disk_tier_setup {
 struct kvs_tier_counts {
     _Atomic uint64_t written_bytes; /* of rows, and codes */
     _Atomic uint64_t left_blocks;
+    _Atomic uint64_t let_go_bytes; /* of rows, while sessions used others of their blocks */
     _Atomic uint64_t loaded_bytes, loaded_blocks;
     _Atomic uint64_t lost_segments; /* on the way back: missing, or with a wrong checksum */
     _Atomic uint64_t bad_segments;  /* the same, when they were verified */
@@ -117,6 +120,10 @@ void kvs_disk_tier_begin(struct kvs_disk_tier *tier,
 bool kvs_disk_tier_step(struct kvs_disk_tier *tier);
 /* The same with VERIFY. */
 bool kvs_disk_tier_verify(struct kvs_disk_tier *tier);
+
+/* Whether what is needed at once (store->tier->prefer()) finds no memory, and will find none: it is more
+ * than there is, or others need theirs.  *ret_need is how many bytes it is. */
+bool kvs_disk_tier_is_stuck(const struct kvs_disk_tier *tier, uint64_t *ret_need);
 
 /* Whether blocks come back. */
 bool kvs_disk_tier_is_loading(const struct kvs_disk_tier *tier);

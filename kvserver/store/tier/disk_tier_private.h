@@ -19,14 +19,15 @@ struct kvs_saved {
     uint32_t depth; /* of the block in its prompt */
     uint32_t codes; /* codes_of() of those that the disk has; 0: none */
     bool is_doomed; /* the index has given it up */
-    bool is_loading;
     struct kvs_saved *next_doomed, **link_doomed;
-    /* While it comes back: */
-    struct kvs_saved *next;
-    struct kvs_segment_read *ready;
+    struct kvs_saved *next_here, **link_here; /* of tier->here; link NULL: it is absent */
+    uint64_t preferred;                       /* tier->preference, if some of it is preferred */
+    /* While some of it comes back: */
     uint64_t since_us;
-    uint32_t at;        /* the next segment to read */
-    uint32_t n_reading; /* segments of which values are under way */
+    uint32_t n_wanted; /* segments, in tier->wanted */
+    /* While the rest is to come back, too: */
+    struct kvs_saved *next_ahead, **link_ahead; /* of tier->ahead; link NULL: it is not */
+    uint32_t at;                                /* the next segment to look at */
 };
 
 /* Where the block of an item of a job is. */
@@ -77,19 +78,18 @@ struct kvs_learnt_op {
     uint64_t memory[];
 };
 
-/* A segment that is read. */
+/* A segment that is to come back. */
 struct kvs_segment_read {
     struct kvs_disk_tier *tier;
-    struct kvs_saved *saved;
-    struct kvs_segment_read *next,
-        **link; /* of those under way; next: of those that are ready */
+    struct kvs_saved *saved;               /* NULL: given up, with values under way */
+    struct kvs_segment_read *next, **link; /* of tier->wanted, or of those given up */
     uint32_t at;
     uint32_t n_left; /* values under way */
     uint32_t n_tries;
     size_t rows_room, codes_room;
     bool has_rows, has_codes;
     bool is_checked, is_good; /* the rows are those that were saved */
-    uint64_t memory[];        /* rows with their tail, then codes */
+    uint64_t *memory;         /* rows with their tail, then codes; NULL: it has not begun */
 };
 
 /* A segment that is read to be verified.  It knows its block by the job's item: that may go
@@ -116,12 +116,28 @@ struct kvs_disk_tier {
     struct kvs_job jobs[KVS_TIER_JOBS];
     struct kvs_job_op *ops;
     size_t ops_bytes;
-    struct kvs_saved *first, **end; /* they come back, the first one now */
-    struct kvs_saved
-        *to_read; /* of them: more is to be read of this one, and those behind it */
-    struct kvs_segment_read *reads; /* under way */
-    size_t reading_bytes;
-    bool lacks_memory;                 /* for the first one */
+    struct kvs_saved *here; /* blocks of which something may be in memory */
+    /* Segments come back in this order; those from to_read on have not begun. */
+    struct kvs_segment_read *wanted, **wanted_end, *to_read;
+    struct kvs_segment_read *given_up; /* with values under way */
+    size_t reading_bytes;              /* of both */
+    struct kvs_saved *ahead,
+        **ahead_end; /* blocks that come back while there is nothing else */
+    /* What is needed at once now (residency.h): segments of these places of blocks with this number. */
+    uint64_t preference;
+    uint64_t preferred_at[KV_UNITS_MAX / 64];
+    uint64_t preferred_bytes;
+    uint32_t last_at;  /* the last of these places */
+    uint64_t lacks_us; /* since when there is no memory for it; 0: there is */
+    /* Rows that are let go of next: of this place before last_at, of this block. */
+    uint32_t back;
+    struct kvs_saved *to_let_go; /* NULL: the first of all */
+    /* In this round of all places: rows were let go of; others are used at this moment, or preferred. */
+    bool has_let_go, is_in_use, is_preferred;
+    bool is_empty;           /* there was nothing in the last round, but what is preferred */
+    bool gives;              /* counted in pages->n_givers */
+    uint32_t n_segments_max; /* of a block */
+    uint64_t looked_us;      /* when there was nothing to let go of, last */
     struct kvs_verify_read *verifying; /* under way */
     struct kvs_verify_read *verify_ready;
     size_t verifying_bytes;              /* of both */
@@ -165,18 +181,37 @@ void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 /* Returns the block of the index that is saved, or NULL. */
 struct kvs_saved *kvs_saved_of_block(const struct kvs_disk_tier *tier,
                                      const struct kvs_block *block);
+/* The same of the index or of sessions only. */
+struct kvs_saved *kvs_saved_any(const struct kvs_disk_tier *tier,
+                                const struct kvs_block *block);
 
 /* ---- load.c ---- */
 
-/* The block is to come back, which is absent. */
-void kvs_load_begin(struct kvs_disk_tier *tier, struct kvs_saved *saved);
-/* It is freed meanwhile, or is not to come back any more. */
+/* What the store's tier does (rows/residency.h). */
+void kvs_tier_load(void *arg, struct kvs_block *block);
+void kvs_tier_want(void *arg, struct kvs_block *block, uint32_t at);
+/* Nothing of the block is to come back any more, until it is asked for again. */
 void kvs_load_give_up(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 /* Goes on with all that come back.  Returns false if there was nothing to do. */
 bool kvs_load_step(struct kvs_disk_tier *tier);
 /* Frees what was under way; the queue is closed. */
 void kvs_loads_close(struct kvs_disk_tier *tier);
-void kvs_load_free_ready(struct kvs_saved *saved);
+
+/* ---- let_go.c ---- */
+
+void kvs_tier_prefer_none(void *arg);
+void kvs_tier_prefer(void *arg, struct kvs_block *block, uint32_t at);
+bool kvs_is_preferred(const struct kvs_disk_tier *tier,
+                      const struct kvs_saved *saved,
+                      uint32_t at);
+/* Something of the block is in memory, or may be from now on; nothing is. */
+void kvs_saved_is_here(struct kvs_disk_tier *tier, struct kvs_saved *saved);
+void kvs_saved_is_away(struct kvs_disk_tier *tier, struct kvs_saved *saved);
+/* Lets rows go, so many bytes or what a slice allows.  Returns how many; 0: there are none now, or
+ * others make room. */
+size_t kvs_let_go(struct kvs_disk_tier *tier, size_t bytes);
+/* The same for whoever lacks pages of the node.  Returns false if there was nothing to do. */
+bool kvs_let_go_step(struct kvs_disk_tier *tier);
 
 /* ---- verify.c ---- */
 

@@ -1,4 +1,5 @@
-/* load.c - blocks come back from the disk: one after the other, while the next ones are read. */
+/* load.c - segments come back from the disk: in the order in which they were asked for, while the next
+ * ones are read. */
 #include "kvserver/store/tier/disk_tier_private.h"
 
 #include "kvserver/base/clock.h"
@@ -15,39 +16,33 @@ enum {
 
 static void read_free(struct kvs_segment_read *read)
 {
-    read->tier->reading_bytes -= read->rows_room + read->codes_room;
+    if (read->memory != NULL)
+        read->tier->reading_bytes -= read->rows_room + read->codes_room;
+    free(read->memory);
     free(read);
 }
 
-void kvs_load_free_ready(struct kvs_saved *saved)
+/* Takes it out of its list. */
+static void read_unlink(struct kvs_segment_read *read)
 {
-    struct kvs_segment_read *next;
+    struct kvs_disk_tier *tier = read->tier;
 
-    for (; saved->ready != NULL; saved->ready = next) {
-        next = saved->ready->next;
-        read_free(saved->ready);
-    }
+    if (tier->to_read == read)
+        tier->to_read = read->next;
+    *read->link = read->next;
+    if (read->next != NULL)
+        read->next->link = read->link;
+    else if (tier->wanted_end == &read->next)
+        tier->wanted_end = read->link;
 }
 
 /* A value has been read, or could not be. */
 static void value_done(struct kvs_segment_read *read)
 {
-    struct kvs_saved *saved = read->saved;
-
-    if (--read->n_left > 0)
+    if (--read->n_left > 0 || read->saved != NULL)
         return;
-    *read->link = read->next;
-    if (read->next != NULL)
-        read->next->link = read->link;
-    saved->n_reading--;
-    if (saved->is_loading) {
-        read->next = saved->ready;
-        saved->ready = read;
-        return;
-    }
+    read_unlink(read);
     read_free(read);
-    if (saved->block == NULL && saved->n_reading == 0)
-        free(saved);
 }
 
 static void count_failed(struct kvs_disk_tier *tier, kv_status_t status)
@@ -79,7 +74,7 @@ static void rows_read(void *arg, kv_status_t status, size_t bytes)
 
     count_failed(read->tier, status);
     /* It may pass; rows that are lost for it are lost for good. */
-    if (status != KV_OK && status != KV_NOT_FOUND && read->saved->block != NULL &&
+    if (status != KV_OK && status != KV_NOT_FOUND && read->saved != NULL &&
         ++read->n_tries < READ_TRIES &&
         start_value(read, KVS_SAVED_ROWS, read->memory, read->rows_room, rows_read) == KV_OK) {
         read->n_left--; /* in place of the one that has failed */
@@ -98,57 +93,100 @@ static void codes_read(void *arg, kv_status_t status, size_t bytes)
     value_done(read);
 }
 
-/* Starts to read a segment.  Returns false if it is to be tried again later. */
-static bool read_segment(struct kvs_disk_tier *tier, struct kvs_saved *saved, uint32_t at)
+/* Starts to read it.  Returns false if it is to be tried again later. */
+static bool read_start(struct kvs_segment_read *read)
 {
-    const struct kvs_column *column = &kvs_block_codes(saved->block, at)->column;
-    const size_t rows_room = kvs_segment_away_bytes(tier->store, &saved->block->segments[at]) +
-                             sizeof(struct kvs_saved_tail);
-    const size_t codes_room = column->bytes != NULL ? column->n_bytes : 0;
-    struct kvs_segment_read *read = malloc(sizeof(*read) + rows_room + codes_room);
+    struct kvs_disk_tier *tier = read->tier;
+    const struct kvs_block *block = read->saved->block;
+    const struct kvs_column *column = &kvs_block_codes(block, read->at)->column;
 
-    if (read == NULL)
+    read->rows_room = kvs_segment_away_bytes(tier->store, &block->segments[read->at]) +
+                      sizeof(struct kvs_saved_tail);
+    read->codes_room = kvs_column_is_away(column) ? column->n_bytes : 0;
+    read->memory = malloc(read->rows_room + read->codes_room);
+    if (read->memory == NULL)
         return false;
-    *read = (struct kvs_segment_read){.tier = tier,
-                                      .saved = saved,
-                                      .at = at,
-                                      .rows_room = rows_room,
-                                      .codes_room = codes_room};
-    if (start_value(read, KVS_SAVED_ROWS, read->memory, rows_room, rows_read) != KV_OK) {
-        free(read);
+    if (start_value(read, KVS_SAVED_ROWS, read->memory, read->rows_room, rows_read) != KV_OK) {
+        free(read->memory);
+        read->memory = NULL;
         return false;
     }
     /* Without codes that can be read they are made again. */
-    if (codes_room > 0)
-        (void)start_value(read, KVS_SAVED_CODES, (uint8_t *)read->memory + rows_room,
-                          codes_room, codes_read);
-    read->next = tier->reads;
-    read->link = &tier->reads;
-    if (read->next != NULL)
-        read->next->link = &read->next;
-    tier->reads = read;
-    tier->reading_bytes += rows_room + codes_room;
-    saved->n_reading++;
+    if (read->codes_room > 0)
+        (void)start_value(read, KVS_SAVED_CODES, (uint8_t *)read->memory + read->rows_room,
+                          read->codes_room, codes_read);
+    tier->reading_bytes += read->rows_room + read->codes_room;
     return true;
 }
 
-/* Starts what fits the window, of one block after the other. */
+static bool is_away(const struct kvs_segment_read *read)
+{
+    return kvs_segment_is_away(&read->saved->block->segments[read->at]);
+}
+
+/* Adds a segment to those that come back.  Returns false if out of memory. */
+static bool add_wanted(struct kvs_disk_tier *tier, struct kvs_saved *saved, uint32_t at)
+{
+    struct kvs_segment_read *read = malloc(sizeof(*read));
+
+    if (read == NULL)
+        return false;
+    *read = (struct kvs_segment_read){
+        .tier = tier, .saved = saved, .at = at, .link = tier->wanted_end};
+    *tier->wanted_end = read;
+    tier->wanted_end = &read->next;
+    if (tier->to_read == NULL)
+        tier->to_read = read;
+    if (saved->n_wanted++ == 0)
+        saved->since_us = kv_clock_now(tier->clock);
+    kvs_saved_is_here(tier, saved);
+    return true;
+}
+
+static void ahead_unlink(struct kvs_disk_tier *tier, struct kvs_saved *saved)
+{
+    if (saved->link_ahead == NULL)
+        return;
+    *saved->link_ahead = saved->next_ahead;
+    if (saved->next_ahead != NULL)
+        saved->next_ahead->link_ahead = saved->link_ahead;
+    else
+        tier->ahead_end = saved->link_ahead;
+    saved->link_ahead = NULL;
+}
+
+/* Asks for the next segment that nobody has asked for, of a block that comes back as a whole.  Returns
+ * false if there is none. */
+static bool ask_ahead(struct kvs_disk_tier *tier)
+{
+    while (tier->ahead != NULL) {
+        struct kvs_saved *saved = tier->ahead;
+
+        for (; saved->at < saved->block->n_segments; saved->at++) {
+            struct kvs_segment *segment = &saved->block->segments[saved->at];
+
+            if (!kvs_segment_is_away(segment) || segment->is_wanted)
+                continue;
+            segment->is_wanted = add_wanted(tier, saved, saved->at);
+            return segment->is_wanted;
+        }
+        ahead_unlink(tier, saved);
+        kvs_block_restored(tier->store, saved->block);
+    }
+    return false;
+}
+
+/* Starts what fits the window. */
 static bool read_ahead(struct kvs_disk_tier *tier)
 {
     bool has_moved = false;
 
-    while (tier->to_read != NULL && tier->reading_bytes < KVS_TIER_WINDOW) {
-        struct kvs_saved *saved = tier->to_read;
-
-        if (saved->at == saved->block->n_segments) {
-            tier->to_read = saved->next;
-            continue;
-        }
+    while (tier->reading_bytes < KVS_TIER_WINDOW &&
+           (tier->to_read != NULL || ask_ahead(tier))) {
         /* Its session, which alone has the block, may have been cut or be closing. */
-        if (kvs_segment_is_away(&saved->block->segments[saved->at]) &&
-            !read_segment(tier, saved, saved->at))
+        if (is_away(tier->to_read) && !read_start(tier->to_read))
             break;
-        saved->at++;
+        tier->to_read = tier->to_read->next;
         has_moved = true;
     }
     return has_moved;
@@ -186,71 +224,137 @@ restore(struct kvs_disk_tier *tier, struct kvs_saved *saved, struct kvs_segment_
     return true;
 }
 
-/* Takes a block out of the list of those that come back. */
-void kvs_load_give_up(struct kvs_disk_tier *tier, struct kvs_saved *saved)
+/* One less of the block is to come back. */
+static void forget_wanted(struct kvs_segment_read *read)
 {
-    struct kvs_saved **link = &tier->first;
-
-    while (*link != saved)
-        link = &(*link)->next;
-    *link = saved->next;
-    if (tier->end == &saved->next)
-        tier->end = link;
-    if (tier->to_read == saved)
-        tier->to_read = saved->next;
-    saved->is_loading = false;
-    tier->lacks_memory = false;
-    kvs_load_free_ready(saved);
+    read->saved->n_wanted--;
+    read->saved = NULL;
+    read_unlink(read);
+    if (read->n_left == 0) {
+        read_free(read);
+        return;
+    }
+    read->next = read->tier->given_up;
+    read->link = &read->tier->given_up;
+    if (read->next != NULL)
+        read->next->link = &read->next;
+    read->tier->given_up = read;
 }
 
-static void block_is_back(struct kvs_disk_tier *tier, struct kvs_saved *saved)
+static void give_up(struct kvs_segment_read *read)
 {
-    kvs_load_give_up(tier, saved);
+    struct kvs_disk_tier *tier = read->tier;
+    struct kvs_block *block = read->saved->block;
+    const uint32_t at = read->at;
+
+    forget_wanted(read);
+    if (block->segments[at].is_wanted)
+        kvs_segment_give_up(tier->store, block, at);
+}
+
+void kvs_load_give_up(struct kvs_disk_tier *tier, struct kvs_saved *saved)
+{
+    ahead_unlink(tier, saved);
+    for (struct kvs_segment_read *read = tier->wanted, *next;
+         read != NULL && saved->n_wanted > 0; read = next) {
+        next = read->next;
+        if (read->saved == saved)
+            give_up(read);
+    }
+}
+
+/* There is no memory for what is not needed at once: whoever waits for it asks again when it is his
+ * turn. */
+static void give_others_up(struct kvs_disk_tier *tier)
+{
+    while (tier->ahead != NULL)
+        ahead_unlink(tier, tier->ahead);
+    for (struct kvs_segment_read *read = tier->wanted, *next; read != NULL; read = next) {
+        next = read->next;
+        if (!kvs_is_preferred(tier, read->saved, read->at))
+            give_up(read);
+    }
+}
+
+static void is_back(struct kvs_segment_read *read)
+{
+    struct kvs_disk_tier *tier = read->tier;
+    struct kvs_saved *saved = read->saved;
+
+    forget_wanted(read);
+    if (saved->n_wanted > 0)
+        return;
     kv_histogram_add(&tier->counts.load_us, kv_clock_now(tier->clock) - saved->since_us);
+    if (!kvs_block_is_here(saved->block))
+        return;
+    ahead_unlink(tier, saved);
     kvs_tier_count(&tier->counts.loaded_blocks, 1);
     kvs_block_restored(tier->store, saved->block);
     if (saved->is_doomed)
         kvs_saved_drop(tier, saved);
 }
 
-/* Puts back what has been read of the first block.  Returns false if there was nothing to do. */
+/* Makes room for the first that comes back.  Returns false if there is none yet. */
+static bool make_room(struct kvs_disk_tier *tier, const struct kvs_segment_read *read)
+{
+    if (!kvs_is_preferred(tier, read->saved, read->at)) {
+        give_others_up(tier);
+        return true;
+    }
+    if (tier->lacks_us == 0)
+        tier->lacks_us = kv_clock_now(tier->clock);
+    if (kvs_let_go(tier, read->rows_room) > 0)
+        return true;
+    /* Somebody has to make room; a later step tries again. */
+    (void)kvs_pages_want(kvs_arena_pages(tier->store->arena), read->rows_room);
+    return false;
+}
+
+/* Puts back what has been read, in order.  Returns false if there was nothing to do. */
 static bool bring_back(struct kvs_disk_tier *tier)
 {
     struct kv_slice slice = kv_slice_begin(tier->clock, 1);
-    struct kvs_saved *saved = tier->first;
+    bool has_moved = false;
 
-    if (saved == NULL)
-        return false;
-    while (saved->ready != NULL) {
-        struct kvs_segment_read *read = saved->ready;
+    while (tier->wanted != NULL && tier->wanted != tier->to_read && tier->wanted->n_left == 0) {
+        struct kvs_segment_read *read = tier->wanted;
 
-        tier->lacks_memory = !restore(tier, saved, read);
-        if (tier->lacks_memory) {
-            /* Somebody has to make room; a later step tries again. */
-            (void)kvs_pages_want(kvs_arena_pages(tier->store->arena), read->rows_room);
-            return false;
+        if (!is_away(read) || restore(tier, read->saved, read)) {
+            is_back(read);
+            tier->lacks_us = 0;
+        } else if (!make_room(tier, read)) {
+            return has_moved;
         }
-        saved->ready = read->next;
-        read_free(read);
+        has_moved = true;
         if (kv_slice_over(&slice))
-            return true;
+            break;
     }
-    if (saved->n_reading > 0 || saved->at < saved->block->n_segments)
-        return false;
-    block_is_back(tier, saved);
-    return true;
+    return has_moved;
 }
 
-void kvs_load_begin(struct kvs_disk_tier *tier, struct kvs_saved *saved)
+void kvs_tier_load(void *arg, struct kvs_block *block)
 {
-    saved->since_us = kv_clock_now(tier->clock);
+    struct kvs_disk_tier *tier = arg;
+    struct kvs_saved *saved = kvs_saved_any(tier, block);
+
     saved->at = 0;
-    saved->is_loading = true;
-    saved->next = NULL;
-    *tier->end = saved;
-    tier->end = &saved->next;
-    if (tier->to_read == NULL)
-        tier->to_read = saved;
+    if (saved->link_ahead != NULL)
+        return;
+    saved->next_ahead = NULL;
+    saved->link_ahead = tier->ahead_end;
+    *tier->ahead_end = saved;
+    tier->ahead_end = &saved->next_ahead;
+}
+
+void kvs_tier_want(void *arg, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_disk_tier *tier = arg;
+    struct kvs_saved *saved = kvs_saved_any(tier, block);
+    const bool is_first = kvs_is_preferred(tier, saved, at);
+
+    if ((!is_first && kvs_pages_are_short(kvs_arena_pages(tier->store->arena))) ||
+        !add_wanted(tier, saved, at))
+        block->segments[at].is_wanted = false; /* until it is needed at once */
 }
 
 bool kvs_load_step(struct kvs_disk_tier *tier)
@@ -262,10 +366,11 @@ bool kvs_load_step(struct kvs_disk_tier *tier)
 
 void kvs_loads_close(struct kvs_disk_tier *tier)
 {
-    for (struct kvs_segment_read *read = tier->reads, *next; read != NULL; read = next) {
-        next = read->next;
-        if (--read->saved->n_reading == 0 && read->saved->block == NULL)
-            free(read->saved);
-        free(read);
-    }
+    struct kvs_segment_read *lists[] = {tier->wanted, tier->given_up};
+
+    for (unsigned i = 0; i < 2; i++)
+        for (struct kvs_segment_read *read = lists[i], *next; read != NULL; read = next) {
+            next = read->next;
+            read_free(read);
+        }
 }

@@ -78,7 +78,7 @@ saved_bytes(const struct kvs_disk_tier *tier, struct kvs_block *block, uint32_t 
     if (kvs_segment_is_away(&owner->segments[at]))
         return kvs_segment_away_bytes(tier->store, &owner->segments[at]) +
                sizeof(struct kvs_saved_tail);
-    return kvs_block_is_here(owner) && kvs_block_image(tier->store, owner, at, &image)
+    return kvs_block_image(tier->store, owner, at, &image)
                ? image.rows_bytes + sizeof(struct kvs_saved_tail)
                : 0;
 }
@@ -91,8 +91,7 @@ bool kvs_verify_item(struct kvs_disk_tier *tier, uint32_t i)
     struct kvs_verify_read *read;
     size_t room;
 
-    if (saved == NULL || saved->block->residency == KVS_LOADING ||
-        progress->at == saved->units.n) {
+    if (saved == NULL || saved->n_wanted > 0 || progress->at == saved->units.n) {
         if (progress->n_ops > 0)
             return false;
         progress->state = KVS_ITEM_OVER;
@@ -169,8 +168,7 @@ bool kvs_verify_judge(struct kvs_disk_tier *tier)
         const struct kvs_saved *saved = kvs_saved_of_item(tier, item_of(read));
         bool again = false;
 
-        if (saved != NULL && saved->block->residency != KVS_LOADING &&
-            !judge(read, saved, &again))
+        if (saved != NULL && saved->n_wanted == 0 && !judge(read, saved, &again))
             return has_moved;
         tier->verify_ready = read->next;
         has_moved = true;

@@ -32,7 +32,7 @@ static struct {
     struct kvs_segment_store store;
     struct memory_tier tier;
     struct session sessions[N_SESSIONS];
-    const struct kvs_block *arrived;
+    const struct kvs_segment *arrived;
     uint32_t n_arrived, n_codes_checked;
 } it;
 
@@ -59,10 +59,10 @@ static void check_codes(void *arg, struct kvs_block *block, uint32_t at)
     codes->n_coded = 0;
 }
 
-static void arrived(void *arg, const struct kvs_block *block)
+static void arrived(void *arg, const struct kvs_segment *segment)
 {
     (void)arg;
-    it.arrived = block;
+    it.arrived = segment;
     it.n_arrived++;
 }
 
@@ -220,9 +220,9 @@ static void blocks_come_back_whole(void **state)
         assert_false(kvs_block_need(&it.store, block));
         assert_false(kvs_block_need(&it.store, block)); /* asked for once */
         assert_int_equal(it.tier.n_asked, i + 1);
-        assert_int_equal(it.n_arrived, i);
+        assert_int_equal(it.n_arrived, i * N_UNITS);
         assert_true(memory_tier_bring_back(&it.tier, block));
-        assert_ptr_equal(it.arrived, block);
+        assert_ptr_equal(it.arrived, &block->segments[N_UNITS - 1]);
         assert_true(kvs_block_need(&it.store, block));
         check(session);
     }
@@ -371,7 +371,7 @@ static void absent_blocks_are_shared_and_freed(void **state)
     assert_int_equal(kvs_blocks_fork_begin(&child->blocks, 200), KV_OK);
     assert_true(kvs_blocks_fork_on(session->blocks.list, &child->blocks, 200, 3));
     check(child);
-    (void)kvs_block_need(&it.store, session->blocks.list[2]);
+    assert_false(kvs_segment_need(&it.store, session->blocks.list[2], 1));
     for (uint32_t i = 0; i < N_UNITS; i++) /* the last block goes, while it is loading */
         kvs_unit_truncate(&session->units[i], 150);
     assert_int_equal(it.n_arrived, 1);
@@ -498,11 +498,11 @@ static void blocks_in_use_stay(void **state)
 {
     struct session *session = &it.sessions[0];
     struct kvs_block *block = session->blocks.list[0];
-    uint8_t works[6];
+    struct kvs_work works[6] = {0}, work = {0};
 
     (void)state;
     for (int i = 0; i < 3; i++) { /* of several turns */
-        works[i] = kvs_work_begin(&it.store);
+        kvs_work_begin(&it.store, &works[i]);
         assert_int_equal(kvs_block_leave(&it.store, session->blocks.list[2]), KV_OK);
         settle();
         assert_true(kvs_block_need(&it.store, session->blocks.list[2]));
@@ -513,26 +513,78 @@ static void blocks_in_use_stay(void **state)
         settle();
         check(session);
         assert_true(kvs_block_is_here(block));
-        works[3 + i] = kvs_work_begin(&it.store); /* in the same turn, or the next */
-        kvs_work_end(&it.store, works[i]);
+        kvs_work_begin(&it.store, &works[3 + i]); /* in the same turn, or the next */
+        kvs_work_end(&it.store, &works[i]);
     }
     settle();
-    kvs_work_end(&it.store, works[3]);
-    kvs_work_end(&it.store, works[4]);
+    kvs_work_end(&it.store, &works[3]);
+    kvs_work_end(&it.store, &works[4]);
     settle();
-    kvs_work_end(&it.store, works[5]);
+    kvs_work_end(&it.store, &works[5]);
     settle();
     assert_int_equal(block->residency, KVS_ABSENT);
     (void)kvs_block_need(&it.store, block);
     assert_true(memory_tier_bring_back(&it.tier, block));
 
-    const uint8_t work = kvs_work_begin(&it.store);
+    kvs_work_begin(&it.store, &work);
     assert_int_equal(kvs_block_leave(&it.store, block), KV_OK);
     settle();
     assert_true(kvs_block_need(&it.store, block)); /* takes the mark away */
-    kvs_work_end(&it.store, work);
+    kvs_work_end(&it.store, &work);
     settle();
     assert_int_equal(block->residency, KVS_IN_MEMORY);
+    close_session(session);
+}
+
+/* Rows of a unit are let go of and come back while others are used; codes and CRCs stay.  Then all of it
+ * leaves. */
+static void units_leave_one_by_one(void **state)
+{
+    struct session *session = &it.sessions[0];
+    struct kvs_block *block = session->blocks.list[0], *pins[4];
+    struct kvs_work work = {0};
+
+    (void)state;
+    give_codes(block, 1);
+    assert_true(memory_tier_keep(&it.tier, block));
+    kvs_work_add(&work, 1);
+    kvs_work_begin(&it.store, &work);
+    assert_int_equal(kvs_segment_let_go(&it.store, block, 1), 0);
+    assert_true(kvs_segment_let_go(&it.store, block, 0) >= KV_BLOCK_TOKENS * ROW_BYTES);
+    assert_int_equal(kvs_segment_let_go(&it.store, block, 0), 0);
+    assert_int_equal(block->residency, KVS_PARTLY);
+    check(session);
+    kvs_work_end(&it.store, &work);
+    assert_int_equal(kvs_unit_pin(&session->units[2], 0, 10, pins), 1);
+    assert_int_equal(kvs_segment_let_go(&it.store, block, 1), 0);
+    kvs_block_unpin(&it.store, block);
+    assert_true(kvs_segment_let_go(&it.store, block, 1) > 0);
+    assert_false(kvs_column_is_away(&kvs_block_codes(block, 1)->column));
+    assert_true(kvs_segment_need(&it.store, block, 2));
+    assert_false(kvs_segment_need(&it.store, block, 1));
+    check(session);
+    for (uint32_t at = 0; at < 2; at++) {
+        assert_false(kvs_block_is_here(block));
+        assert_true(
+            kvs_block_restore(&it.store, block, at, memory_tier_find(&it.tier, block, at)));
+        kvs_block_restored(&it.store, block);
+    }
+    assert_int_equal(block->residency, KVS_IN_MEMORY);
+    check(session);
+    assert_whole(session);
+
+    /* A part of it, and nobody needs the rest. */
+    assert_true(kvs_segment_let_go(&it.store, block, 1) > 0);
+    assert_int_equal(kvs_block_leave(&it.store, block), KV_OK);
+    assert_true(kvs_segment_need(&it.store, block, 0));
+    assert_int_equal(block->residency, KVS_PARTLY);
+    assert_int_equal(kvs_block_leave(&it.store, block), KV_OK);
+    settle();
+    assert_int_equal(block->residency, KVS_ABSENT);
+    check(session);
+    (void)kvs_block_need(&it.store, block);
+    assert_true(memory_tier_bring_back(&it.tier, block));
+    assert_whole(session);
     close_session(session);
 }
 
@@ -579,7 +631,7 @@ static void blocks_come_back_when_there_is_memory(void **state)
     (void)kvs_block_need(&it.store, block);
     assert_false(memory_tier_bring_back(&it.tier, block));
     check(session);
-    assert_int_equal(block->residency, KVS_LOADING);
+    assert_int_equal(block->residency, KVS_PARTLY);
     for (uint32_t i = 0; i < n; i++)
         kvs_arena_free(it.arena, class_id, rows[i]);
     for (uint32_t i = 0; i < n_pages; i++)
@@ -603,6 +655,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(segments_go_while_their_block_is_away, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(blocks_in_use_stay, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(units_leave_one_by_one, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pinned_blocks_stay, set_up, tear_down),
         cmocka_unit_test_setup_teardown(blocks_come_back_when_there_is_memory, set_up,
                                         tear_down),
