@@ -508,8 +508,10 @@ static bool note_passed(struct kvw_batch *batch,
         return true;
     }
     batch->stats.prompt_tokens += item->n;
-    if (result->passed_tokens < sequence->n_prompt)
+    if (result->passed_tokens < sequence->n_prompt) {
+        kvw_method_publish(sequence->attention, sequence->tokens, result->passed_tokens, false);
         return false;
+    }
     sequence->is_generating = true;
     result->prefill_s = kvw_seconds_since(sequence->begin_us);
     return true;

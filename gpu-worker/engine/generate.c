@@ -35,6 +35,9 @@ static kv_status_t prefill(const struct kvw_generate_setup *setup,
         if (status != KV_OK)
             return status;
         *end_pass += n;
+        /* What the store may be short of memory for goes to its disk meanwhile. */
+        if (*end_pass < n_tokens)
+            kvw_method_publish(setup->attention, tokens, *end_pass, false);
         if (setup->prefilled != NULL)
             setup->prefilled(setup->arg, *end_pass, n_tokens);
     }
