@@ -516,10 +516,12 @@ void kvw_session_publish(struct kvw_session *store,
             (void)kv_wait(store->publishing);
         return;
     }
-    if (store->publishing != NULL && kv_op_status(store->publishing) == KV_IN_PROGRESS)
-        return;
-    if (store->publishing != NULL)
+    if (store->publishing != NULL) {
+        (void)kv_poll(store->client); /* where nothing else has, for a while */
+        if (kv_op_status(store->publishing) == KV_IN_PROGRESS)
+            return;
         end_publishing(store);
+    }
     if (is_any_unpublished(store, n_tokens))
         (void)begin_publishing(store, tokens, n_tokens);
 }

@@ -31,6 +31,7 @@ fail() {
 }
 
 start_node() { # MEMORY
+    rm -f "$work/ready" # the last node's
     "$build/kvserver/kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --memory "$1" \
         --threads 1 --dir "$work/node" >"$work/ready" 2>>"$work/log" &
     server=$!

@@ -27,6 +27,7 @@ enum {
     FLOATS_MIN = 128 << 10,  /* of one of several pipelines: smaller ones are not worth their
                              * memory */
     FLOATS_LEAST = 32 << 10, /* of one that is alone */
+    ROOM_US = 2000000, /* since it came, that a query may wait for room while rows make some */
     FIRST_ONLY = 0,
     ANY_PLACE = 1, /* lines */
 };
@@ -591,6 +592,19 @@ static void run_slice(struct kvs_query_place *place)
     }
 }
 
+/* Whether rows of sessions that are used may make room for a query that has found none. */
+static bool room_comes(struct kvs_request *request, size_t n_floats)
+{
+    struct kvs_shard *shard = request->shard;
+
+    if (atomic_load_explicit(&shard->pages->n_givers, memory_order_relaxed) == 0 ||
+        shard->now_us > request->begin_us + ROOM_US ||
+        !kvs_pages_want(shard->pages, kvs_query_pipeline_bytes(n_floats)))
+        return false;
+    shard->replies_due = true; /* the control thread says when */
+    return true;
+}
+
 bool kvs_op_query_run(struct kvs_request *request)
 {
     if (!kvs_request_check_current(request) || (request->work == NULL && !are_here(request)))
@@ -603,7 +617,8 @@ bool kvs_op_query_run(struct kvs_request *request)
         const kv_status_t status = kvs_query_pipeline_get_room(
             place->pipeline, kvs_query_queue_of(request->shard)->pages, n_floats);
 
-        if (status == KV_IN_PROGRESS)
+        if (status == KV_IN_PROGRESS ||
+            (status == KV_NO_MEMORY && room_comes(request, n_floats)))
             return true;
         if (status != KV_OK) {
             kvs_request_fail(request, status,

@@ -139,6 +139,19 @@ static void codes_leave(struct kvs_segment_store *store, struct kvs_block *block
         kvs_column_leave(&kvs_block_codes_make(store, block, at)->column, store->arena);
 }
 
+/* Whether somebody has the block pinned who may use that segment: a transfer, the disk, or a job that
+ * gives it codes; jobs of other segments do not. */
+static bool is_pinned(const struct kvs_block *block, uint32_t at)
+{
+    uint32_t n_others = 0;
+
+    if (block->pins == 0 || block->segments[at].training || block->segments[at].begins_job)
+        return block->pins > 0;
+    for (uint32_t i = 0; i < block->n_segments; i++)
+        n_others += block->segments[i].training;
+    return block->pins != n_others;
+}
+
 /* A block that lies over another is only this thread's way to say whose rows are whose: it leaves once
  * it has settled. */
 size_t kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
@@ -147,7 +160,7 @@ size_t kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *blo
     size_t bytes;
 
     if ((block->residency != KVS_IN_MEMORY && block->residency != KVS_PARTLY) ||
-        block->pins > 0 || block->under != NULL || segment->n_written < KV_BLOCK_TOKENS ||
+        is_pinned(block, at) || block->under != NULL || segment->n_written < KV_BLOCK_TOKENS ||
         kvs_segment_has_bad(block, at) || store->n_at_unit[at % KVS_WORK_UNITS] > 0)
         return 0;
     bytes = rows_leave(store, block, at);

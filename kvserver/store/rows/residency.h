@@ -31,7 +31,8 @@
  * waits for them without a buffer or a pipeline.  What began goes on between slices, with nothing
  * but places of blocks in its hands, so what it needs has to stay:
  *
- *   transfers, index jobs   pin their blocks: of a pinned block nothing leaves.
+ *   transfers, index jobs   pin their blocks: a pinned block does not leave, and of one that only jobs
+ *                           have pinned, rows are let go of that no job needs.
  *   queries, staged reads   are at work from kvs_work_begin() to kvs_work_end().  A block that was
  *                           marked leaves only when all have ended that were at work at that
  *                           time; who begins later and needs it takes the mark away.  Rows of a
