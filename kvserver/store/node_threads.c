@@ -95,7 +95,12 @@ static void drive_data(void *arg)
             kv_relax();
             continue;
         }
-        data_sleep(shard, kv_pool_used(shard->requests) > 0 ? SLEEP_WORKING_US : SLEEP_US);
+        /* One that is to make room for another's request is not woken for it. */
+        data_sleep(shard,
+                   kv_pool_used(shard->requests) > 0 ||
+                           atomic_load_explicit(&shard->pages->is_giving, memory_order_relaxed)
+                       ? SLEEP_WORKING_US
+                       : SLEEP_US);
         quiet.idle_since_us = 0;
     }
     free(driven);

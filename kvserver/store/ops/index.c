@@ -247,7 +247,7 @@ bool kvs_op_index_run(struct kvs_request *request)
                            request->header.token_count, &plan);
     if (status == KV_NOT_READY) {
         const struct kvs_segment *missing =
-            kvs_need_tokens(request, 0, request->header.token_count);
+            kvs_need_unit(request, request->cursor_unit, request->header.token_count);
 
         if (missing != NULL)
             kvs_request_wait_for_segment(request, missing);

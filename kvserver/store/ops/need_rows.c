@@ -5,6 +5,7 @@
 /* What a request needs of a store of which something is away. */
 struct need {
     struct kvs_request *request;
+    bool only_looks; /* asks for nothing that is away */
     bool is_preferred;
     const struct kvs_segment *missing; /* NULL: none yet */
 };
@@ -15,6 +16,10 @@ static void need_segment(struct need *need, struct kvs_block *block, uint32_t at
 {
     struct kvs_segment_store *store = &need->request->shard->store;
 
+    if (need->only_looks && !kvs_segment_is_here(block, at)) {
+        need->missing = &block->segments[at];
+        return;
+    }
     if (need->is_preferred && store->tier->prefer != NULL)
         store->tier->prefer(store->tier_arg, block, at);
     if (!kvs_segment_need(store, block, at))
@@ -38,29 +43,31 @@ static void need_range(struct need *need, uint32_t begin, uint32_t end)
 }
 
 /* Returns what is missing.  The first request that misses something is preferred from then on, until
- * it is served: what it needs stays in memory. */
+ * it is served: what it needs stays in memory.  One that misses nothing only says so: what the
+ * preferred one has been given stays as it is. */
 static const struct kvs_segment *
 find_missing(struct kvs_request *request, walk_fn walk, const void *arg)
 {
     struct kvs_shard *shard = request->shard;
     const struct kvs_segment_store *store = &shard->store;
-    struct need need = {.request = request, .is_preferred = shard->preferred == request};
+    struct need need = {.request = request, .only_looks = true};
 
     /* Nearly always: a request then looks at no block. */
     if (store->n_away == 0)
         return NULL;
-    if (!need.is_preferred && shard->preferred != NULL) {
-        walk(&need, arg);
-    } else {
+    walk(&need, arg);
+    if (need.missing == NULL)
+        return NULL;
+    need = (struct need){.request = request};
+    if (shard->preferred == NULL || shard->preferred == request) {
         shard->preferred = request;
         need.is_preferred = true;
         if (store->tier->prefer_none != NULL)
             store->tier->prefer_none(store->tier_arg);
-        walk(&need, arg);
     }
+    walk(&need, arg);
     /* It may have waited for its turn for long, and the session rests: it does not any more. */
-    if (need.missing != NULL)
-        atomic_store_explicit(&request->session->used_us, shard->now_us, memory_order_relaxed);
+    atomic_store_explicit(&request->session->used_us, shard->now_us, memory_order_relaxed);
     return need.missing;
 }
 
@@ -107,14 +114,39 @@ static void walk_ids(struct need *need, const void *arg)
     for (uint32_t i = 0; i < request->header.n_units; i++) {
         const struct kvs_unit *unit = kvs_unit_at(request, i);
 
-        for (uint32_t j = 0; j < kvs_units(request)[i].n_ids; j++)
-            need_segment(need, kvs_unit_block(unit, *ids++ / KV_BLOCK_TOKENS), unit->at);
+        uint32_t last = UINT32_MAX; /* ids of a block follow each other, mostly */
+
+        for (uint32_t j = 0; j < kvs_units(request)[i].n_ids; j++, ids++) {
+            if (*ids / KV_BLOCK_TOKENS != last)
+                need_segment(need, kvs_unit_block(unit, *ids / KV_BLOCK_TOKENS), unit->at);
+            last = *ids / KV_BLOCK_TOKENS;
+        }
     }
 }
 
 const struct kvs_segment *kvs_need_ids(struct kvs_request *request)
 {
     return find_missing(request, walk_ids, kvs_numbers(request));
+}
+
+struct of_unit {
+    uint32_t unit; /* of the request */
+    uint32_t end;
+};
+
+static void walk_unit(struct need *need, const void *arg)
+{
+    const struct of_unit *one = arg;
+    const struct kvs_unit *of = kvs_unit_at(need->request, one->unit);
+
+    for (uint32_t i = 0; i < kvs_blocks_for(one->end); i++)
+        need_segment(need, kvs_unit_block(of, i), of->at);
+}
+
+const struct kvs_segment *
+kvs_need_unit(struct kvs_request *request, uint32_t unit, uint32_t end)
+{
+    return find_missing(request, walk_unit, &(struct of_unit){.unit = unit, .end = end});
 }
 
 /* A session's own block with absent rows gets no others: all of it comes back. */

@@ -25,6 +25,10 @@ const struct kvs_segment *kvs_need_ranges(struct kvs_request *request,
                                           const struct kv_wire_range *ranges,
                                           uint32_t n_ranges);
 
+/* Needs the rows before `end` in one of its units. */
+const struct kvs_segment *
+kvs_need_unit(struct kvs_request *request, uint32_t unit, uint32_t end);
+
 /* Needs the rows of a fetch. */
 const struct kvs_segment *kvs_need_ids(struct kvs_request *request);
 

@@ -8,7 +8,9 @@
 
 enum {
     LOOK_AGAIN_US = 1000, /* after a look at a client that has something overdue */
-    NOTE_US = 10000,      /* between two notes of sessions whose requests wait for rows */
+    NOTE_US =
+        2000, /* between two notes of sessions whose requests wait for rows: less than after
+                     * which they would rest (control/rest.c) */
 };
 
 /* ---- when to look at which client -------------------------------------------------------- */
@@ -220,9 +222,16 @@ static void check_pending_receives(struct kvs_shard *shard)
 /* A session whose request waits for rows is in use: what is back already is not to leave meanwhile. */
 static void note_waiting(struct kvs_shard *shard)
 {
-    if (shard->missing.first == NULL || shard->now_us < shard->noted_us + NOTE_US)
+    struct kvs_request *preferred =
+        shard->preferred; /* it may wait for room, having all rows */
+
+    if ((shard->missing.first == NULL && preferred == NULL) ||
+        shard->now_us < shard->noted_us + NOTE_US)
         return;
     shard->noted_us = shard->now_us;
+    if (preferred != NULL && preferred->session != NULL)
+        atomic_store_explicit(&preferred->session->used_us, shard->now_us,
+                              memory_order_relaxed);
     for (const struct kvs_request *request = shard->missing.first; request != NULL;
          request = request->next)
         if (request->session != NULL)

@@ -194,10 +194,11 @@ void kvs_request_is_served(struct kvs_request *request)
     while (next != NULL && next->session == NULL)
         next = next->next; /* it waits for an object */
     shard->preferred = next;
+    /* What was found of this one says nothing of the next. */
+    if (shard->store.tier->prefer_none != NULL)
+        shard->store.tier->prefer_none(shard->store.tier_arg);
     if (next != NULL)
         look_at(shard, next); /* it may have been given up */
-    else if (shard->store.tier->prefer_none != NULL)
-        shard->store.tier->prefer_none(shard->store.tier_arg);
 }
 
 void kvs_shard_wake_missing(struct kvs_shard *shard, const struct kvs_shard_session *session)

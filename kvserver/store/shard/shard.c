@@ -223,12 +223,14 @@ void kvs_shard_fini(struct kvs_shard *shard)
             kvs_shard_client_close(shard, &shard->clients[i]);
     if (shard->port != NULL)
         shard->port->ops->port_close(shard->port);
+    /* Its jobs have pinned blocks, which the tier forgets when they go. */
+    kvs_indexer_destroy(shard->indexer);
+    shard->indexer = NULL;
     kvs_disk_tier_close(shard->tier);
     kvs_object_tier_close(shard->object_tier);
     kv_ring_destroy(shard->commands);
     background_close(shard);
     ops_close(shard);
-    kvs_indexer_destroy(shard->indexer);
     kvs_codebooks_fini(&shard->codebooks);
     kvs_objects_fini(&shard->objects);
     kv_pool_destroy(shard->reply_batches);

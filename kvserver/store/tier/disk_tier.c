@@ -371,7 +371,7 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
         item_over(item, progress, true);
         return true;
     }
-    if (saved->n_wanted > 0 && saved->preferred == tier->preference) {
+    if (saved->preferred == tier->preference) {
         item_over(item, progress, false); /* somebody needs it now */
         return true;
     }

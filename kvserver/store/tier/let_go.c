@@ -21,7 +21,7 @@
 enum {
     AGAIN_US = 1000, /* after there was nothing to let go of */
     STUCK_US = 1000000,
-    LOOKS = 64, /* between two looks at the clock */
+    LOOKS = 8, /* between two looks at the clock: each may be a segment's CRC */
 };
 
 /* ---- what is preferred -------------------------------------------------------------------- */
@@ -42,6 +42,7 @@ void kvs_tier_prefer_none(void *arg)
     memset(tier->preferred_at, 0, sizeof(tier->preferred_at));
     tier->preferred_bytes = 0;
     tier->lacks_us = 0;
+    tier->is_empty = false;
     begin_again(tier);
 }
 
@@ -184,11 +185,11 @@ bool kvs_disk_tier_is_stuck(const struct kvs_disk_tier *tier, uint64_t *ret_need
     const struct kvs_pages *pages = kvs_arena_pages(tier->store->arena);
 
     *ret_need = tier->preferred_bytes;
-    return tier->lacks_us != 0 &&
-           (tier->preferred_bytes > pages->bytes ||
-            (tier->is_empty && kv_clock_now(tier->clock) >= tier->lacks_us + STUCK_US &&
-             atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0 &&
-             !atomic_load_explicit(&pages->spare_soon, memory_order_relaxed)));
+    /* preferred_bytes are an upper bound: a request may name a segment twice. */
+    return tier->lacks_us != 0 && tier->is_empty &&
+           kv_clock_now(tier->clock) >= tier->lacks_us + STUCK_US &&
+           atomic_load_explicit(&pages->spare_bytes, memory_order_relaxed) == 0 &&
+           !atomic_load_explicit(&pages->spare_soon, memory_order_relaxed);
 }
 
 bool kvs_let_go_step(struct kvs_disk_tier *tier)

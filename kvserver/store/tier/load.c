@@ -281,6 +281,7 @@ static void is_back(struct kvs_segment_read *read)
     struct kvs_disk_tier *tier = read->tier;
     struct kvs_saved *saved = read->saved;
 
+    kvs_saved_is_here(tier, saved);
     forget_wanted(read);
     if (saved->n_wanted > 0)
         return;
