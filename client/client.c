@@ -308,6 +308,8 @@ unsigned kv_poll(struct kv_client *client)
         memcpy(client->loop.detail, client->loop.untold, sizeof(client->loop.detail));
     client->loop.untold[0] = '\0';
     move_on(client);
+    if (client->progress != NULL)
+        kv_progress_moved(client->progress);
     n_ended = client->loop.n_ended;
     client->loop.n_ended = 0;
     return n_ended;

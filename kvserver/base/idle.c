@@ -71,7 +71,7 @@ static bool is_crowded(struct kv_idle *idle, uint64_t now_us)
         idle->looked_us = now_us;
         idle->core_wait_ns = wait_ns;
         if (had_to)
-            idle->crowd += idle->crowd < KV_IDLE_CROWD ? 2 : 0;
+            idle->crowd = idle->crowd + 2 < KV_IDLE_CROWD ? idle->crowd + 2 : KV_IDLE_CROWD;
         else
             idle->crowd -= idle->crowd > 0;
     }

@@ -25,6 +25,7 @@ struct kv_progress {
 
     /* Written with the lock. */
     _Atomic uint64_t visits; /* the user's enters and leaves: odd while he is inside */
+    _Atomic uint64_t moves;  /* kv_progress_moved() */
     atomic_bool is_handed_over;
     atomic_uint n_waiting; /* users, for the lock */
 };
@@ -70,6 +71,11 @@ void kv_progress_look_away(struct kv_progress *progress)
     kv_lock_release(progress->lock);
 }
 
+void kv_progress_moved(struct kv_progress *progress)
+{
+    atomic_fetch_add(&progress->moves, 1);
+}
+
 void kv_progress_hand_over(struct kv_progress *progress)
 {
     if (progress->sleeps)
@@ -94,19 +100,23 @@ static void pause_for(const struct kv_progress *progress, uint64_t pause_us)
     sleep_on(progress, fds, pause_us);
 }
 
-/* Returns when the user has not come between two looks, or has handed over. */
+/* Returns when the user has not come between two looks, or only to begin things, or has handed
+ * over. */
 static void wait_until_alone(struct kv_progress *progress, uint64_t *seen)
 {
-    uint64_t pause_us = PAUSE_MIN_US;
+    uint64_t pause_us = PAUSE_MIN_US, moves_before = atomic_load(&progress->moves);
 
     for (;;) {
         const uint64_t visits = atomic_load(&progress->visits);
+        const uint64_t moves = atomic_load(&progress->moves);
         const bool is_same = visits == *seen, is_inside = visits % 2 == 1;
+        const bool is_unmoved = moves == moves_before && pause_us == PAUSE_MAX_US;
 
         *seen = visits;
+        moves_before = moves;
         if (!is_inside && atomic_exchange(&progress->is_handed_over, false))
             return;
-        if (is_same && !is_inside && atomic_load(&progress->n_waiting) == 0)
+        if ((is_same || is_unmoved) && !is_inside && atomic_load(&progress->n_waiting) == 0)
             return;
         if (is_same && is_inside && pause_us == PAUSE_MAX_US) {
             /* He waits in there, maybe for hours: his leave ends this. */

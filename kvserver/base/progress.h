@@ -13,6 +13,7 @@
  * as the user comes and goes, the thread neither runs steps nor sleeps on descriptors;
  * otherwise every answer would wake it beside the user.  It takes over 0.1 ms after one
  * visit, and 8 ms at most after many: about as long after the last one as they have gone on.
+ * If the user comes and goes without doing what a step does, the thread does that in between.
  *
  * Enters nest.  Step may enter, too.
  *
@@ -55,6 +56,10 @@ void kv_progress_leave(struct kv_progress *progress);
 /* Takes the lock, to do nothing of that kind: the thread does not notice. */
 void kv_progress_look(struct kv_progress *progress);
 void kv_progress_look_away(struct kv_progress *progress);
+
+/* The user has done what a step does.  One who comes again and again without it, only to begin
+ * things, finds that steps do it, every 12 ms or so.  With the lock. */
+void kv_progress_moved(struct kv_progress *progress);
 
 /* The user will not come again before he is told: the thread takes over at once.  With the
  * lock. */

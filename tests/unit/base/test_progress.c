@@ -152,7 +152,8 @@ static void nests(void **state)
     kv_progress_stop(thing.progress);
 }
 
-/* A user who comes and goes is left alone: far fewer steps than visits.  Nothing is lost. */
+/* A user who comes and goes, and moves things on himself, is left alone: far fewer steps than
+ * visits.  Nothing is lost. */
 static void steps_back(void **state)
 {
     struct thing thing;
@@ -167,12 +168,37 @@ static void steps_back(void **state)
 
         enter(&thing);
         thing.n_works++;
+        kv_progress_moved(thing.progress);
         leave(&thing);
         while (kv_clock_now(&kv_clock_real) < next_us)
             kv_relax();
     }
     assert_true(atomic_load(&thing.n_seen) - n_before < VISITS / 4);
     wait_for_step(&thing);
+    kv_progress_stop(thing.progress);
+}
+
+/* One who only begins things never stays away for long, and yet they are done. */
+static void moves_for_who_only_begins(void **state)
+{
+    struct thing thing;
+    const uint64_t until_us = kv_clock_now(&kv_clock_real) + SOON_US;
+
+    (void)state;
+    start(&thing);
+    wait_for_step(&thing);
+    for (uint64_t n_wanted = atomic_load(&thing.n_seen) + 5;
+         atomic_load(&thing.n_seen) < n_wanted;) {
+        const uint64_t next_us = kv_clock_now(&kv_clock_real) + GAP_US;
+
+        enter(&thing);
+        thing.n_works++;
+        leave(&thing);
+        while (kv_clock_now(&kv_clock_real) < next_us)
+            kv_relax();
+        if (kv_clock_now(&kv_clock_real) > until_us)
+            fail_msg("no step has come");
+    }
     kv_progress_stop(thing.progress);
 }
 
@@ -239,8 +265,13 @@ static void hands_over(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes_over), cmocka_unit_test(waits_outside), cmocka_unit_test(nests),
-        cmocka_unit_test(steps_back), cmocka_unit_test(lets_in),       cmocka_unit_test(sleeps),
+        cmocka_unit_test(takes_over),
+        cmocka_unit_test(waits_outside),
+        cmocka_unit_test(nests),
+        cmocka_unit_test(steps_back),
+        cmocka_unit_test(moves_for_who_only_begins),
+        cmocka_unit_test(lets_in),
+        cmocka_unit_test(sleeps),
         cmocka_unit_test(hands_over),
     };
 
