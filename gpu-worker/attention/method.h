@@ -40,8 +40,9 @@ struct kvw_method_setup {
 struct kvw_waits {
     double node_s;  /* nodes at work on queries and fetches */
     double queue_s; /* requests in a node before it worked on them */
-    double wire_s; /* requests and replies on their way, and threads that woke for them: nothing
-                     * dates a message between its sender and the thread that takes it */
+    /* Requests and replies on their way, and threads that woke for them: nothing dates a message
+     * between its sender and the thread that takes it. */
+    double wire_s;
     double index_s; /* codebooks */
     double rows_s;  /* rows that were sent, or read to be on the device */
 };

@@ -419,6 +419,18 @@ static void speculated_stats(const struct kvw_method *attention, struct kvw_meth
     stats->n_guess_cosines = spec->n_cosines;
 }
 
+static bool
+speculated_is_ready(struct kvw_method *attention, enum kvw_phase phase, uint32_t tokens)
+{
+    return kvw_index_schedule_is_ready(speculated_of(attention)->index, phase, tokens);
+}
+
+static void speculated_quit(struct kvw_method *attention)
+{
+    forget_questions(speculated_of(attention));
+    kvw_index_schedule_give_up(speculated_of(attention)->index);
+}
+
 const struct kvw_method_ops kvw_method_speculated = {
     .name = "speculated",
     .summary = "as pqcache without summaries, but its candidates are those of a guess of the "
@@ -434,6 +446,8 @@ const struct kvw_method_ops kvw_method_speculated = {
     .attend = speculated_attend,
     .end_pass = speculated_end_pass,
     .prompt_hint = speculated_prompt_hint,
+    .is_ready = speculated_is_ready,
+    .quit = speculated_quit,
     .set_options = speculated_set_options,
     .rewind = speculated_rewind,
     .row_bytes = kvw_baseline_row_bytes,

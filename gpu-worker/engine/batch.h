@@ -27,7 +27,8 @@
  * group computes a layer, the other's questions to the store are out.  The weights are then read
  * twice.
  *
- * Threads: one at a time.  Memory: create/destroy; sequences are the caller's, until they are over.
+ * Threads: one at a time.  Memory: create/destroy; sequences are the caller's, and stay
+ * until close() of the last session that they opened.
  */
 #ifndef KV_GPU_WORKER_ENGINE_BATCH_H
 #define KV_GPU_WORKER_ENGINE_BATCH_H
@@ -57,9 +58,8 @@ struct kvw_sequence {
     uint32_t n_prompt;   /* more than 0 */
     uint32_t max_tokens; /* of the answer */
     uint32_t capacity;   /* maximum tokens of both */
-    uint64_t
-        row_bytes; /* of all rows that it may have, kvw_method_full_row_bytes(): at most those of
-                          * the setup */
+    /* Of all rows that it may have, kvw_method_full_row_bytes(): at most those of the setup. */
+    uint64_t row_bytes;
 
     void *arg;
     /* Begins to open its session, with the method whose session it is (all of the same client);
@@ -93,7 +93,7 @@ void kvw_batch_destroy(struct kvw_batch *batch);
 
 void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
 
-/* Computes a pass, or, if all wait for nodes, waits a little with them.  *ret_left: how many
+/* Computes a pass, or, if all wait for the store, waits a little with them.  *ret_left: how many
  * are not over.  Fails with the device's error, or KV_NO_MEMORY: then nobody can go on.  What
  * fails of one sequence ends that one alone. */
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);

@@ -36,11 +36,13 @@ struct kvw_eval_result {
     /* Mean of a token's loss and KL above those of --against, in nats. */
     double loss_difference, loss_difference_error;
     double kl_difference, kl_difference_error;
-    double recall;          /* of the rows that exact scores would have selected */
-    double coded_share;     /* of the eligible rows of queries, scored by their codes */
-    double exact_share;     /* keys read to score eligible rows, per eligible row */
-    double guess_cosine;    /* of guessed queries to true ones, in all layers but the first */
-    double rows_share;      /* of the rows so far, attended to by a step */
+    double recall;      /* of the rows that exact scores would have selected */
+    double coded_share; /* of the eligible rows of queries, scored by their codes */
+    double exact_share; /* keys read to score eligible rows, per eligible row */
+    double
+        guess_cosine;  /* of queries asked with to true ones, in all layers but the first: 1 in
+                             * layers that ask with their own */
+    double rows_share; /* of the rows so far, attended to by a step */
     double estimated_share; /* of the rows so far, in estimates */
     double needles_found, needles_asked;
     double step_s;      /* time of a decode step, logits included */

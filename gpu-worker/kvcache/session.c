@@ -68,9 +68,10 @@ void kvw_session_destroy(struct kvw_session *store)
     kvw_write_behind_destroy(store->writer);
     kv_op_free(store->publishing);
     free(store->info);
-    if (store->closing != NULL)
-        (void)kv_finish(store->closing);
-    if (store->closing != NULL || (store->is_kept && store->parent == NULL))
+    /* One that has waited too long for other operations of the session has not been sent. */
+    const bool is_closed = store->closing != NULL && kv_finish(store->closing) != KV_DEADLINE;
+
+    if (is_closed || (store->is_kept && store->parent == NULL))
         kv_session_free(store->session);
     else
         close_session(store->session);
@@ -355,8 +356,11 @@ kv_status_t kvw_session_flush(struct kvw_session *store)
 
 kv_status_t kvw_session_flushed(struct kvw_session *store)
 {
-    const kv_status_t status = kvw_session_poll(store);
+    /* Whoever looks after many has polled; a poll here would take the ends of others. */
+    kv_status_t status = send_rows(store, false);
 
+    if (status == KV_OK)
+        status = kvw_write_behind_take(store->writer);
     return status == KV_OK &&
                    (store->to_send.n_tokens > 0 || !kvw_write_behind_is_empty(store->writer))
                ? KV_IN_PROGRESS
@@ -532,6 +536,10 @@ bool kvw_session_leave(struct kvw_session *store, const uint32_t *tokens, uint32
     if (store->opening != NULL && kvw_session_opened(store) == KV_IN_PROGRESS)
         return false;
     if (store->closing == NULL) {
+        if (tokens == NULL) {
+            store->to_send.n_tokens = 0;
+            kvw_write_behind_give_up(store->writer);
+        }
         if (n_tokens > store->n_exact)
             n_tokens = store->n_exact;
         if (tokens != NULL && store->info != NULL && store->open_status == KV_OK &&

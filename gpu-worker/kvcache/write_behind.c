@@ -100,12 +100,25 @@ static void wait_for_oldest(struct kvw_write_behind *writer)
     collect(writer);
 }
 
-kv_status_t kvw_write_behind_poll(struct kvw_write_behind *writer)
+kv_status_t kvw_write_behind_take(struct kvw_write_behind *writer)
 {
-    kv_poll(writer->client);
     while (oldest_ended(writer))
         collect(writer);
     return writer->failure;
+}
+
+kv_status_t kvw_write_behind_poll(struct kvw_write_behind *writer)
+{
+    kv_poll(writer->client);
+    return kvw_write_behind_take(writer);
+}
+
+void kvw_write_behind_give_up(struct kvw_write_behind *writer)
+{
+    for (; writer->n_ended != writer->n_begun; writer->n_ended++) {
+        kv_op_free(writer->ops[writer->n_ended % SLOTS]);
+        writer->ops[writer->n_ended % SLOTS] = NULL;
+    }
 }
 
 kv_status_t kvw_write_behind_slot(struct kvw_write_behind *writer, void **ret_slot)

@@ -46,6 +46,10 @@ kv_status_t kvw_write_behind_send(struct kvw_write_behind *writer,
 /* Makes progress on transfers, without waiting. */
 kv_status_t kvw_write_behind_poll(struct kvw_write_behind *writer);
 
+/* Gives up what is under way: nobody will use it, and the session's close need not wait for it. */
+void kvw_write_behind_give_up(struct kvw_write_behind *writer);
+/* Takes what has ended, as far as is known without asking; fails as kvw_write_behind_poll(). */
+kv_status_t kvw_write_behind_take(struct kvw_write_behind *writer);
 /* Whether the store has all rows, or said no; and whether a slot is free, or will not be: as
  * far as is known without asking. */
 bool kvw_write_behind_is_empty(const struct kvw_write_behind *writer);
