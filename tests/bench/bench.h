@@ -24,7 +24,7 @@
 #include <sys/types.h>
 
 enum {
-    BENCH_SIDES_MAX = 4, /* ours and three limits */
+    BENCH_SIDES_MAX = 5, /* ours, two limits and two peers */
     BENCH_RUNS_MAX = 99,
     BENCH_WINDOW_MAX = 16,
 };
@@ -33,6 +33,7 @@ struct bench {
     const char *kvserver;  /* path of the program */
     const char *transport; /* the only one wanted, or NULL */
     const char *mooncake;  /* the Python that has Mooncake, or NULL */
+    const char *redis;     /* path of redis-server, or NULL */
     const char *tools;     /* folder of mooncake_bench.py */
     const char *folder;    /* temporary, for the nodes */
     unsigned runs;
@@ -317,6 +318,20 @@ struct bench_mooncake_load {
     bool times; /* the value is us, else GB/s */
 };
 bool bench_mooncake_measure(void *load, struct bench_sample *ret_sample);
+
+/* Redis, redis.c. */
+struct bench_redis;
+bool bench_redis_open(struct bench *bench, struct bench_redis **ret_redis);
+void bench_redis_close(struct bench_redis *redis);             /* NULL is allowed */
+const char *bench_redis_name(const struct bench_redis *redis); /* "redis 7.0.15" */
+struct bench_redis_load {
+    struct bench_redis *redis;
+    bool is_put;     /* SET, else GET, one value after the other: GB/s */
+    uint8_t *values; /* (n, bytes) */
+    size_t bytes;
+    size_t n;
+};
+bool bench_redis_measure(void *load, struct bench_sample *ret_sample);
 
 /* Kernels without a node, kernels.h. */
 void bench_kernels_close(struct bench *bench); /* where there are none: nothing */

@@ -96,6 +96,7 @@ static bool compare(struct objects *objects,
                     struct bench_wire *wire,
                     struct bench_socket *socket,
                     struct bench_mooncake *mooncake,
+                    struct bench_redis *redis,
                     bool is_put)
 {
     struct bench_exchange exchange = {
@@ -109,6 +110,13 @@ static bool compare(struct objects *objects,
     struct bench_mooncake_load load = {
         .mooncake = mooncake,
         .verb = is_put ? "put" : "get",
+        .bytes = objects->bytes,
+        .n = objects->n,
+    };
+    struct bench_redis_load redis_load = {
+        .redis = redis,
+        .is_put = is_put,
+        .values = kv_buffer_data(objects->from),
         .bytes = objects->bytes,
         .n = objects->n,
     };
@@ -132,6 +140,12 @@ static bool compare(struct objects *objects,
         if (!bench_mooncake_measure(&load, &warm_up))
             return false;
     }
+    if (redis != NULL) {
+        comparison.sides[comparison.n_sides++] =
+            (struct bench_side){bench_redis_name(redis), bench_redis_measure, &redis_load};
+        if (!bench_redis_measure(&redis_load, &warm_up))
+            return false;
+    }
     return bench_wire_measure(&exchange, &warm_up) &&
            bench_socket_measure(&exchange, &warm_up) &&
            bench_compare(objects->bench, &comparison);
@@ -147,6 +161,7 @@ static bool run_objects(struct bench *bench, const struct bench_load *load)
     size_t bytes = objects.n * objects.bytes;
     const char *size = load->bytes == 1 << 20 ? "1M" : "64K";
     struct bench_mooncake *mooncake = NULL;
+    struct bench_redis *redis = NULL;
     struct bench_wire *wire = NULL;
     struct bench_socket *socket = NULL;
     char put[32], get[32];
@@ -166,8 +181,10 @@ static bool run_objects(struct bench *bench, const struct bench_load *load)
               put_and_check(&objects) && bench_wire_open(bench, "tcp", &wire) &&
               bench_socket_open(bench, &socket) &&
               (bench->mooncake == NULL || bench_mooncake_open(bench, 1 << 30, &mooncake)) &&
-              compare(&objects, put, wire, socket, mooncake, true) &&
-              compare(&objects, get, wire, socket, mooncake, false);
+              (bench->redis == NULL || bench_redis_open(bench, &redis)) &&
+              compare(&objects, put, wire, socket, mooncake, redis, true) &&
+              compare(&objects, get, wire, socket, mooncake, redis, false);
+    bench_redis_close(redis);
     bench_mooncake_close(mooncake);
     bench_socket_close(socket);
     bench_wire_close(wire);

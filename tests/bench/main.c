@@ -21,6 +21,7 @@ struct settings {
     char transport[KV_CONFIG_STRING_BYTES];
     char kvserver[KV_CONFIG_STRING_BYTES];
     char mooncake[KV_CONFIG_STRING_BYTES];
+    char redis[KV_CONFIG_STRING_BYTES];
     uint64_t runs;
     uint64_t data;
     bool json, smoke, quick, list, help, version;
@@ -60,6 +61,12 @@ static const struct kv_option rows[] = {
      .default_text = "",
      .help = "Python that has Mooncake (install_mooncake.sh): objects are compared with it",
      .offset = FIELD(mooncake),
+     .type = KV_CONFIG_STRING,
+     .value = "FILE"},
+    {.name = "redis",
+     .default_text = "",
+     .help = "path of redis-server: objects are compared with it",
+     .offset = FIELD(redis),
      .type = KV_CONFIG_STRING,
      .value = "FILE"},
     {.name = "json",
@@ -288,6 +295,7 @@ int main(int argc, char **argv)
     bench.tools = folder;
     bench.transport = strcmp(settings.transport, "both") != 0 ? settings.transport : NULL;
     bench.mooncake = settings.mooncake[0] != '\0' ? settings.mooncake : NULL;
+    bench.redis = settings.redis[0] != '\0' ? settings.redis : NULL;
     bench.runs = settings.smoke ? 1 : (unsigned)settings.runs;
     bench.data_bytes = settings.smoke ? 32 << 20 : settings.data / (1 << 20) * (1 << 20);
     bench.json = settings.json;

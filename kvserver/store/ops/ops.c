@@ -9,7 +9,7 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_PUT] = {.name = "put",
                    .summary = "stores the rows of a token range, as prefill produces them",
                    .flags = KVS_OP_NEEDS_SESSION | KVS_OP_TAKES_BULK | KVS_OP_WRITES |
-                            KVS_OP_KEEPS_BODY | KVS_OP_RUNS_TO_END,
+                            KVS_OP_KEEPS_BODY,
                    .body_min = sizeof(struct kv_wire_unit) + sizeof(uint32_t),
                    .begin = kvs_op_put_begin,
                    .received = kvs_op_put_received,
@@ -19,7 +19,7 @@ const struct kvs_op_type kvs_ops[KV_OP_COUNT] = {
     [KV_OP_APPEND] = {.name = "append",
                       .summary = "stores the new rows of a decode step",
                       .flags = KVS_OP_NEEDS_SESSION | KVS_OP_TAKES_BULK | KVS_OP_WRITES |
-                               KVS_OP_KEEPS_BODY | KVS_OP_RUNS_TO_END,
+                               KVS_OP_KEEPS_BODY,
                       .body_min = sizeof(struct kv_wire_unit) + sizeof(uint32_t),
                       .begin = kvs_op_put_begin,
                       .received = kvs_op_put_received,

@@ -6,7 +6,8 @@
  *     client   within a class, clients have equal shares of its time, however many requests
  *              each has queued: the first client of the class has the turn until it has used
  *              KVS_TURN_US.
- *     request  a client's requests of one class take turns, slice by slice.
+ *     request  a client's requests of one class take turns, slice by slice; those that move data are
+ *              run one after the other (KVS_OP_RUNS_TO_END).
  *
  * Choosing a request takes the same time however many clients and requests there are.
  *
@@ -21,7 +22,7 @@ enum {
     KVS_TURN_US = 200, /* a few slices */
 };
 
-/* Requests in order of arrival. */
+/* Requests in the order of their turns. */
 struct kvs_request_queue {
     struct kvs_request *first, **end;
 };
