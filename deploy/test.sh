@@ -78,8 +78,9 @@ step() {
         return
     fi
     echo "==> $name: test"
-    # One job more than processors: many tests wait for a lease or a deadline.
-    ctest --test-dir "$folder" -j $((jobs + 1)) --output-on-failure >"$log" 2>&1 || true
+    # More jobs than processors: most tests wait for a lease, a deadline or another process most of
+    # the time.
+    ctest --test-dir "$folder" -j $((2 * jobs + 1)) --output-on-failure >"$log" 2>&1 || true
     not_passed='\*\*\*(Failed|Timeout|Exception|Not Run)|Subprocess'
     n_passed=$(count ' Passed ' "$log")
     n_failed=$(count "$not_passed" "$log")
