@@ -427,6 +427,7 @@ static void rows_have_a_bound(void **state)
 enum {
     STEPS_MAX = 20000, /* more have gone wrong */
     SLOTS_OF_ROWS = 16,
+    TRIES = 20,
 };
 
 /* A client of the embedded node whose messages may be held. */
@@ -514,6 +515,7 @@ static void one_waits_and_others_go_on(void **state)
     };
     struct kv_transport *transport;
     struct kv_client *client;
+    unsigned n_tries = 0;
 
     (void)state;
     assert_int_equal(fault_open(&kv_transport_loopback, NULL, &transport), KV_OK);
@@ -548,9 +550,12 @@ static void one_waits_and_others_go_on(void **state)
         /* What it can do without the store it has done by now, or does now. */
         for (unsigned i = 0; i < 2 * SLOTS_OF_ROWS; i++)
             assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
-        if (n_left != 1 || fault_held(transport) == 0)
+        /* A row of a step is sent again if a put of the prompt ends after it: once more, then. */
+        const bool is_again = n_left == 0 && ways[way].op == KV_OP_APPEND && ++n_tries < TRIES;
+        if (!is_again && (n_left != 1 || fault_held(transport) == 0))
             fail_msg("way %u: %u left, %u messages held", way, n_left, fault_held(transport));
-        ways[way].expect(slow);
+        if (!is_again)
+            ways[way].expect(slow);
         fault_clear(transport);
         fault_release(transport);
         run_all(batch);
@@ -560,6 +565,7 @@ static void one_waits_and_others_go_on(void **state)
             assert_int_equal(together[i].n_closed, 1);
             kvw_sampler_destroy(together[i].sequence.sampler);
         }
+        way -= is_again;
     }
     kv_client_close(client);
     transport->ops->close(transport);
