@@ -18,6 +18,7 @@ enum {
     WAIT_MAX_US = 60 * 1000 * 1000,
     VISITS = 2000,
     GAP_US = 50, /* between them */
+    STEPS = 100, /* one in 12 ms: far more than the times when the user has no core */
 };
 
 struct thing {
@@ -187,7 +188,7 @@ static void moves_for_who_only_begins(void **state)
     (void)state;
     start(&thing);
     wait_for_step(&thing);
-    for (uint64_t n_wanted = atomic_load(&thing.n_seen) + 5;
+    for (uint64_t n_wanted = atomic_load(&thing.n_seen) + STEPS;
          atomic_load(&thing.n_seen) < n_wanted;) {
         const uint64_t next_us = kv_clock_now(&kv_clock_real) + GAP_US;
 
