@@ -278,7 +278,8 @@ expect 0 reuse
 has '^tenant +asked +matched +missed_new +missed_evicted +missed_elsewhere$' out
 has '^ +0 +1024 +256 +768 +0 +0$' out
 expect 0 tenants
-has '^ +0 +6 +811008 \(792K\) +0 +0$' out
+# The two ends may leave memory as soon as they are saved, since their sessions rest.
+has '^ +0 +6 +811008 \(792K\) +0 +[0-2]$' out
 expect 0 prefixes
 [ "$(grep -c '^[0-9a-f]' "$work/out")" -eq 6 ] || wrong "prefixes: not all are listed"
 has "^$(shown 1) +0 +256 +135168 \(132K\) .* 0\$" out
