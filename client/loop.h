@@ -30,8 +30,8 @@ struct kvc_loop {
     uint32_t n_ended; /* operations since the last poll */
     char detail[KVC_DETAIL_BYTES];
     bool is_unwatched; /* the library's own thread runs the loop */
-    char untold
-        [KVC_DETAIL_BYTES]; /* what has failed meanwhile: detail's, from the next poll on */
+    /* What has failed meanwhile: detail's, from the next poll on. */
+    char untold[KVC_DETAIL_BYTES];
 };
 
 void kvc_loop_init(struct kvc_loop *loop, const struct kv_clock *clock);

@@ -196,6 +196,8 @@ struct kvw_answer {
 kv_status_t kvw_answer_init(struct kvw_answer *answer, const struct kvw_context *worker);
 void kvw_answer_token(struct kvw_answer *answer, uint32_t token);
 void kvw_answer_end(struct kvw_answer *answer);
+/* Ends the line of one that breaks off, so that what is said about it has its own. */
+void kvw_answer_break_off(struct kvw_answer *answer);
 void kvw_answer_fini(struct kvw_answer *answer);
 
 /* The commands; each returns the exit status. */

@@ -729,6 +729,7 @@ int kvw_conversation_answer(struct kvw_conversation *conversation,
     status = generate(conversation, tokens, (uint32_t)n_tokens, ret_result);
     kvw_progress_end();
     if (status != KV_OK) {
+        kvw_answer_break_off(&conversation->answer);
         kvw_error(worker, "%s", conversation->detail);
         return KVW_FAILED;
     }

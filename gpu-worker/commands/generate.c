@@ -146,6 +146,7 @@ int kvw_generate_run(struct kvw_context *worker)
                           kvw_session_reused(worker->attention->session), &result);
     kvw_progress_end();
     if (status != KV_OK) {
+        kvw_answer_break_off(&answer);
         kvw_step_error(worker, status);
         kvw_drop_corrupt(worker, status, tokens);
         goto end;

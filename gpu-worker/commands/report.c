@@ -83,6 +83,12 @@ void kvw_answer_end(struct kvw_answer *answer)
     }
 }
 
+void kvw_answer_break_off(struct kvw_answer *answer)
+{
+    if (answer->bytes > 0)
+        kvw_answer_end(answer);
+}
+
 void kvw_answer_fini(struct kvw_answer *answer)
 {
     free(answer->text);

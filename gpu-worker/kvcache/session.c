@@ -29,8 +29,8 @@ struct kvw_session {
     struct kvw_event *computed,
         *copied;            /* the rows of the last put: on the device; in their slot */
     struct kv_rows to_send; /* of a prompt, in the slot; no tokens: none */
-    struct kv_model_info
-        *info; /* what names depend on; once open, NULL: nothing is published */
+    /* What names depend on; once open, NULL: nothing is published. */
+    struct kv_model_info *info;
     bool publishes, tells_tokens;
     uint32_t n_reused;
     uint32_t n_exact;         /* tokens before the first with an approximate row */

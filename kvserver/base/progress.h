@@ -58,7 +58,7 @@ void kv_progress_look(struct kv_progress *progress);
 void kv_progress_look_away(struct kv_progress *progress);
 
 /* The user has done what a step does.  One who comes again and again without it, only to begin
- * things, finds that steps do it, every 12 ms or so.  With the lock. */
+ * things, finds that steps do it, every 10 ms or so.  With the lock. */
 void kv_progress_moved(struct kv_progress *progress);
 
 /* The user will not come again before he is told: the thread takes over at once.  With the

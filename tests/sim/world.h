@@ -76,8 +76,8 @@ struct world_result {
     uint64_t
         n_saved; /* blocks that nodes which died had saved, and had when they began again */
     uint64_t n_loaded; /* blocks that came back from disk */
-    uint64_t
-        let_go_bytes; /* rows that left memory while sessions used others of their blocks */
+    /* Of rows that left memory while sessions used others of their blocks. */
+    uint64_t let_go_bytes;
     bool failed;
     char failure[512];
 };

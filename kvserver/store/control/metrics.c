@@ -102,7 +102,7 @@ static const struct {
     size_t offset;
 } sums[] = {
     {"segments", "segments of sessions", offsetof(struct kvs_stats, segments)},
-    {"absent_blocks", "blocks of sessions that are not in memory",
+    {"absent_blocks", "blocks of sessions that are not in memory, or not with all their rows",
      offsetof(struct kvs_stats, absent_blocks)},
     {"codebooks", "codebooks in memory", offsetof(struct kvs_stats, codebooks)},
     {"summarised_rows", "rows that have summaries in memory",

@@ -120,13 +120,12 @@ struct kvs_shard {
     struct kvs_outbox outbox;
     struct kvs_request_class classes[KV_PRIORITY_COUNT];
     uint64_t class_used; /* that of the class that was served last, before that */
-    struct kvs_request_queue
-        staging_waiters; /* requests that need a staging buffer; the first that may
-                                       * have the next free one gets it */
-    struct kvs_request_queue
-        missing; /* requests that wait for segments, or objects, that are away */
-    struct kvs_request
-        *preferred; /* of those that need segments (ops/need_rows.h); NULL: none */
+    /* Requests that need a staging buffer; the first that may have the next free one gets it. */
+    struct kvs_request_queue staging_waiters;
+    /* Requests that wait for segments, or objects, that are away. */
+    struct kvs_request_queue missing;
+    /* Of those that need segments (ops/need_rows.h); NULL: none. */
+    struct kvs_request *preferred;
     struct kvs_request_queue looking; /* woken requests; some are run in each step */
     /* What was in memory at that time is to be verified soon: the control thread's; 0: no hurry. */
     _Atomic uint64_t scrub_wanted_us;

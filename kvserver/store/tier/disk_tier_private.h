@@ -121,8 +121,8 @@ struct kvs_disk_tier {
     struct kvs_segment_read *wanted, **wanted_end, *to_read;
     struct kvs_segment_read *given_up; /* with values under way */
     size_t reading_bytes;              /* of both */
-    struct kvs_saved *ahead,
-        **ahead_end; /* blocks that come back while there is nothing else */
+    /* Blocks that come back while there is nothing else. */
+    struct kvs_saved *ahead, **ahead_end;
     /* What is needed at once now (residency.h): segments of these places of blocks with this number. */
     uint64_t preference;
     uint64_t preferred_at[KV_UNITS_MAX / 64];

@@ -18,7 +18,7 @@ enum {
     WAIT_MAX_US = 60 * 1000 * 1000,
     VISITS = 2000,
     GAP_US = 50, /* between them */
-    STEPS = 100, /* one in 12 ms: far more than the times when the user has no core */
+    STEPS = 100, /* one in 10 ms or so: far more than the times when the user has no core */
 };
 
 struct thing {
