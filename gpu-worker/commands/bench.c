@@ -46,8 +46,9 @@ struct team {
     struct kvw_forward_item *items; /* (batch), one group after the other */
     uint32_t *rows;                 /* (batch) 0, 1, ... */
     float *logits;                  /* (batch, n_vocabulary) */
-    double *step_s;                 /* (steps) */
-    char detail[KVW_DETAIL_BYTES];  /* why it could not be opened */
+    double *step_s;                 /* (KVW_BATCH_GROUPS_MAX * steps) what passes took */
+    uint32_t n_steps;
+    char detail[KVW_DETAIL_BYTES]; /* why it could not be opened */
 };
 
 /* ---- options ------------------------------------------------------------------------------ */
@@ -212,7 +213,9 @@ static kv_status_t team_alloc(struct team *team, uint32_t batch)
     team->rows = calloc(batch, sizeof(team->rows[0]));
     team->logits = malloc((size_t)batch * bench->worker->model->params.n_vocabulary *
                           sizeof(team->logits[0]));
-    team->step_s = calloc(options->steps, sizeof(team->step_s[0]));
+    team->step_s = calloc(KVW_BATCH_GROUPS_MAX *
+                              (options->steps > WARM_STEPS ? options->steps : WARM_STEPS),
+                          sizeof(team->step_s[0]));
     if (team->methods == NULL || team->items == NULL || team->rows == NULL ||
         team->logits == NULL || team->step_s == NULL)
         return KV_NO_MEMORY;
@@ -227,37 +230,105 @@ static kv_status_t team_alloc(struct team *team, uint32_t batch)
     return status;
 }
 
-/* A token of the sequences [first, first + n).  Which one does not matter: one of the text's. */
-static kv_status_t step(struct team *team, uint32_t first, uint32_t n, uint32_t at)
+/* Sequences of a team that compute together, pass after pass. */
+struct group {
+    struct kvw_forward *forward;
+    struct kvw_forward_item *items;
+    uint32_t n_items;
+    uint32_t at;                 /* the pass under way, or the next one */
+    uint64_t since_us;           /* when the last one was over, or the first one began */
+    bool is_passing, has_passed; /* its logits are being computed */
+    float *logits;
+};
+
+/* Begins a pass: a token of each sequence.  Which one does not matter: one of the text's. */
+static kv_status_t begin_pass(const struct team *team, struct group *group)
 {
     const struct bench *bench = team->bench;
-    /* Who asks nobody has nobody to wait for. */
-    const uint32_t n_groups =
-        n > 1 && team->run->ops->ask != NULL ? (uint32_t)bench->worker->options->groups : 1;
-    struct kvw_forward_group groups[KVW_BATCH_GROUPS_MAX];
+
+    for (uint32_t i = 0; i < group->n_items; i++) {
+        struct kvw_forward_item *item = &group->items[i];
+
+        item->tokens = &bench->tokens[(team->context + group->at + i) % bench->n_tokens];
+        item->token_begin = team->context + group->at;
+    }
+    group->is_passing = true;
+    group->has_passed = false;
+    if (group->since_us == 0)
+        group->since_us = kvw_now_us();
+    return kvw_forward_begin(group->forward, group->items, group->n_items);
+}
+
+/* A layer, or a part of the logits. */
+static kv_status_t take_turn(struct team *team, struct group *group, bool *ret_is_over)
+{
     kv_status_t status;
 
-    for (uint32_t group = 0, begin = 0; group < n_groups; group++) {
-        const uint32_t end = n * (group + 1) / n_groups;
+    if (group->has_passed)
+        return kvw_forward_logits_turn(group->forward, ret_is_over);
+    status = kvw_forward_turn(group->forward, &group->has_passed);
+    for (uint32_t i = 0; i < group->n_items && group->has_passed && status == KV_OK; i++)
+        status = group->items[i].status;
+    if (group->has_passed && status == KV_OK)
+        kvw_forward_logits_begin(group->forward, team->rows, group->n_items, group->logits);
+    return status;
+}
 
-        for (uint32_t i = begin; i < end; i++)
-            team->items[i] = (struct kvw_forward_item){
-                .attention = team->methods[first + i],
-                .phase = KVW_DECODE,
-                .tokens = &bench->tokens[(team->context + at + i) % bench->n_tokens],
-                .token_begin = team->context + at,
-                .n = 1,
-            };
-        groups[group] =
-            (struct kvw_forward_group){team->forwards[group], &team->items[begin], end - begin};
-        begin = end;
+/* A pass is over.  Notes how long that took, the other groups' turns in between included. */
+static void end_pass(struct team *team, struct group *group)
+{
+    const uint64_t now_us = kvw_now_us();
+
+    team->step_s[team->n_steps++] = (double)(now_us - group->since_us) / 1e6;
+    group->since_us = now_us;
+    group->is_passing = false;
+    group->at++;
+}
+
+/* Passes of the sequences [first, first + n), from `begin` to before `end`: as engine/batch.c has them,
+ * whose groups take turns of a layer. */
+static kv_status_t
+run_passes(struct team *team, uint32_t first, uint32_t n, uint32_t begin, uint32_t end)
+{
+    /* Who asks nobody has nobody to wait for. */
+    const uint32_t n_groups = n > 1 && team->run->ops->ask != NULL
+                                  ? (uint32_t)team->bench->worker->options->groups
+                                  : 1;
+    struct group groups[KVW_BATCH_GROUPS_MAX];
+    uint32_t n_left = n_groups * (end - begin);
+    kv_status_t status = KV_OK;
+
+    for (uint32_t i = 0; i < n_groups; i++) {
+        const uint32_t from = n * i / n_groups;
+
+        groups[i] = (struct group){
+            .forward = team->forwards[i],
+            .items = &team->items[from],
+            .n_items = n * (i + 1) / n_groups - from,
+            .at = begin,
+            .logits =
+                team->logits + (size_t)from * team->bench->worker->model->params.n_vocabulary};
+        for (uint32_t j = 0; j < groups[i].n_items; j++)
+            groups[i].items[j] = (struct kvw_forward_item){
+                .attention = team->methods[first + from + j], .phase = KVW_DECODE, .n = 1};
     }
-    status = kvw_forward_pass(groups, n_groups);
-    for (uint32_t i = 0; i < n && status == KV_OK; i++)
-        status = team->items[i].status;
-    for (uint32_t group = 0; group < n_groups && status == KV_OK; group++)
-        status = kvw_forward_logits_of(groups[group].forward, team->rows, groups[group].n_items,
-                                       team->logits);
+    team->n_steps = 0;
+    for (uint32_t turn = 0; n_left > 0 && status == KV_OK; turn++) {
+        struct group *group = &groups[turn % n_groups];
+        bool is_over = false;
+
+        if (group->is_passing)
+            status = take_turn(team, group, &is_over);
+        if (status == KV_OK && is_over) {
+            end_pass(team, group);
+            n_left--;
+            kvw_progress("passes", team->n_steps, n_groups * (end - begin));
+        }
+        if (status == KV_OK && !group->is_passing && group->at < end)
+            status = kvw_stop ? KV_CANCELLED : begin_pass(team, group);
+    }
+    for (uint32_t i = 0; i < n_groups; i++)
+        kvw_forward_abandon(groups[i].forward);
     return status;
 }
 
@@ -285,8 +356,8 @@ static kv_status_t add_sequence(struct team *team)
     else
         kvw_session_let_go(filled); /* nobody goes on with it */
     kvw_session_destroy(filled);
-    for (uint32_t at = 0; at < WARM_STEPS && status == KV_OK; at++)
-        status = step(team, team->n - 1, 1, at);
+    if (status == KV_OK)
+        status = run_passes(team, team->n - 1, 1, 0, WARM_STEPS);
     if (status == KV_OK && team->run->ops->has_index)
         status = team->run->ops->set_options(team->methods[team->n - 1], &team->run->options);
     return status;
@@ -351,25 +422,19 @@ static kv_status_t time_steps(struct team *team, struct kvw_bench_result *result
 {
     const uint32_t steps = (uint32_t)team->bench->worker->options->steps;
     double wait_s, node_s;
+    kv_status_t status;
 
     sum_stats(team, &wait_s, &node_s);
-    for (uint32_t i = 0; i < steps; i++) {
-        const uint64_t begin_us = kvw_now_us();
-        const kv_status_t status =
-            kvw_stop ? KV_CANCELLED : step(team, 0, team->n, WARM_STEPS + i);
-
-        if (status != KV_OK)
-            return status;
-        team->step_s[i] = kvw_seconds_since(begin_us);
-        kvw_progress("steps", i + 1, steps);
-    }
+    status = run_passes(team, 0, team->n, WARM_STEPS, WARM_STEPS + steps);
+    if (status != KV_OK)
+        return status;
     sum_stats(team, &result->wait_s, &result->node_s);
     result->wait_s = (result->wait_s - wait_s) / steps;
     result->node_s = (result->node_s - node_s) / steps;
-    qsort(team->step_s, steps, sizeof(team->step_s[0]), compare);
-    result->step_s = team->step_s[steps / 2];
+    qsort(team->step_s, team->n_steps, sizeof(team->step_s[0]), compare);
+    result->step_s = team->step_s[team->n_steps / 2];
     result->step_min_s = team->step_s[0];
-    result->step_max_s = team->step_s[steps - 1];
+    result->step_max_s = team->step_s[team->n_steps - 1];
     result->steps = steps;
     return KV_OK;
 }

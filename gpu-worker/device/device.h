@@ -170,6 +170,12 @@ struct kvw_device_ops {
                                  size_t n_columns,
                                  const void *data,
                                  struct kvw_weight **ret_weight);
+    /* Makes a weight of n_rows rows of another one, which outlives it.  Fails with KV_NO_MEMORY. */
+    kv_status_t (*weight_part)(struct kvw_device *device,
+                               const struct kvw_weight *of,
+                               size_t first_row,
+                               size_t n_rows,
+                               struct kvw_weight **ret_weight);
     void (*weight_destroy)(struct kvw_weight *weight); /* NULL is allowed */
 
     kv_status_t (*sync)(struct kvw_device *device);

@@ -17,22 +17,30 @@ struct queue {
     uint32_t n;
 };
 
+/* Sequences that compute together. */
+struct group {
+    struct kvw_forward *forward;
+    /* Of its pass, or of its last one. */
+    struct kvw_forward_item *items; /* (sequences) */
+    struct kvw_sequence **of;       /* (sequences) whose they are */
+    uint32_t n_items;               /* 0: there is no pass */
+    uint32_t n_tokens;              /* of them all */
+    bool has_passed;                /* only logits are still to come */
+    uint32_t *rows;                 /* (sequences) of the pass, for which they are */
+    float *logits;                  /* (sequences, n_vocabulary) */
+};
+
 struct kvw_batch {
     struct kvw_batch_setup setup;
-    struct kvw_forward *forwards[KVW_BATCH_GROUPS_MAX];
+    struct group groups[KVW_BATCH_GROUPS_MAX];
+    uint32_t turn; /* the group whose turn it is */
     struct queue waiting;
     struct queue opening; /* their sessions */
     struct queue begun;   /* those still in their prompt are in the order of their turns */
     struct queue leaving; /* answered, or failed: their rows and names are on their way */
     uint64_t away_us; /* since when no session can be opened, since nodes are away; 0: it can */
     uint64_t retry_us; /* when to try again */
-    float *logits;     /* (sequences, n_vocabulary) */
     struct kvw_batch_stats stats;
-
-    /* Of a pass. */
-    struct kvw_forward_item *items[KVW_BATCH_GROUPS_MAX]; /* (sequences) */
-    struct kvw_sequence **of[KVW_BATCH_GROUPS_MAX];       /* (sequences) whose they are */
-    uint32_t *rows;                                       /* (sequences) */
 };
 
 /* ---- lists -------------------------------------------------------------------------------- */
@@ -103,6 +111,8 @@ static uint32_t n_places(const struct kvw_batch *batch)
 
 void kvw_batch_check(const struct kvw_batch *batch)
 {
+    uint32_t n_passing = 0, n_tokens = 0;
+
     assert(count(&batch->waiting) == batch->waiting.n);
     assert(count(&batch->opening) == batch->opening.n);
     assert(count(&batch->begun) == batch->begun.n);
@@ -116,7 +126,22 @@ void kvw_batch_check(const struct kvw_batch *batch)
         assert(at->attention != NULL && at->is_open);
         assert(at->result.passed_tokens <= at->n_prompt + at->result.generated_tokens);
         assert(at->is_generating == (at->result.passed_tokens >= at->n_prompt));
+        n_passing += at->is_passing;
     }
+    for (uint32_t i = 0; i < batch->setup.groups; i++) {
+        const struct group *group = &batch->groups[i];
+        uint32_t n_group = 0;
+
+        for (uint32_t j = 0; j < group->n_items; j++) {
+            assert(group->of[j]->is_passing);
+            assert(group->of[j]->attention == group->items[j].attention);
+            n_group += group->items[j].n;
+        }
+        assert(n_group == group->n_tokens);
+        n_tokens += n_group;
+        n_passing -= group->n_items;
+    }
+    assert(n_passing == 0 && n_tokens <= batch->setup.tokens);
 }
 
 /* ---- creation ----------------------------------------------------------------------------- */
@@ -138,21 +163,21 @@ kv_status_t kvw_batch_create(const struct kvw_batch_setup *setup, struct kvw_bat
     queue_init(&batch->opening);
     queue_init(&batch->begun);
     queue_init(&batch->leaving);
-    batch->logits =
-        malloc((size_t)n * setup->model->params.n_vocabulary * sizeof(batch->logits[0]));
-    batch->rows = calloc(n, sizeof(batch->rows[0]));
     for (uint32_t i = 0; i < setup->groups && status == KV_OK; i++) {
-        batch->items[i] = calloc(n, sizeof(batch->items[i][0]));
-        batch->of[i] = calloc(n, sizeof(batch->of[i][0]));
-        status =
-            batch->items[i] == NULL || batch->of[i] == NULL
-                ? KV_NO_MEMORY
-                : kvw_forward_create_many(setup->model, setup->tokens, n, &batch->forwards[i]);
+        struct group *group = &batch->groups[i];
+
+        group->items = calloc(n, sizeof(group->items[0]));
+        group->of = calloc(n, sizeof(group->of[0]));
+        group->rows = calloc(n, sizeof(group->rows[0]));
+        group->logits =
+            malloc((size_t)n * setup->model->params.n_vocabulary * sizeof(group->logits[0]));
+        status = group->items == NULL || group->of == NULL || group->rows == NULL ||
+                         group->logits == NULL
+                     ? KV_NO_MEMORY
+                     : kvw_forward_create_many(setup->model, setup->tokens, n, &group->forward);
         if (status == KV_OK)
-            kvw_forward_trace(batch->forwards[i], setup->trace);
+            kvw_forward_trace(group->forward, setup->trace);
     }
-    if (batch->logits == NULL || batch->rows == NULL)
-        status = KV_NO_MEMORY;
     if (status != KV_OK) {
         kvw_batch_destroy(batch);
         return status;
@@ -246,6 +271,9 @@ void kvw_batch_destroy(struct kvw_batch *batch)
 {
     if (batch == NULL)
         return;
+    for (uint32_t i = 0; i < batch->setup.groups; i++)
+        if (batch->groups[i].forward != NULL)
+            kvw_forward_abandon(batch->groups[i].forward);
     while (batch->leaving.n > 0) {
         struct kvw_sequence *sequence = take_first(&batch->leaving);
 
@@ -258,12 +286,12 @@ void kvw_batch_destroy(struct kvw_batch *batch)
     while (batch->waiting.n > 0)
         end_now(take_first(&batch->waiting), KV_CANCELLED);
     for (uint32_t i = 0; i < batch->setup.groups; i++) {
-        kvw_forward_destroy(batch->forwards[i]);
-        free(batch->items[i]);
-        free(batch->of[i]);
+        kvw_forward_destroy(batch->groups[i].forward);
+        free(batch->groups[i].items);
+        free(batch->groups[i].of);
+        free(batch->groups[i].rows);
+        free(batch->groups[i].logits);
     }
-    free(batch->logits);
-    free(batch->rows);
     free(batch);
 }
 
@@ -335,7 +363,8 @@ static bool begin_sequence(struct kvw_batch *batch, struct kvw_sequence *sequenc
     kv_status_t status;
 
     sequence->attention = NULL;
-    sequence->is_generating = sequence->is_open = sequence->is_over = false;
+    sequence->is_generating = sequence->is_open = sequence->is_over = sequence->is_passing =
+        false;
     if (sequence->begin_us == 0)
         sequence->begin_us = kvw_now_us();
     sequence->result = (struct kvw_generate_result){.prompt_tokens = sequence->n_prompt};
@@ -398,67 +427,95 @@ static void fill_places(struct kvw_batch *batch)
 
 /* ---- what a pass computes ----------------------------------------------------------------- */
 
-struct pass {
-    struct kvw_forward_group groups[KVW_BATCH_GROUPS_MAX];
-    uint32_t n_tokens[KVW_BATCH_GROUPS_MAX];
-    uint32_t n_left; /* tokens that it has room for */
-};
-
-static void
-take_item(struct kvw_batch *batch, struct pass *pass, struct kvw_sequence *sequence, uint32_t n)
+static void take_item(struct group *group, struct kvw_sequence *sequence, uint32_t n)
 {
     const uint32_t begin = sequence->result.passed_tokens;
-    const uint32_t group =
-        batch->setup.groups > 1 && pass->n_tokens[1] < pass->n_tokens[0] ? 1 : 0;
-    struct kvw_forward_group *to = &pass->groups[group];
 
-    batch->of[group][to->n_items] = sequence;
-    to->items[to->n_items++] = (struct kvw_forward_item){
+    sequence->is_passing = true;
+    group->of[group->n_items] = sequence;
+    group->items[group->n_items++] = (struct kvw_forward_item){
         .attention = sequence->attention,
         .phase = sequence->is_generating ? KVW_DECODE : KVW_PREFILL,
         .tokens = sequence->tokens + begin,
         .token_begin = begin,
         .n = n,
     };
-    pass->n_tokens[group] += n;
-    pass->n_left -= n;
+    group->n_tokens += n;
 }
 
 /* Whether a pass with n more tokens of the sequence would not wait for the store. */
 static bool is_ready(struct kvw_sequence *sequence, uint32_t n)
 {
-    return kvw_method_is_ready(sequence->attention,
+    return !sequence->is_passing &&
+           kvw_method_is_ready(sequence->attention,
                                sequence->is_generating ? KVW_DECODE : KVW_PREFILL,
                                sequence->result.passed_tokens + n);
 }
 
-/* Answers first, a token each; then chunks of prompts.  Who gets one goes to the end of the
- * queue.  Who would have to wait for the store is left out. */
-static void choose(struct kvw_batch *batch, struct pass *pass)
+/* Takes answers for a pass, a token each: those that are in no other pass, at most the group's share
+ * of all.  Returns how many are left for passes of other groups. */
+static uint32_t take_answers(struct kvw_batch *batch, struct group *group)
 {
-    const uint32_t n = batch->begun.n;
+    uint32_t n = 0, n_left = 0;
+
+    for (const struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
+        n += at->is_generating;
+    n = (n + batch->setup.groups - 1) / batch->setup.groups;
+    for (struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
+        if (at->is_generating && n > 0 && is_ready(at, 1)) {
+            take_item(group, at, 1);
+            n--;
+        } else {
+            n_left += at->is_generating && !at->is_passing;
+        }
+    return n_left;
+}
+
+/* Takes chunks of prompts, of n_room tokens at most.  Who gets one goes to the end of the queue. */
+static void take_chunks(struct kvw_batch *batch, struct group *group, uint32_t n_room)
+{
     struct queue served;
 
-    *pass = (struct pass){.n_left = batch->setup.tokens};
-    for (uint32_t i = 0; i < batch->setup.groups; i++)
-        pass->groups[i] = (struct kvw_forward_group){batch->forwards[i], batch->items[i], 0};
-    for (struct kvw_sequence *at = batch->begun.first; at != NULL; at = at->next)
-        if (at->is_generating && is_ready(at, 1))
-            take_item(batch, pass, at, 1);
     queue_init(&served);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t n = batch->begun.n; n > 0; n--) {
         struct kvw_sequence *at = take_first(&batch->begun);
         const uint32_t begin = at->result.passed_tokens;
         const uint32_t n_chunk =
             at->is_generating ? 0 : kvw_forward_chunk_end(begin, at->n_prompt) - begin;
-        const bool is_served = n_chunk > 0 && n_chunk <= pass->n_left && is_ready(at, n_chunk);
+        const bool is_served = n_chunk > 0 && n_chunk <= n_room && is_ready(at, n_chunk);
 
-        if (is_served)
-            take_item(batch, pass, at, n_chunk);
+        if (is_served) {
+            take_item(group, at, n_chunk);
+            n_room -= n_chunk;
+        }
         append(is_served ? &served : &batch->begun, at);
     }
     while (served.n > 0)
         append(&batch->begun, take_first(&served));
+}
+
+/* Begins passes of the groups that have none: answers first, then chunks of prompts.  Who would have
+ * to wait for the store is left out.  All answers have room, whichever pass they are in. */
+static kv_status_t begin_passes(struct kvw_batch *batch)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t i = 0; i < batch->setup.groups && status == KV_OK; i++) {
+        struct group *group = &batch->groups[i];
+        uint32_t n_taken = 0;
+
+        if (group->n_items > 0)
+            continue;
+        n_taken = take_answers(batch, group);
+        for (uint32_t j = 0; j < batch->setup.groups; j++)
+            n_taken += batch->groups[j].n_tokens;
+        assert(n_taken <= batch->setup.tokens);
+        take_chunks(batch, group, batch->setup.tokens - n_taken);
+        if (group->n_items > 0)
+            status = kvw_forward_begin(group->forward, group->items, group->n_items);
+        group->has_passed = false;
+    }
+    return status;
 }
 
 /* ---- after a pass ------------------------------------------------------------------------- */
@@ -517,37 +574,87 @@ static bool note_passed(struct kvw_batch *batch,
     return true;
 }
 
-/* Of a group: logits, and the next tokens.  Fails with the device's error. */
-static kv_status_t
-finish_group(struct kvw_batch *batch, const struct kvw_forward_group *group, uint32_t at)
+/* A group's tokens have passed: keeps those of its items that need logits. */
+static void keep_wanted(struct kvw_batch *batch, struct group *group)
 {
-    const size_t n_vocabulary = batch->setup.model->params.n_vocabulary;
-    struct kvw_sequence **of = batch->of[at];
-    uint32_t n_wanted = 0, row = 0;
-    kv_status_t status;
+    const uint32_t n_items = group->n_items;
+    uint32_t row = 0;
 
-    for (uint32_t i = 0; i < group->n_items; i++) {
-        const struct kvw_forward_item *item = &group->items[i];
+    group->n_items = group->n_tokens = 0;
+    group->has_passed = true;
+    for (uint32_t i = 0; i < n_items; i++) {
+        const struct kvw_forward_item item = group->items[i];
+        struct kvw_sequence *sequence = group->of[i];
 
-        row += item->n;
-        if (item->status != KV_OK) {
-            remove_from(&batch->begun, of[i]);
-            leave(batch, of[i], item->status);
-        } else if (note_passed(batch, of[i], item)) {
-            batch->rows[n_wanted] = row - 1;
-            of[n_wanted++] = of[i];
+        row += item.n;
+        sequence->is_passing = false;
+        if (item.status != KV_OK) {
+            remove_from(&batch->begun, sequence);
+            leave(batch, sequence, item.status);
+        } else if (note_passed(batch, sequence, &item)) {
+            sequence->is_passing = true;
+            group->rows[group->n_items] = row - 1;
+            group->of[group->n_items] = sequence;
+            group->items[group->n_items++] = item;
+            group->n_tokens += item.n;
         }
     }
-    status = n_wanted == 0
-                 ? KV_OK
-                 : kvw_forward_logits_of(group->forward, batch->rows, n_wanted, batch->logits);
-    for (uint32_t i = 0; status == KV_OK && i < n_wanted; i++) {
-        kv_status_t last;
+}
 
-        if (!go_on(of[i], batch->logits + i * n_vocabulary, &last)) {
-            remove_from(&batch->begun, of[i]);
-            leave(batch, of[i], last);
+/* The logits are there: samples the next tokens. */
+static void sample(struct kvw_batch *batch, struct group *group)
+{
+    const size_t n_vocabulary = batch->setup.model->params.n_vocabulary;
+    const uint32_t n_items = group->n_items;
+
+    group->n_items = group->n_tokens = 0;
+    for (uint32_t i = 0; i < n_items; i++) {
+        struct kvw_sequence *sequence = group->of[i];
+        kv_status_t status;
+
+        sequence->is_passing = false;
+        if (!go_on(sequence, group->logits + i * n_vocabulary, &status)) {
+            remove_from(&batch->begun, sequence);
+            leave(batch, sequence, status);
         }
+    }
+}
+
+/* A layer, or a part of the logits.  *ret_is_over: the pass is, and there is none now.  Fails with
+ * the device's error. */
+static kv_status_t take_turn(struct kvw_batch *batch, struct group *group, bool *ret_is_over)
+{
+    bool is_over = false;
+    kv_status_t status;
+
+    if (group->has_passed) {
+        status = kvw_forward_logits_turn(group->forward, &is_over);
+        if (status == KV_OK && is_over)
+            sample(batch, group);
+    } else {
+        status = kvw_forward_turn(group->forward, &is_over);
+        if (status == KV_OK && is_over)
+            keep_wanted(batch, group);
+        if (group->has_passed && group->n_items > 0)
+            kvw_forward_logits_begin(group->forward, group->rows, group->n_items,
+                                     group->logits);
+    }
+    *ret_is_over = group->n_items == 0;
+    return status;
+}
+
+/* Group after group takes a turn, until the pass of one is over.  While one computes, the others'
+ * questions are out: its logits, too, are computed in turns. */
+static kv_status_t take_turns(struct kvw_batch *batch)
+{
+    bool is_over = false;
+    kv_status_t status = KV_OK;
+
+    while (status == KV_OK && !is_over) {
+        struct group *group = &batch->groups[batch->turn++ % batch->setup.groups];
+
+        if (group->n_items > 0)
+            status = take_turn(batch, group, &is_over);
     }
     return status;
 }
@@ -576,29 +683,27 @@ static void idle(struct kvw_batch *batch)
     batch->stats.idle_s += kvw_seconds_since(begin_us);
 }
 
-static kv_status_t compute(struct kvw_batch *batch, struct pass *pass)
+static bool has_pass(const struct kvw_batch *batch)
 {
-    kv_status_t status = kvw_forward_pass(pass->groups, batch->setup.groups);
-
-    for (uint32_t i = 0; status == KV_OK && i < batch->setup.groups; i++)
-        status = finish_group(batch, &pass->groups[i], i);
-    return status;
+    for (uint32_t i = 0; i < batch->setup.groups; i++)
+        if (batch->groups[i].n_items > 0)
+            return true;
+    return false;
 }
 
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
 {
-    struct pass pass;
-    kv_status_t status = KV_OK;
+    kv_status_t status;
 
     /* Once, and then everything is looked at: what ends meanwhile would not end idle(). */
     if (any_session(batch) != NULL)
         kvw_method_keepalive(any_session(batch));
     take_gone(batch);
     fill_places(batch);
-    choose(batch, &pass);
-    if (pass.n_left < batch->setup.tokens)
-        status = compute(batch, &pass);
-    else
+    status = begin_passes(batch);
+    if (status == KV_OK && has_pass(batch))
+        status = take_turns(batch);
+    else if (status == KV_OK)
         idle(batch);
     take_gone(batch);
     *ret_left = n_places(batch) + batch->waiting.n;

@@ -2,13 +2,13 @@
  *
  *     kvw_batch_create()
  *     kvw_batch_add()            it waits, and begins when there is a free slot
- *     while (kvw_batch_step())   a pass of all that have begun
+ *     while (kvw_batch_step())   a pass of those that have begun
  *     kvw_batch_destroy()
  *
- * In every pass each sequence that generates computes one token.  What the pass has room for beside
- * that, of `tokens` in all, is for prompts, a chunk of one after the other, whose turn it is: a
- * long prompt neither stops the others' answers nor shorter prompts behind it.  A sequence leaves
- * when its answer ends; the next one that waits takes its slot.
+ * In a pass each sequence that generates computes one token.  What there is room for beside that, of
+ * `tokens` in all, is for prompts, a chunk of one after the other, whose turn it is: a long prompt
+ * neither stops the others' answers nor shorter prompts behind it.  A sequence leaves when its
+ * answer ends; the next one that waits takes its slot.
  *
  * Device rows may have a bound: a sequence that would exceed it waits, in the order of coming, until
  * others need less.  A sequence counts with all its rows until it generates, and then with
@@ -23,9 +23,9 @@
  * While nodes are away, so that no session can be opened, those that wait are tried again, for ten
  * seconds; then they fail, one after the other, until an open succeeds.
  *
- * With two groups, the sequences that generate are divided, and take turns in a pass: while one
- * group computes a layer, the other's questions to the store are out.  The weights are then read
- * twice.
+ * With two groups, the sequences that generate are divided, and each group computes passes of its
+ * own, in turns of a layer: while one computes, the other's questions to the store are out, also
+ * at the end of a pass.  The weights are then read twice.
  *
  * Threads: one at a time.  Memory: create/destroy; sequences are the caller's, and stay
  * until close() of the last session that they opened.
@@ -45,7 +45,7 @@ struct kvw_batch;
 struct kvw_batch_setup {
     const struct kvw_model *model;
     uint32_t sequences;      /* that may have begun, 1..KVW_BATCH_SEQUENCES_MAX */
-    uint32_t tokens;         /* of a pass: at least sequences + KVW_FORWARD_CHUNK */
+    uint32_t tokens;         /* of passes under way: at least sequences + KVW_FORWARD_CHUNK */
     uint32_t groups;         /* 1 or 2 */
     uint64_t row_bytes;      /* that sequences may have together; 0: any */
     struct kvw_trace *trace; /* NULL: none */
@@ -83,6 +83,7 @@ struct kvw_sequence {
     kv_status_t status; /* when it leaves */
     bool is_open;       /* its session has been */
     bool is_generating; /* its prompt has passed */
+    bool is_passing;    /* in a pass */
     bool is_over;       /* and told so */
 };
 
@@ -93,9 +94,9 @@ void kvw_batch_destroy(struct kvw_batch *batch);
 
 void kvw_batch_add(struct kvw_batch *batch, struct kvw_sequence *sequence);
 
-/* Computes a pass, or, if all wait for the store, waits a little with them.  *ret_left: how many
- * are not over.  Fails with the device's error, or KV_NO_MEMORY: then nobody can go on.  What
- * fails of one sequence ends that one alone. */
+/* Computes until the pass of a group is over, or, if all wait for the store, waits a little with
+ * them.  *ret_left: how many are not over.  Fails with the device's error, or KV_NO_MEMORY: then
+ * nobody can go on.  What fails of one sequence ends that one alone. */
 kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left);
 
 struct kvw_batch_stats {

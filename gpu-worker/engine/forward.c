@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 enum {
-    LOGIT_ROWS = 32, /* computed at once */
+    LOGIT_ROWS = 32, /* of states, for which logits are computed at once, ... */
+    LOGIT_PARTS = 8, /* ... in turns of so many parts of the vocabulary */
 };
 
 /* An item of the pass under way, and its part of the buffers. */
@@ -16,12 +17,22 @@ struct item {
     bool is_part; /* else they are the forward's own */
 };
 
+/* Logits that are being computed. */
+struct logits {
+    const uint32_t *rows; /* (n); NULL: first, first + 1, ... */
+    uint32_t first, n;
+    uint32_t n_done, part; /* rows whose logits are complete, and parts of the next ones' */
+    float *to;             /* (n, n_vocabulary) */
+};
+
 struct kvw_forward {
     const struct kvw_model *model;
     struct kvw_method *attention; /* of steps; NULL: it is for passes */
     uint32_t tokens_max, items_max;
     struct item *items; /* (items_max) */
-    uint32_t n_items, n_tokens;
+    uint32_t n_items,
+        n_tokens;     /* of the pass under way, or of the last one; no items: none is */
+    uint32_t layer;   /* that has been asked for */
     uint32_t *tokens; /* (tokens_max) of all items */
     struct kvw_device *device;
     struct kvw_trace *trace;
@@ -36,9 +47,12 @@ struct kvw_forward {
     struct kvw_device_buffer *mixed; /* n_q_heads, d */
     struct kvw_device_buffer *gate, *up;
     struct kvw_device_buffer *rotations;
+    struct logits wanted;
+    uint32_t n_parts;
+    struct kvw_weight *output[LOGIT_PARTS]; /* (n_parts) */
     /* (LOGIT_ROWS, ...) */
     struct kvw_device_buffer *last;   /* n_hidden */
-    struct kvw_device_buffer *logits; /* n_vocabulary */
+    struct kvw_device_buffer *logits; /* of the largest part */
 };
 
 void kvw_forward_trace(struct kvw_forward *forward, struct kvw_trace *trace)
@@ -73,6 +87,8 @@ void kvw_forward_destroy(struct kvw_forward *forward)
 
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
         forward->device->ops->buffer_destroy(buffers[i]);
+    for (uint32_t i = 0; i < forward->n_parts; i++)
+        forward->device->ops->weight_destroy(forward->output[i]);
     free(forward->rotations_host);
     free(forward->items);
     free(forward->tokens);
@@ -88,6 +104,31 @@ kv_status_t kvw_forward_create(const struct kvw_model *model,
 
     if (status == KV_OK)
         (*ret_forward)->attention = attention;
+    return status;
+}
+
+/* The row of the output matrix from which a part begins; there are n_parts. */
+static uint32_t part_begin(const struct kvw_forward *forward, uint32_t part)
+{
+    return (uint32_t)((uint64_t)forward->model->params.n_vocabulary * part / forward->n_parts);
+}
+
+static uint32_t part_rows(const struct kvw_forward *forward, uint32_t part)
+{
+    return part_begin(forward, part + 1) - part_begin(forward, part);
+}
+
+static kv_status_t take_output_parts(struct kvw_forward *forward)
+{
+    const struct kvw_model *model = forward->model;
+    const uint32_t n_vocabulary = model->params.n_vocabulary;
+    kv_status_t status = KV_OK;
+
+    forward->n_parts = n_vocabulary < LOGIT_PARTS ? n_vocabulary : LOGIT_PARTS;
+    for (uint32_t i = 0; i < forward->n_parts && status == KV_OK; i++)
+        status = model->device->ops->weight_part(model->device, model->output,
+                                                 part_begin(forward, i), part_rows(forward, i),
+                                                 &forward->output[i]);
     return status;
 }
 
@@ -123,7 +164,7 @@ kv_status_t kvw_forward_create_many(const struct kvw_model *model,
         {&forward->up, n_tokens, params->n_ffn},
         {&forward->rotations, n_tokens, params->n_rot},
         {&forward->last, LOGIT_ROWS, params->n_hidden},
-        {&forward->logits, LOGIT_ROWS, params->n_vocabulary},
+        {&forward->logits, LOGIT_ROWS, params->n_vocabulary / LOGIT_PARTS + 1},
     };
 
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
@@ -133,6 +174,9 @@ kv_status_t kvw_forward_create_many(const struct kvw_model *model,
         if (status != KV_OK)
             goto err;
     }
+    status = take_output_parts(forward);
+    if (status != KV_OK)
+        goto err;
     forward->rotations_host = calloc((size_t)n_tokens * params->n_rot, sizeof(float));
     forward->items = calloc(n_items, sizeof(forward->items[0]));
     forward->tokens = calloc(n_tokens, sizeof(forward->tokens[0]));
@@ -192,53 +236,6 @@ static kv_status_t take_part(struct kvw_forward *forward, struct item *item, uin
                                               item->of->n * row_bytes, wanted[i].part);
     }
     return status;
-}
-
-/* Takes the items, and computes what comes before the first layer. */
-static kv_status_t
-begin(struct kvw_forward *forward, struct kvw_forward_item *items, uint32_t n_items)
-{
-    const struct kvw_model_params *params = &forward->model->params;
-    struct kvw_device *device = forward->device;
-    kv_status_t status = KV_OK;
-
-    assert(n_items <= forward->items_max && forward->n_items == 0);
-    forward->n_tokens = 0;
-    for (uint32_t i = 0; status == KV_OK && i < n_items; i++) {
-        struct kvw_forward_item *of = &items[i];
-        struct item *item = &forward->items[i];
-        const uint32_t row = forward->n_tokens;
-
-        assert(of->n > 0 && of->n <= (of->phase == KVW_DECODE ? 1 : KVW_FORWARD_CHUNK));
-        assert(of->n <= forward->tokens_max - row);
-        of->status = KV_OK;
-        *item = (struct item){.of = of,
-                              .q = forward->q,
-                              .k = forward->k,
-                              .v = forward->v,
-                              .mixed = forward->mixed};
-        for (uint32_t j = 0; j < of->n; j++) {
-            if (of->tokens[j] >= params->n_vocabulary)
-                status = KV_INVALID;
-            forward->tokens[row + j] = of->tokens[j];
-        }
-        kvw_model_rotations(params, of->token_begin, of->n,
-                            forward->rotations_host + (size_t)row * params->n_rot);
-        forward->n_tokens += of->n;
-        forward->n_items++;
-        if (status == KV_OK && n_items > 1)
-            status = take_part(forward, item, row);
-    }
-    if (status != KV_OK) {
-        release_parts(forward);
-        return status;
-    }
-    /* The last pass has waited for its own copy. */
-    kvw_device_write(device, KVW_STREAM_COMPUTE, forward->rotations, 0, forward->rotations_host,
-                     (size_t)forward->n_tokens * params->n_rot * sizeof(float));
-    device->ops->embed(device, forward->model->embedding, forward->tokens, forward->n_tokens,
-                       forward->x);
-    return KV_OK;
 }
 
 /* The query of a layer whose input is the state as it is now.  Uses h. */
@@ -352,7 +349,15 @@ static bool all_failed(const struct kvw_forward *forward)
     return true;
 }
 
-/* Ends the pass of all items; the device is waited for in any case: it has their memory. */
+void kvw_forward_abandon(struct kvw_forward *forward)
+{
+    if (forward->n_items == 0)
+        return;
+    (void)forward->device->ops->sync(forward->device); /* it has the items' memory */
+    release_parts(forward);
+}
+
+/* Ends the pass of all items. */
 static kv_status_t end(struct kvw_forward *forward)
 {
     kv_status_t status;
@@ -363,47 +368,69 @@ static kv_status_t end(struct kvw_forward *forward)
         if (of->status == KV_OK)
             of->status = kvw_method_end_pass(of->attention, of->phase, of->token_begin, of->n);
     }
+    /* Whatever comes of it: the device has the items' memory. */
     status = forward->device->ops->sync(forward->device);
     release_parts(forward);
     return status;
 }
 
-/* Group after group: each asks for its next layer when it has the last one's answers. */
-static void run_layers(struct kvw_forward_group *groups, uint32_t n_groups, uint32_t n_layers)
+kv_status_t
+kvw_forward_begin(struct kvw_forward *forward, struct kvw_forward_item *items, uint32_t n_items)
 {
-    for (uint32_t layer = 0; layer <= n_layers; layer++)
-        for (uint32_t i = 0; i < n_groups; i++) {
-            if (groups[i].n_items == 0 || all_failed(groups[i].forward))
-                continue;
-            if (layer > 0)
-                answer(groups[i].forward, layer - 1);
-            if (layer < n_layers)
-                ask(groups[i].forward, layer);
+    const struct kvw_model_params *params = &forward->model->params;
+    struct kvw_device *device = forward->device;
+    kv_status_t status = KV_OK;
+
+    assert(n_items > 0 && n_items <= forward->items_max && forward->n_items == 0);
+    forward->n_tokens = forward->layer = 0;
+    for (uint32_t i = 0; status == KV_OK && i < n_items; i++) {
+        struct kvw_forward_item *of = &items[i];
+        struct item *item = &forward->items[i];
+        const uint32_t row = forward->n_tokens;
+
+        assert(of->n > 0 && of->n <= (of->phase == KVW_DECODE ? 1 : KVW_FORWARD_CHUNK));
+        assert(of->n <= forward->tokens_max - row);
+        of->status = KV_OK;
+        *item = (struct item){.of = of,
+                              .q = forward->q,
+                              .k = forward->k,
+                              .v = forward->v,
+                              .mixed = forward->mixed};
+        for (uint32_t j = 0; j < of->n; j++) {
+            if (of->tokens[j] >= params->n_vocabulary)
+                status = KV_INVALID;
+            forward->tokens[row + j] = of->tokens[j];
         }
+        kvw_model_rotations(params, of->token_begin, of->n,
+                            forward->rotations_host + (size_t)row * params->n_rot);
+        forward->n_tokens += of->n;
+        forward->n_items++;
+        if (status == KV_OK && n_items > 1)
+            status = take_part(forward, item, row);
+    }
+    if (status != KV_OK) {
+        release_parts(forward);
+        return status;
+    }
+    /* The last pass has waited for its own copy. */
+    kvw_device_write(device, KVW_STREAM_COMPUTE, forward->rotations, 0, forward->rotations_host,
+                     (size_t)forward->n_tokens * params->n_rot * sizeof(float));
+    device->ops->embed(device, forward->model->embedding, forward->tokens, forward->n_tokens,
+                       forward->x);
+    ask(forward, 0);
+    return KV_OK;
 }
 
-kv_status_t kvw_forward_pass(struct kvw_forward_group *groups, uint32_t n_groups)
+kv_status_t kvw_forward_turn(struct kvw_forward *forward, bool *ret_is_over)
 {
-    kv_status_t status = KV_OK;
-    uint32_t n_begun = 0;
-
-    for (; status == KV_OK && n_begun < n_groups; n_begun++)
-        if (groups[n_begun].n_items > 0)
-            status =
-                begin(groups[n_begun].forward, groups[n_begun].items, groups[n_begun].n_items);
-    if (status == KV_OK && n_groups > 0)
-        run_layers(groups, n_groups, groups[0].forward->model->params.n_layers);
-    for (uint32_t i = 0; i < n_begun; i++) {
-        kv_status_t last = KV_OK;
-
-        if (groups[i].n_items > 0 && status == KV_OK)
-            last = end(groups[i].forward);
-        else if (groups[i].n_items > 0)
-            release_parts(groups[i].forward);
-        if (status == KV_OK)
-            status = last;
-    }
-    return status;
+    assert(forward->n_items > 0);
+    if (!all_failed(forward))
+        answer(forward, forward->layer++);
+    *ret_is_over = all_failed(forward) || forward->layer == forward->model->params.n_layers;
+    if (*ret_is_over)
+        return end(forward);
+    ask(forward, forward->layer);
+    return KV_OK;
 }
 
 kv_status_t kvw_forward_step(struct kvw_forward *forward,
@@ -417,27 +444,15 @@ kv_status_t kvw_forward_step(struct kvw_forward *forward,
                                     .tokens = tokens,
                                     .token_begin = token_begin,
                                     .n = n};
-    struct kvw_forward_group group = {forward, &item, 1};
-    const kv_status_t status = kvw_forward_pass(&group, 1);
+    bool is_over = false;
+    kv_status_t status = kvw_forward_begin(forward, &item, 1);
 
+    while (status == KV_OK && !is_over)
+        status = kvw_forward_turn(forward, &is_over);
     return status == KV_OK ? item.status : status;
 }
 
 /* ---- logits ------------------------------------------------------------------------------- */
-
-/* Of the first rows of forward->last. */
-static void logits_of_last(struct kvw_forward *forward, uint32_t n, float *ret_logits)
-{
-    const struct kvw_model_params *params = &forward->model->params;
-    const struct kvw_device_ops *ops = forward->device->ops;
-
-    ops->rms_norm(forward->device, forward->model->output_norm, params->epsilon, forward->last,
-                  n, forward->last);
-    ops->matmul(forward->device, forward->model->output, NULL, forward->last, n,
-                forward->logits);
-    kvw_device_read(forward->device, KVW_STREAM_COMPUTE, forward->logits, 0, ret_logits,
-                    n * params->n_vocabulary * sizeof(float));
-}
 
 /* Brings states to forward->last, from row `to` on. */
 static void take_states(struct kvw_forward *forward, uint32_t to, uint32_t first, uint32_t n)
@@ -450,33 +465,65 @@ static void take_states(struct kvw_forward *forward, uint32_t to, uint32_t first
                                (struct kvw_pieces){n, bytes});
 }
 
+/* Of the next n rows. */
+static void take_wanted(struct kvw_forward *forward, uint32_t n)
+{
+    const struct logits *wanted = &forward->wanted;
+
+    if (wanted->rows == NULL)
+        take_states(forward, 0, wanted->first + wanted->n_done, n);
+    for (uint32_t i = 0; wanted->rows != NULL && i < n; i++)
+        take_states(forward, i, wanted->rows[wanted->n_done + i], 1);
+    forward->device->ops->rms_norm(forward->device, forward->model->output_norm,
+                                   forward->model->params.epsilon, forward->last, n,
+                                   forward->last);
+}
+
+void kvw_forward_logits_begin(struct kvw_forward *forward,
+                              const uint32_t *rows,
+                              uint32_t n,
+                              float *ret_logits)
+{
+    assert(n > 0);
+    forward->wanted = (struct logits){.rows = rows, .n = n, .to = ret_logits};
+}
+
+kv_status_t kvw_forward_logits_turn(struct kvw_forward *forward, bool *ret_is_over)
+{
+    const struct kvw_model_params *params = &forward->model->params;
+    const struct kvw_device_ops *ops = forward->device->ops;
+    struct logits *wanted = &forward->wanted;
+    const uint32_t n_left = wanted->n - wanted->n_done;
+    const uint32_t n = n_left < LOGIT_ROWS ? n_left : LOGIT_ROWS;
+    const size_t part_bytes = part_rows(forward, wanted->part) * sizeof(float);
+
+    assert(n > 0);
+    if (wanted->part == 0)
+        take_wanted(forward, n);
+    ops->matmul(forward->device, forward->output[wanted->part], NULL, forward->last, n,
+                forward->logits);
+    ops->read(forward->device, KVW_STREAM_COMPUTE, forward->logits,
+              (struct kvw_place){0, part_bytes},
+              wanted->to + (size_t)wanted->n_done * params->n_vocabulary +
+                  part_begin(forward, wanted->part),
+              params->n_vocabulary * sizeof(float), (struct kvw_pieces){n, part_bytes});
+    if (++wanted->part == forward->n_parts) {
+        wanted->part = 0;
+        wanted->n_done += n;
+    }
+    *ret_is_over = wanted->n_done == wanted->n;
+    return *ret_is_over ? ops->sync(forward->device) : KV_OK;
+}
+
 kv_status_t
 kvw_forward_logits(struct kvw_forward *forward, uint32_t first, uint32_t n, float *ret_logits)
 {
-    for (uint32_t done = 0; done < n;) {
-        const uint32_t count = n - done < LOGIT_ROWS ? n - done : LOGIT_ROWS;
+    bool is_over = false;
+    kv_status_t status = KV_OK;
 
-        take_states(forward, 0, first + done, count);
-        logits_of_last(forward, count,
-                       ret_logits + (size_t)done * forward->model->params.n_vocabulary);
-        done += count;
-    }
-    return forward->device->ops->sync(forward->device);
-}
-
-kv_status_t kvw_forward_logits_of(struct kvw_forward *forward,
-                                  const uint32_t *rows,
-                                  uint32_t n,
-                                  float *ret_logits)
-{
-    for (uint32_t done = 0; done < n;) {
-        const uint32_t count = n - done < LOGIT_ROWS ? n - done : LOGIT_ROWS;
-
-        for (uint32_t i = 0; i < count; i++)
-            take_states(forward, i, rows[done + i], 1);
-        logits_of_last(forward, count,
-                       ret_logits + (size_t)done * forward->model->params.n_vocabulary);
-        done += count;
-    }
-    return forward->device->ops->sync(forward->device);
+    kvw_forward_logits_begin(forward, NULL, n, ret_logits);
+    forward->wanted.first = first;
+    while (status == KV_OK && !is_over)
+        status = kvw_forward_logits_turn(forward, &is_over);
+    return status;
 }

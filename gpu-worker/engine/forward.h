@@ -12,9 +12,19 @@
  *
  * A pass computes tokens of several sequences, each at its own positions, with its own method: the
  * weights are read once for all.  What a sequence gets does not depend on the others, to the bit,
- * where a device computes a row alone as it does among others (device/cpu/matmul.c).  Groups of
- * sequences take turns in a pass, layer by layer: while one computes, the others' questions are
- * out.
+ * where a device computes a row alone as it does among others (device/cpu/matmul.c).
+ *
+ *     kvw_forward_begin(forward, items, n_items);
+ *     do                                            the layers' questions are out between turns
+ *         kvw_forward_turn(forward, &is_over);
+ *     while (!is_over);
+ *     kvw_forward_logits_begin(forward, rows, n, logits);
+ *     do                                            parts of the vocabulary
+ *         kvw_forward_logits_turn(forward, &is_over);
+ *     while (!is_over);
+ *
+ * Several of them take turns, each in a pass of its own: while one computes, what the others
+ * have asked the store is on its way.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps model and attention.
  */
@@ -75,21 +85,32 @@ struct kvw_forward_item {
     kv_status_t status; /* returned: of this sequence's attention; the others go on */
 };
 
-/* A group's part of a pass. */
-struct kvw_forward_group {
-    struct kvw_forward *forward; /* of kvw_forward_create_many() */
-    struct kvw_forward_item *items;
-    uint32_t n_items; /* 0: none */
-};
+/* Begins a pass, and asks what the first layer asks of the store.  Keeps `items` until the pass is
+ * over.  Fails with KV_INVALID if a token is not in the vocabulary, or with KV_NO_MEMORY: there is
+ * then no pass. */
+kv_status_t kvw_forward_begin(struct kvw_forward *forward,
+                              struct kvw_forward_item *items,
+                              uint32_t n_items);
 
-/* Computes the items of all groups.  Fails with KV_INVALID if a token is not in the vocabulary, with
- * KV_NO_MEMORY, or with the error of the device: then nothing of the pass counts. */
-kv_status_t kvw_forward_pass(struct kvw_forward_group *groups, uint32_t n_groups);
+/* Waits for what the store answers to a layer, computes the rest of that layer, and asks for the next
+ * one.  *ret_is_over: it was the last one, or no item can go on.  Fails with the error of the device:
+ * then the pass is over, and nothing of it counts. */
+kv_status_t kvw_forward_turn(struct kvw_forward *forward, bool *ret_is_over);
 
-/* Logits after rows of the last pass, counted through its items: ret_logits (n, n_vocabulary). */
-kv_status_t kvw_forward_logits_of(struct kvw_forward *forward,
-                                  const uint32_t *rows,
-                                  uint32_t n,
-                                  float *ret_logits);
+/* Ends a pass that is not over; nothing of it counts.  Nothing happens if there is none. */
+void kvw_forward_abandon(struct kvw_forward *forward);
+
+/* Begins to compute logits after rows of the last pass, counted through its items, n at least 1.
+ * Keeps `rows` and `ret_logits` until the last turn; no pass may begin before.
+ *   rows        (n)
+ *   ret_logits  (n, n_vocabulary) */
+void kvw_forward_logits_begin(struct kvw_forward *forward,
+                              const uint32_t *rows,
+                              uint32_t n,
+                              float *ret_logits);
+
+/* Computes a part of them.  *ret_is_over: it was the last one.  Fails with the error of the
+ * device. */
+kv_status_t kvw_forward_logits_turn(struct kvw_forward *forward, bool *ret_is_over);
 
 #endif

@@ -601,6 +601,16 @@ static kv_status_t strict_weight_create(struct kvw_device *device,
                                         ret_weight);
 }
 
+static kv_status_t strict_weight_part(struct kvw_device *device,
+                                      const struct kvw_weight *of,
+                                      size_t first_row,
+                                      size_t n_rows,
+                                      struct kvw_weight **ret_weight)
+{
+    return kvw_device_cpu.weight_part(strict_of(device)->cpu, of, first_row, n_rows,
+                                      ret_weight);
+}
+
 static void strict_weight_destroy(struct kvw_weight *weight)
 {
     kvw_device_cpu.weight_destroy(weight);
@@ -626,6 +636,7 @@ const struct kvw_device_ops strict_device = {
     .event_has_happened = strict_event_has_happened,
     .event_wait = strict_event_wait,
     .weight_create = strict_weight_create,
+    .weight_part = strict_weight_part,
     .weight_destroy = strict_weight_destroy,
     .sync = strict_sync,
     .embed = strict_embed,

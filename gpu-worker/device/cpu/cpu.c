@@ -262,6 +262,20 @@ static kv_status_t cpu_weight_create(struct kvw_device *device,
     return KV_OK;
 }
 
+static kv_status_t cpu_weight_part(struct kvw_device *device,
+                                   const struct kvw_weight *of,
+                                   size_t first_row,
+                                   size_t n_rows,
+                                   struct kvw_weight **ret_weight)
+{
+    const struct kvw_cpu_weight *whole = (const struct kvw_cpu_weight *)of;
+
+    assert(n_rows > 0 && n_rows <= of->n_rows && first_row <= of->n_rows - n_rows);
+    return cpu_weight_create(device, of->type, n_rows, of->n_columns,
+                             (const char *)whole->data + first_row * whole->row_bytes,
+                             ret_weight);
+}
+
 static void cpu_weight_destroy(struct kvw_weight *weight)
 {
     free(weight);
@@ -475,6 +489,7 @@ const struct kvw_device_ops kvw_device_cpu = {
     .event_has_happened = cpu_event_has_happened,
     .event_wait = cpu_event_wait,
     .weight_create = cpu_weight_create,
+    .weight_part = cpu_weight_part,
     .weight_destroy = cpu_weight_destroy,
     .sync = cpu_sync,
     .embed = cpu_embed,

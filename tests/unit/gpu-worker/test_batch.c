@@ -322,6 +322,50 @@ static void prompts_take_turns(void **state)
     }
 }
 
+/* Each group has passes of its own: when one's is over, the other's is under way, and what it has asked
+ * the store is out.  Who generates is in one of them. */
+static void groups_have_their_own_passes(void **state)
+{
+    struct kvw_batch *batch = new_batch(4, KVW_FORWARD_CHUNK + 4, 2);
+    uint32_t n_left;
+    unsigned n_told = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < 4; i++) {
+        prepare(&together[i], 1 + 2 * (i % 2), &kvw_method_pqcache); /* short prompts */
+        together[i].ends = false;
+        kvw_batch_add(batch, &together[i].sequence);
+    }
+    for (unsigned i = 0; n_told < 4 * 4; i++) {
+        assert_true(i < 1000);
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+        n_told = 0;
+        for (unsigned j = 0; j < 4; j++)
+            n_told += together[j].n_told;
+    }
+    for (unsigned i = 0; i < 10; i++) {
+        unsigned n = 0, n_passing = 0;
+
+        assert_int_equal(kvw_batch_step(batch, &n_left), KV_OK);
+        for (unsigned j = 0; j < 4; j++) {
+            n += together[j].n_told;
+            n_passing += together[j].sequence.is_passing;
+        }
+        assert_int_equal(n, n_told + 2);
+        assert_int_equal(n_passing, 2);
+        n_told = n;
+    }
+    for (unsigned j = 1; j < 4; j++)
+        assert_in_range(together[j].n_told, together[0].n_told - 4, together[0].n_told + 4);
+    kvw_batch_destroy(batch); /* in the middle of a pass */
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(together[i].n_over, 1);
+        assert_int_equal(together[i].n_closed, 1);
+        assert_int_equal(together[i].status, KV_CANCELLED);
+        kvw_sampler_destroy(together[i].sequence.sampler);
+    }
+}
+
 /* Nodes that are away for a moment are waited for; those who have begun go on meanwhile. */
 static void nodes_come_back(void **state)
 {
@@ -508,8 +552,8 @@ static void one_waits_and_others_go_on(void **state)
         /* The others are too short for one. */
         {KV_OP_INDEX, 0, 0, {1, 3}, 0, expect_in_prompt},
         {KV_OP_INDEX, 0, 4, {1, 3}, 0, expect_no_step},
-        {KV_OP_APPEND, 1, 3, {4, 2}, 0, expect_few_steps},
-        {KV_OP_APPEND, 1, 3, {4, 2}, 3, expect_answered},
+        {KV_OP_APPEND, 1, 3, {4, 0}, 0, expect_few_steps},
+        {KV_OP_APPEND, 1, 3, {4, 0}, 3, expect_answered},
         {KV_OP_PUBLISH, 0, 4, {1, 2}, 0, expect_whole},
         {KV_OP_CLOSE, 1, 3, {4, 2}, 3, expect_whole},
     };
@@ -537,7 +581,7 @@ static void one_waits_and_others_go_on(void **state)
             prepare(&together[i], numbers[i], &kvw_method_pqcache);
             alone[i].max_tokens = together[i].sequence.max_tokens = max_tokens;
             together[i].client = client;
-            /* The first row of a step is the slow one's if it begins first. */
+            /* The first row of a step is the slow one's if its prompt passes first. */
             together[i].opens_later = ways[way].op != KV_OP_APPEND;
             together[i].publishes = i == 0 && ways[way].op == KV_OP_PUBLISH;
             answer_alone(&alone[i]);
@@ -599,6 +643,11 @@ enum broken {
     MORE_PASSED_THAN_THERE_ARE,
     A_PROMPT_THAT_HAS_PASSED,
     WRONG_END,
+    PASSING_WITHOUT_A_PASS,
+    NOT_PASSING_IN_A_PASS,
+    PASS_OF_ANOTHER_SESSION,
+    WRONG_TOKENS_OF_A_PASS,
+    MORE_TOKENS_THAN_ALLOWED,
     N_BROKEN,
 };
 
@@ -607,7 +656,11 @@ static void check_broken(void *arg)
     const enum broken *broken = arg;
     struct kvw_sequence one = {
         .attention = (struct kvw_method *)arg, .n_prompt = 10, .is_open = true};
-    struct kvw_batch batch = {.setup.sequences = 1};
+    struct kvw_sequence *of[] = {&one};
+    struct kvw_forward_item item = {.attention = one.attention, .n = 1};
+    struct kvw_batch batch = {.setup = {.sequences = 1, .tokens = 1, .groups = 1},
+                              .groups[0] = {.items = &item, .of = of}};
+    struct group *group = &batch.groups[0];
 
     queue_init(&batch.waiting);
     queue_init(&batch.opening);
@@ -628,6 +681,20 @@ static void check_broken(void *arg)
         one.result.passed_tokens = 10;
     else if (*broken == WRONG_END)
         batch.begun.end = &batch.begun.first;
+    if (*broken >= PASSING_WITHOUT_A_PASS) {
+        group->n_items = group->n_tokens = 1;
+        one.is_passing = true;
+    }
+    if (*broken == PASSING_WITHOUT_A_PASS)
+        group->n_items = group->n_tokens = 0;
+    else if (*broken == NOT_PASSING_IN_A_PASS)
+        one.is_passing = false;
+    else if (*broken == PASS_OF_ANOTHER_SESSION)
+        item.attention = NULL;
+    else if (*broken == WRONG_TOKENS_OF_A_PASS)
+        group->n_tokens = 0;
+    else if (*broken == MORE_TOKENS_THAN_ALLOWED)
+        item.n = group->n_tokens = 2;
     kvw_batch_check(&batch);
 }
 
@@ -656,11 +723,17 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_finds),       cmocka_unit_test(setups_are_checked),
-        cmocka_unit_test(full_as_alone),     cmocka_unit_test(pqcache_as_alone),
-        cmocka_unit_test(they_come_and_go),  cmocka_unit_test(prompts_take_turns),
-        cmocka_unit_test(rows_have_a_bound), cmocka_unit_test(nodes_come_back),
-        cmocka_unit_test(nodes_stay_away),   cmocka_unit_test(one_waits_and_others_go_on),
+        cmocka_unit_test(check_finds),
+        cmocka_unit_test(setups_are_checked),
+        cmocka_unit_test(full_as_alone),
+        cmocka_unit_test(pqcache_as_alone),
+        cmocka_unit_test(they_come_and_go),
+        cmocka_unit_test(prompts_take_turns),
+        cmocka_unit_test(rows_have_a_bound),
+        cmocka_unit_test(nodes_come_back),
+        cmocka_unit_test(nodes_stay_away),
+        cmocka_unit_test(one_waits_and_others_go_on),
+        cmocka_unit_test(groups_have_their_own_passes),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);
