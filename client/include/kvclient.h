@@ -356,8 +356,10 @@ KV_API kv_status_t kv_publish_begin(struct kv_session *session,
  * session without names.  kv_op_tokens() returns how many of the session's first tokens all of
  * its nodes have saved; 0 unless the operation succeeded.
  *
- * Fails with KV_NO_MEMORY if a node has no room on disk, and with KV_IO if its disk fails: the
- * detail says how many tokens it has saved; nothing is lost, and later operations try again.
+ * Fails with KV_NO_MEMORY if a node has no room on disk, and with KV_IO if its disk fails, or
+ * has rows of a block that was evicted under the same name and that another session still needs:
+ * the detail says which, and how many tokens it has saved; nothing is lost, and later operations
+ * try again.
  * Fails with KV_UNSUPPORTED at a node without a disk (kvserver --disk) or of a version below
  * 12.  After a deadline or a cancel the nodes go on all the same. */
 KV_API kv_status_t kv_save_begin(struct kv_session *session,

@@ -297,6 +297,24 @@ struct node_saved *node_list_saved(const struct kvs_node *node, uint64_t *ret_n)
     return list_objects(node, list, ret_n);
 }
 
+uint32_t node_count_saved(const struct kvs_node *node, const struct kv_id128 *names, uint32_t n)
+{
+    uint64_t n_saved;
+    struct node_saved *saved = node_list_saved(node, &n_saved);
+    bool is_saved = true;
+    uint32_t count = 0;
+
+    while (count < n && is_saved) {
+        is_saved = false;
+        for (uint64_t i = 0; i < n_saved; i++)
+            is_saved = is_saved || (!saved[i].is_object && saved[i].depth == count &&
+                                    memcmp(&saved[i].name, &names[count], sizeof(*names)) == 0);
+        count += is_saved;
+    }
+    free(saved);
+    return count;
+}
+
 const char *
 node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, uint64_t n)
 {

@@ -45,6 +45,10 @@ node_saved_fault(const struct kvs_node *node, const struct node_saved *saved, ui
 
 /* Has all blocks of sessions come back from disk.  Returns false if some are not there yet. */
 bool node_bring_back(struct kvs_node *node);
+/* Returns how many of the first n blocks of these names the node has saved, whosever they are. */
+uint32_t
+node_count_saved(const struct kvs_node *node, const struct kv_id128 *names, uint32_t n);
+
 /* Has a data thread let saved rows go, as if others lacked memory for as many bytes.  Returns how many
  * bytes they had. */
 uint64_t node_let_go(struct kvs_node *node, uint32_t thread, size_t bytes);

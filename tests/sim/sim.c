@@ -81,7 +81,7 @@ struct run {
 
     uint64_t first, n_done, n_ops, n_good, n_deaths, n_outside, n_moved, n_swaps,
         n_rows_swapped, n_evictions, n_segments_lost, n_published, n_attached, n_damaged,
-        n_saved, n_loaded, let_go_bytes;
+        n_saves, n_saved, n_loaded, let_go_bytes;
     double virtual_s;
 };
 
@@ -140,6 +140,7 @@ static bool run_seed(struct run *run, struct world_result *ret_result)
     run->n_published += ret_result->n_published;
     run->n_damaged += ret_result->n_damaged;
     run->n_attached += ret_result->n_attached;
+    run->n_saves += ret_result->n_saves;
     run->n_saved += ret_result->n_saved;
     run->n_loaded += ret_result->n_loaded;
     run->let_go_bytes += ret_result->let_go_bytes;
@@ -168,28 +169,29 @@ static void print_result(const struct run *run, bool is_good, double took, uint6
                ", \"rows_swapped\": %" PRIu64 ", \"evictions\": %" PRIu64
                ", \"segments_lost\": %" PRIu64 ", \"segments_damaged\": %" PRIu64
                ", \"blocks_published\": %" PRIu64 ", \"tokens_attached\": %" PRIu64
-               ", \"blocks_saved\": %" PRIu64 ", \"blocks_loaded\": %" PRIu64
-               ", \"let_go_bytes\": %" PRIu64
+               ", \"blocks_told_saved\": %" PRIu64 ", \"blocks_saved\": %" PRIu64
+               ", \"blocks_loaded\": %" PRIu64 ", \"let_go_bytes\": %" PRIu64
                ", \"virtual_s\": %.3f, \"seconds\": %.3f, \"failed\": %s}\n",
                run->first, run->n_done, run->n_ops, run->n_good, run->n_deaths, run->n_outside,
                run->n_moved, run->n_swaps, run->n_rows_swapped, run->n_evictions,
                run->n_segments_lost, run->n_damaged, run->n_published, run->n_attached,
-               run->n_saved, run->n_loaded, run->let_go_bytes, run->virtual_s, took,
-               is_good ? "false" : "true");
+               run->n_saves, run->n_saved, run->n_loaded, run->let_go_bytes, run->virtual_s,
+               took, is_good ? "false" : "true");
     else
         printf("%s: %" PRIu64 " seeds, %" PRIu64 " operations (%" PRIu64 " ended well, %" PRIu64
                " beside a dead node), %" PRIu64 " deaths, %" PRIu64 " sessions moved, %" PRIu64
                " segments swapped and all %" PRIu64 " rows found, %" PRIu64
                " blocks evicted, %" PRIu64 " segments lost, %" PRIu64 " damaged, %" PRIu64
                " blocks published, %" PRIu64 " tokens attached, %" PRIu64
+               " told that they are saved, %" PRIu64
                " blocks that outlived their node, %" PRIu64 " read back, %" PRIu64
                " bytes let go, %.1f s of virtual time in %.1f s, %.0f "
                "operations/s, last hash %016" PRIx64 "\n",
                is_good ? "good" : "FAILED", run->n_done, run->n_ops, run->n_good,
                run->n_outside, run->n_deaths, run->n_moved, run->n_swaps, run->n_rows_swapped,
                run->n_evictions, run->n_segments_lost, run->n_damaged, run->n_published,
-               run->n_attached, run->n_saved, run->n_loaded, run->let_go_bytes, run->virtual_s,
-               took, (double)run->n_ops / took, hash);
+               run->n_attached, run->n_saves, run->n_saved, run->n_loaded, run->let_go_bytes,
+               run->virtual_s, took, (double)run->n_ops / took, hash);
 }
 
 int main(int argc, char **argv)

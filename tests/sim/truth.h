@@ -79,6 +79,7 @@ struct truth {
     bool has_prompt;
     struct kv_id128 names[TRUTH_BLOCKS_MAX];
     uint32_t n_named;
+    uint32_t n_shared; /* of these: that it was opened with, or was told that they are kept */
     /* Blocks before that may be published at any time: by what is under way, or may still come to
      * be, as long as a session has that generation or one before. */
     unsigned n_publishing;

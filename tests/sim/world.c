@@ -91,6 +91,7 @@ enum task_kind {
     TASK_FETCH,
     TASK_INDEX,
     TASK_PUBLISH,
+    TASK_SAVE,
     TASK_QUERY,
     TASK_OBJECTS,
     TASK_MATCH,
@@ -103,9 +104,9 @@ enum task_kind {
 };
 
 static const char *const task_names[TASK_KINDS] = {
-    "open",    "resume", "fork",   "truncate", "close", "length",  "renew",
-    "put",     "append", "read",   "fetch",    "index", "publish", "query",
-    "objects", "match",  "prefix", "ping",     "table", "verify",  "drain",
+    "open",   "resume", "fork",  "truncate", "close",   "length", "renew", "put",
+    "append", "read",   "fetch", "index",    "publish", "save",   "query", "objects",
+    "match",  "prefix", "ping",  "table",    "verify",  "drain",
 };
 
 struct slot {
@@ -1505,6 +1506,8 @@ static kv_status_t begin_lifecycle(struct world *world, struct task *task)
         truth_cut_begin(truth, task->number, task->tokens, task->generation);
         if (truth->n_named > task->tokens / KV_BLOCK_TOKENS)
             truth->n_named = task->tokens / KV_BLOCK_TOKENS;
+        if (truth->n_shared > truth->n_named)
+            truth->n_shared = truth->n_named;
         task->is_sure = true;
         status = kv_truncate_begin(task->handle->session, task->tokens, task->deadline_ms,
                                    &task->op);
@@ -1620,6 +1623,19 @@ static kv_status_t begin_publish(struct world *world, struct task *task)
     if (truth->publishing_end < task->blocks_most)
         truth->publishing_end = task->blocks_most;
     return KV_OK;
+}
+
+static kv_status_t begin_save(struct world *world, struct task *task)
+{
+    const struct truth *truth = task->truth;
+
+    task->by = names_of(truth);
+    task->n_doubts = world->tenants[truth->tenant].n_doubts;
+    task->is_sure = true;
+    if (is_quiet(world) && truth->has_prompt)
+        task->blocks_sure =
+            published_sure(world->published, &task->by, truth->names, truth->n_shared);
+    return kv_save_begin(task->handle->session, task->deadline_ms, &task->op);
 }
 
 static bool is_connected(const struct kv_client *client)
@@ -1765,6 +1781,8 @@ static kv_status_t begin(struct world *world, struct client *client, struct task
         return begin_index(world, task);
     case TASK_PUBLISH:
         return begin_publish(world, task);
+    case TASK_SAVE:
+        return begin_save(world, task);
     case TASK_MATCH:
         return begin_match(world, client, task);
     case TASK_PREFIX:
@@ -1801,6 +1819,8 @@ static struct task *task_begin(struct world *world, struct client *client, enum 
 
     if (kind == TASK_TABLE && one_in(world, 3))
         kind = TASK_VERIFY;
+    if (kind == TASK_LENGTH && has(world, WORLD_SAVING))
+        kind = TASK_SAVE;
     if (kind == TASK_OPEN && (world->n_truths >= TRUTHS_MAX || handle_room(client) == NULL))
         kind = TASK_CLOSE;
     if ((kind == TASK_RESUME || kind == TASK_FORK) &&
@@ -1998,6 +2018,11 @@ static bool may_be_draining(const struct world *world, const struct task *task)
             (task->verb == KV_OBJECT_PUT || kv_op_status(task->op) != KV_DRAINING));
 }
 
+static bool has_small_disks(const struct world *world)
+{
+    return world->disk_bytes != 0 && world->disk_bytes != UINT64_MAX;
+}
+
 /* Whether an operation may end so at all, whatever the rows are. */
 static bool may_end(const struct world *world, const struct task *task, kv_status_t status)
 {
@@ -2015,15 +2040,24 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_UNREACHABLE:
         return outside != 0;
     case KV_CORRUPT:
-        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world) || has_doubted_crcs(task);
+        return has(world, WORLD_CORRUPTION) || has_lost_blocks(world) ||
+               has_doubted_crcs(task) ||
+               /* Two clients cut the session to the same generation: a node knows one's writer. */
+               ((task->kind == TASK_PUT || task->kind == TASK_APPEND) && truth->was_shared &&
+                truth->is_unclear);
     case KV_BUSY:
         return outside != 0;
     case KV_DRAINING:
         return may_be_draining(world, task);
+    case KV_UNSUPPORTED:
+        return task->kind == TASK_SAVE && world->disk_bytes == 0;
     case KV_NO_MEMORY:
-        return has(world, WORLD_LITTLE_MEMORY | WORLD_FAILING_ALLOCATIONS | WORLD_BAD_DISKS);
+        return has(world, WORLD_LITTLE_MEMORY | WORLD_FAILING_ALLOCATIONS | WORLD_BAD_DISKS) ||
+               (task->kind == TASK_SAVE && has_small_disks(world));
     case KV_IO: /* a model cannot be saved */
-        return has(world, WORLD_BAD_DISKS);
+        return has(world, WORLD_BAD_DISKS) ||
+               (task->kind == TASK_SAVE &&
+                strstr(kv_op_detail(task->op), "is not erased yet") != NULL);
     case KV_NOT_FOUND:
         return truth != NULL && (truth->is_closing || truth->lost_node || truth->is_fragile);
     case KV_CONFLICT: /* truncates of two clients, each of which reached a part of the nodes */
@@ -2185,8 +2219,9 @@ static void attach(struct world *world, struct task *task, uint32_t tokens)
                  task->blocks_sure);
     else if (tokens > 0) {
         world->result->n_attached += tokens;
-        truth->n_named = n_blocks; /* nodes that had more have been made to forget it */
-        truth->n_indexes += 2;     /* its codes are those of whoever published it */
+        /* Nodes that had more have been made to forget it. */
+        truth->n_named = truth->n_shared = n_blocks;
+        truth->n_indexes += 2; /* its codes are those of whoever published it */
         for (uint32_t unit = 0; unit < truth->schema.n_units; unit++)
             for (uint32_t token = 0; token < tokens; token++) {
                 const struct published_row *row = published_row(
@@ -2268,11 +2303,50 @@ static void end_publish(struct world *world, struct task *task, kv_status_t stat
         return;
     if (truth->n_named < task->blocks_most)
         truth->n_named = task->blocks_most;
+    if (truth->n_shared < n_blocks)
+        truth->n_shared = n_blocks;
     if (!is_undoubted(world, task) || !is_quiet(world))
         return;
     if (n_blocks < task->blocks_sure)
         complain(world, task, "%u blocks, and %u must be there", n_blocks, task->blocks_sure);
     published_make_sure(world->published, &task->by, truth->names, n_blocks);
+}
+
+/* What a client is told that is saved is, on all of the session's nodes. */
+static void end_save(struct world *world, struct task *task, kv_status_t status)
+{
+    const struct truth *truth = task->truth;
+    const uint32_t n_blocks = kv_op_tokens(task->op) / KV_BLOCK_TOKENS;
+    uint32_t n_on = 0, n_saved = 0;
+    const uint32_t most = truth->has_prompt
+                              ? published_most(world->published, &task->by, truth->names,
+                                               TRUTH_BLOCKS_MAX, truth->schema.n_units)
+                              : 0;
+
+    if (status != KV_OK) {
+        if (!may_end(world, task, status))
+            complain(world, task, "not so");
+        return;
+    }
+    world->result->n_saves += n_blocks;
+    if (kv_op_tokens(task->op) % KV_BLOCK_TOKENS != 0 || n_blocks > most)
+        complain(world, task, "%u tokens of %u blocks that were published",
+                 kv_op_tokens(task->op), most);
+    /* What was saved may be evicted as soon as it is. */
+    if (!is_undoubted(world, task) || !still_sure(task) || !is_quiet(world) ||
+        has_small_disks(world))
+        return;
+    if (n_blocks < task->blocks_sure)
+        complain(world, task, "%u blocks, and %u must be there", n_blocks, task->blocks_sure);
+    for (unsigned i = 0; i < world->n_nodes; i++)
+        if (truth_is_on(truth, i)) {
+            n_on++;
+            n_saved +=
+                node_count_saved(world->nodes[i].node, truth->names, n_blocks) == n_blocks;
+        }
+    /* Some of its nodes have no units of it. */
+    if (n_saved < n_on && n_saved < truth->schema.n_units)
+        complain(world, task, "%u blocks are saved on %u of %u nodes", n_blocks, n_saved, n_on);
 }
 
 static void end_match(struct world *world, struct task *task, kv_status_t status)
@@ -2427,6 +2501,8 @@ end_other(struct world *world, struct client *client, struct task *task, kv_stat
         /* A publish may have come between. */
         if (truth->n_named > task->tokens / KV_BLOCK_TOKENS)
             truth->n_named = task->tokens / KV_BLOCK_TOKENS;
+        if (truth->n_shared > truth->n_named)
+            truth->n_shared = truth->n_named;
         if (truth->doubted_generation <= before)
             truth->doubted_end = truth->doubted_generation = 0;
         if (one_in(world, 2) && truth->n_losses == task->n_losses + 1)
@@ -2494,6 +2570,8 @@ static void task_end(struct world *world, struct client *client, struct task *ta
         end_objects(world, task, status);
     else if (task->kind == TASK_PUBLISH)
         end_publish(world, task, status);
+    else if (task->kind == TASK_SAVE)
+        end_save(world, task, status);
     else if (task->kind == TASK_MATCH)
         end_match(world, task, status);
     else if (task->kind == TASK_PREFIX)

@@ -73,6 +73,7 @@ struct world_result {
     uint64_t n_damaged;                    /* segments of what is kept by name */
     uint64_t n_published; /* blocks that publishes found kept, when they ended */
     uint64_t n_attached;  /* tokens that opens began with */
+    uint64_t n_saves;     /* blocks of which clients were told that they are saved */
     uint64_t
         n_saved; /* blocks that nodes which died had saved, and had when they began again */
     uint64_t n_loaded; /* blocks that came back from disk */
