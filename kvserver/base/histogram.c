@@ -51,6 +51,16 @@ void kv_histogram_merge(struct kv_histogram *into, const struct kv_histogram *fr
     add(&into->sum, atomic_load_explicit(&from->sum, memory_order_relaxed));
 }
 
+uint64_t kv_histogram_below(const struct kv_histogram *histogram, unsigned power)
+{
+    const unsigned end = power < 64 ? bucket_of((uint64_t)1 << power) : KV_HISTOGRAM_BUCKETS;
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < end; i++)
+        n += atomic_load_explicit(&histogram->buckets[i], memory_order_relaxed);
+    return n;
+}
+
 uint64_t kv_histogram_quantile(const struct kv_histogram *histogram, double q)
 {
     uint64_t counts[KV_HISTOGRAM_BUCKETS], total = 0, rank = 1, seen = 0;

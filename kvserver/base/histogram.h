@@ -24,6 +24,9 @@ void kv_histogram_add(struct kv_histogram *histogram, uint64_t value);
 /* Adds the counts of `from`. */
 void kv_histogram_merge(struct kv_histogram *into, const struct kv_histogram *from);
 
+/* Returns how many values are below 2^power; a power of 64: all. */
+uint64_t kv_histogram_below(const struct kv_histogram *histogram, unsigned power);
+
 /* Returns the q-quantile (q in 0..1), rounded up to the end of its bucket; 0 if empty. */
 uint64_t kv_histogram_quantile(const struct kv_histogram *histogram, double q);
 

@@ -276,7 +276,7 @@ static bool has_no_session(void *arg)
 
 static bool has_no_segment(void *arg)
 {
-    static char page[64 << 10];
+    static char page[1 << 18];
 
     return process_http_get(arg, "/metrics", page, sizeof(page)) == 200 &&
            strstr(page, "\ntopkv_segments 0\n") != NULL;

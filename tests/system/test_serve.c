@@ -183,10 +183,41 @@ static void listens_on_loopback_only(void **state)
     system_node_stop(&node);
 }
 
+static bool has_lines(const char *metrics, const char *const *lines)
+{
+    static char body[1 << 18];
+    bool has = process_http_get(metrics, "/metrics", body, sizeof(body)) == 200;
+
+    for (; has && *lines != NULL; lines++)
+        has = strstr(body, *lines) != NULL;
+    return has;
+}
+
+/* A request is counted when it ends, which may be after its reply has arrived. */
+static bool counts_a_client(void *arg)
+{
+    return has_lines(arg, (const char *const[]){
+                              "\ntopkv_clients 1\n",
+                              "\ntopkv_errors_total{status=\"not_found\"} 1\n",
+                              "\ntopkv_op_errors_total{op=\"object_exists\"} 1\n",
+                              "\ntopkv_op_seconds_bucket{op=\"object_exists\",le=\"+Inf\"} 1\n",
+                              "\ntopkv_op_seconds_count{op=\"object_exists\"} 1\n",
+                              "\ntopkv_op_seconds_bucket{op=\"hello\",le=\"+Inf\"} 1\n",
+                              "\ntopkv_op_seconds_count{op=\"hello\"} 1\n", NULL});
+}
+
+static bool counts_no_client(void *arg)
+{
+    return has_lines(arg, (const char *const[]){"\ntopkv_clients 0\n", NULL});
+}
+
 static void page(void **state)
 {
-    static char body[64 << 10];
+    static char body[1 << 18];
     struct process_node node = {0};
+    struct kv_object object = {.name = "none"};
+    struct kv_client *client;
+    struct kv_op *op;
 
     (void)state;
     system_node_start(&node, NULL);
@@ -197,7 +228,20 @@ static void page(void **state)
     assert_non_null(strstr(body, "\ntopkv_memory_bytes 268435456\n"));
     assert_non_null(strstr(body, "\ntopkv_rows_in_total 0\n"));
     assert_non_null(strstr(body, "\ntopkv_index_seconds_total 0.000000\n"));
-    assert_non_null(strstr(body, "# TYPE topkv_op_seconds summary\n"));
+    assert_non_null(strstr(body, "# TYPE topkv_op_seconds histogram\n"));
+    assert_non_null(strstr(body, "\ntopkv_op_seconds_bucket{op=\"hello\",le=\"+Inf\"} 0\n"));
+    assert_non_null(strstr(body, "\ntopkv_op_seconds_count{op=\"hello\"} 0\n"));
+    assert_non_null(strstr(body, "\ntopkv_errors_total{status=\"not_found\"} 0\n"));
+    assert_non_null(strstr(body, "\ntopkv_errors_total{status=\"io\"} 0\n"));
+    assert_null(strstr(body, "unknown\""));
+    assert_non_null(strstr(body, "\ntopkv_clients 0\n"));
+
+    client = system_open(node.control, "auto");
+    assert_int_equal(kv_objects_begin(client, KV_OBJECT_EXISTS, &object, 1, 0, &op), KV_OK);
+    assert_int_equal(kv_finish(op), KV_NOT_FOUND);
+    assert_true(process_until(counts_a_client, node.metrics, PROCESS_PATIENCE_MS));
+    kv_client_close(client);
+    assert_true(process_until(counts_no_client, node.metrics, PROCESS_PATIENCE_MS));
     system_node_stop(&node);
 }
 

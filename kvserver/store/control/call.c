@@ -95,6 +95,8 @@ void kvs_control_reply(struct kvs_control_call *call, const ProtobufCMessage *me
         } else {
             reply_busy(call->reply, call->arg);
         }
+        kv_histogram_add(&call->control->stats.ops[call->op].us,
+                         kv_clock_now(call->control->config.clock) - call->begin_us);
     }
     kvs_control_call_end(call);
 }
@@ -131,6 +133,7 @@ void kvs_control_refuse(struct kvs_control_call *call,
     va_end(args);
     kvs_count(&call->control->stats.control_refused, 1);
     kvs_count(&call->control->stats.ops[call->op].errors, 1);
+    kvs_count_error(&call->control->stats, status);
     reply_status(call, status, detail);
 }
 

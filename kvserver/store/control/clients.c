@@ -79,9 +79,18 @@ kv_status_t kvs_client_create(struct kvs_control *control,
     return KV_OK;
 }
 
+/* Adds to the number of open clients, for metrics. */
+static void count_open(struct kvs_control *control, int change)
+{
+    _Atomic uint64_t *clients = &control->stats.clients;
+
+    kvs_stat_set(clients, kvs_counted(clients) + (uint64_t)change);
+}
+
 void kvs_client_opened(struct kvs_control *control, struct kvs_client_record *client)
 {
     client->state = KVS_CLIENT_OPEN;
+    count_open(control, 1);
     client->heard_us = kv_clock_now(control->config.clock);
     list_add(&control->unwatched_clients, client);
 }
@@ -175,6 +184,8 @@ static void client_close_itself(struct kvs_control *control, struct kvs_client_r
 /* It is known no more. */
 static void forget(struct kvs_control *control, struct kvs_client_record *client)
 {
+    if (client->state == KVS_CLIENT_OPEN)
+        count_open(control, -1);
     client->state = KVS_CLIENT_CLOSING;
     client->n_asked = 0;
     client->closing_us = kv_clock_now(control->config.clock);

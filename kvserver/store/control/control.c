@@ -46,6 +46,7 @@ bool kvs_control_begin(struct kvs_control *control,
         return true;
     kvs_count(&control->stats.control_requests, 1);
     kvs_count(&control->stats.ops[op].count, 1);
+    call->begin_us = kv_clock_now(control->config.clock);
     if (client != NULL) {
         client->heard_us = kv_clock_now(control->config.clock);
         call->tenant = client->tenant;

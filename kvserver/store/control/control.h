@@ -180,6 +180,7 @@ struct kvs_control_call {
     size_t packed_bytes;
     kvs_node_reply_fn reply; /* NULL: an internal call */
     void *arg;
+    uint64_t begin_us; /* when it arrived; not of an internal call */
     void (*next)(struct kvs_control_call *call);
     uint32_t n_pending; /* replies of data threads or of the disk */
     kv_status_t status; /* first failure among them */

@@ -150,6 +150,7 @@ static const struct {
      offsetof(struct kvs_stats, scrub_pass_bytes)},
     {"disk_scrub_pass_bytes", "bytes on disk verified so far in the current pass, or the last",
      offsetof(struct kvs_stats, disk_scrub_pass_bytes)},
+    {"clients", "connected clients", offsetof(struct kvs_stats, clients)},
     {"requests_in_flight", "data requests in flight", offsetof(struct kvs_stats, in_flight)},
 };
 
@@ -192,6 +193,8 @@ static void write_gauges(struct kvs_control *control, FILE *out)
           kvs_stats_total(control, offsetof(struct kvs_stats, memory_used)));
     gauge(out, "memory_free_bytes", "memory that no data thread and no query has",
           kvs_memory_free(control));
+    gauge(out, "disk_bytes", "room on disk for prefixes and objects; 0: nothing is saved",
+          control->config.disk_bytes);
     for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++)
         gauge(out, sums[i].name, sums[i].help, kvs_stats_total(control, sums[i].offset));
     gauge(out, "scrub_pass_seconds",
@@ -238,18 +241,34 @@ static void write_reuse(const struct kvs_control *control, FILE *out)
     }
 }
 
-static const double quantiles[] = {0.5, 0.9, 0.99, 0.999};
+enum {
+    BUCKET_FIRST = 4, /* a power of two of microseconds: 16 us */
+    BUCKET_LAST = 24, /* 16.8 s */
+    BUCKET_ALL = 64,
+};
 
-/* A metric without labels. */
+/* The series of one histogram.  `label` is empty, or one label with its value and a comma.  Times
+ * are whole microseconds, rounded down: those below a power of two are those at most that long.
+ * The writers may be active: the count is that of the buckets as they are read here. */
 static void
-write_summary(FILE *out, const char *name, const char *help, struct kv_histogram *us)
+write_histogram(FILE *out, const char *name, const char *label, const struct kv_histogram *us)
 {
-    metric(out, name, "summary", help);
-    for (size_t i = 0; kvs_counted(&us->count) > 0 && i < 4; i++)
-        fprintf(out, "topkv_%s{quantile=\"%g\"} %.6f\n", name, quantiles[i],
-                (double)kv_histogram_quantile(us, quantiles[i]) / 1e6);
-    fprintf(out, "topkv_%s_sum %.6f\n", name, (double)kvs_counted(&us->sum) / 1e6);
-    fprintf(out, "topkv_%s_count %llu\n", name, (unsigned long long)kvs_counted(&us->count));
+    const unsigned long long all = kv_histogram_below(us, BUCKET_ALL);
+    const int label_bytes = label[0] == '\0' ? 0 : (int)strlen(label) - 1;
+
+    for (unsigned power = BUCKET_FIRST; power <= BUCKET_LAST; power++)
+        fprintf(out, "topkv_%s_bucket{%sle=\"%.6f\"} %llu\n", name, label,
+                (double)(UINT64_C(1) << power) / 1e6,
+                (unsigned long long)kv_histogram_below(us, power));
+    fprintf(out, "topkv_%s_bucket{%sle=\"+Inf\"} %llu\n", name, label, all);
+    if (label_bytes > 0) {
+        fprintf(out, "topkv_%s_sum{%.*s} %.6f\n", name, label_bytes, label,
+                (double)kvs_counted(&us->sum) / 1e6);
+        fprintf(out, "topkv_%s_count{%.*s} %llu\n", name, label_bytes, label, all);
+    } else {
+        fprintf(out, "topkv_%s_sum %.6f\n", name, (double)kvs_counted(&us->sum) / 1e6);
+        fprintf(out, "topkv_%s_count %llu\n", name, all);
+    }
 }
 
 static void write_tiers(const struct kvs_control *control, FILE *out)
@@ -257,12 +276,13 @@ static void write_tiers(const struct kvs_control *control, FILE *out)
     struct kv_histogram us;
 
     kvs_load_times(control, &us);
-    write_summary(out, "block_load_seconds",
-                  "time from the first need of a block on disk until it is in memory", &us);
+    metric(out, "block_load_seconds", "histogram",
+           "time from the first need of a block on disk until it is in memory");
+    write_histogram(out, "block_load_seconds", "", &us);
     kvs_object_load_times(control, &us);
-    write_summary(out, "piece_load_seconds",
-                  "time from the first need of an object's piece on disk until it is in memory",
-                  &us);
+    metric(out, "piece_load_seconds", "histogram",
+           "time from the first need of an object's piece on disk until it is in memory");
+    write_histogram(out, "piece_load_seconds", "", &us);
     metric(out, "unsaved_seconds", "gauge",
            "how long the first block in the queue has waited to be saved");
     fprintf(out, "topkv_unsaved_seconds %.3f\n",
@@ -273,6 +293,7 @@ static void write_ops(const struct kvs_control *control, FILE *out)
 {
     struct kv_histogram us;
     uint64_t count, errors;
+    char label[64];
 
     metric(out, "op_errors_total", "counter", "requests that failed, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
@@ -282,20 +303,24 @@ static void write_ops(const struct kvs_control *control, FILE *out)
         fprintf(out, "topkv_op_errors_total{op=\"%s\"} %llu\n", control->ops[op].name,
                 (unsigned long long)errors);
     }
-    metric(out, "op_seconds", "summary",
+    metric(out, "errors_total", "counter", "requests that failed, by status");
+    for (int i = 1; i < KVS_STATUSES; i++) {
+        const char *name = kv_status_name((kv_status_t)-i);
+
+        if (strcmp(name, "unknown") != 0) /* the numbers have gaps */
+            fprintf(out, "topkv_errors_total{status=\"%s\"} %llu\n", name,
+                    (unsigned long long)kvs_stats_total(
+                        control, offsetof(struct kvs_stats, errors) +
+                                     (size_t)i * sizeof(control->stats.errors[0])));
+    }
+    metric(out, "op_seconds", "histogram",
            "time from a request's arrival to its reply, by operation");
     for (unsigned op = 0; op < KV_OP_COUNT; op++) {
         if (control->ops[op].name == NULL)
             continue;
         kvs_op_totals(control, op, &count, &errors, &us);
-        for (size_t i = 0; kvs_counted(&us.count) > 0 && i < 4; i++)
-            fprintf(out, "topkv_op_seconds{op=\"%s\",quantile=\"%g\"} %.6f\n",
-                    control->ops[op].name, quantiles[i],
-                    (double)kv_histogram_quantile(&us, quantiles[i]) / 1e6);
-        fprintf(out, "topkv_op_seconds_sum{op=\"%s\"} %.6f\n", control->ops[op].name,
-                (double)kvs_counted(&us.sum) / 1e6);
-        fprintf(out, "topkv_op_seconds_count{op=\"%s\"} %llu\n", control->ops[op].name,
-                (unsigned long long)count);
+        snprintf(label, sizeof(label), "op=\"%s\",", control->ops[op].name);
+        write_histogram(out, "op_seconds", label, &us);
     }
 }
 

@@ -179,8 +179,10 @@ void kvs_request_end(struct kvs_request *request)
     kvs_shard_client_settle(client);
 
     kvs_count(&stats->count, 1);
-    if (request->status != KV_OK)
+    if (request->status != KV_OK) {
         kvs_count(&stats->errors, 1);
+        kvs_count_error(&shard->stats, request->status);
+    }
     kv_histogram_add(&stats->us, kv_clock_now(shard->clock) - request->begin_us);
     request->state = KVS_REQUEST_FREE;
     kv_pool_put(shard->requests, request);
@@ -475,8 +477,9 @@ void kvs_shard_client_note(struct kvs_shard *shard,
     for (unsigned i = 0; i < KVS_NOTES && note == NULL; i++)
         if (!client->notes[i].busy)
             note = &client->notes[i];
-    if (status == KV_BUSY) {
+    if (status == KV_BUSY) { /* no request was made of it, so its end does not count it */
         kvs_count(&shard->stats.busy, 1);
+        kvs_count_error(&shard->stats, status);
         kvs_count(&client->busy, 1);
     }
     if (note == NULL || client->channel == NULL) {

@@ -8,6 +8,7 @@
 #define KV_KVSERVER_STORE_SHARD_STATS_H
 
 #include "kvserver/base/histogram.h"
+#include "proto/kv_status.h"
 #include "proto/kv_wire.h"
 
 /* X(name, help).  Counters only grow. */
@@ -107,6 +108,10 @@
     X(clients_registered, "clients registered")                                       \
     X(clients_lost, "clients lost without a goodbye")
 
+enum {
+    KVS_STATUSES = 1 - KV_IO /* a status is counted at its negative; KV_IO is the last */
+};
+
 /* The phases of the scrubber. */
 enum kvs_scrub_phase {
     KVS_SCRUB_ROWS,
@@ -124,6 +129,7 @@ struct kvs_stats {
 #define KVS_COUNTER_FIELD(name, help) _Atomic uint64_t name;
     KVS_COUNTERS(KVS_COUNTER_FIELD)
 #undef KVS_COUNTER_FIELD
+    _Atomic uint64_t errors[KVS_STATUSES]; /* requests that failed, by status */
     /* Gauges, set by the owner. */
     _Atomic uint64_t memory_used; /* bytes, of whole pages: the sum of what it is used for */
     _Atomic uint64_t memory_rows, memory_codes, memory_index;
@@ -143,7 +149,7 @@ struct kvs_stats {
     _Atomic uint64_t objects_memory; /* bytes of memory, names and records included */
     _Atomic uint64_t prefixes, prefix_bytes, prefixes_pinned; /* of the control thread */
     _Atomic uint64_t prefix_tokens_bytes;                     /* likewise */
-    _Atomic uint64_t sessions_resting;                        /* likewise */
+    _Atomic uint64_t sessions_resting, clients;               /* likewise */
     _Atomic uint64_t prefixes_away, saved_blocks, saved_bytes, unsaved_blocks, unsaved_bytes,
         unsaved_us; /* likewise */
     _Atomic uint64_t in_flight;
@@ -164,6 +170,13 @@ static inline void kvs_count(_Atomic uint64_t *counter, uint64_t n)
     /* There is one writer, so a plain add is enough; the store is atomic for the readers. */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
                           memory_order_relaxed);
+}
+
+/* Counts a request that failed; any status but KV_OK. */
+static inline void kvs_count_error(struct kvs_stats *stats, kv_status_t status)
+{
+    if (status < 0 && status > -KVS_STATUSES)
+        kvs_count(&stats->errors[-status], 1);
 }
 
 /* Sets a gauge. */

@@ -1,5 +1,5 @@
 /* Every value falls into a step whose upper bound is not below it and at most 1/16 above;
- * quantiles agree with a sorted list within that error. */
+ * quantiles agree with a sorted list within that error, and counts below a power of two are exact. */
 #include "kvserver/base/histogram.h"
 #include "kvserver/base/random.h"
 
@@ -49,6 +49,35 @@ static void bounds(void **state)
     assert_true(kv_histogram_quantile(&histogram, 2) == last);
 }
 
+static void below(void **state)
+{
+    struct kv_histogram histogram = {0};
+    struct kv_random random;
+
+    (void)state;
+    for (unsigned i = 0; i <= 64; i++)
+        assert_int_equal(kv_histogram_below(&histogram, i), 0);
+    for (unsigned i = 0; i < 40; i++) { /* the last below and the first not below 2^i */
+        kv_histogram_add(&histogram, ((uint64_t)1 << i) - 1);
+        kv_histogram_add(&histogram, (uint64_t)1 << i);
+    }
+    assert_int_equal(kv_histogram_below(&histogram, 0), 1); /* 0; 1 is there twice */
+    for (unsigned i = 1; i < 40; i++)
+        assert_int_equal(kv_histogram_below(&histogram, i), 2 * i + 1);
+    kv_histogram_add(&histogram, UINT64_MAX);
+    assert_int_equal(kv_histogram_below(&histogram, 64), 81);
+
+    kv_random_init(&random, 3);
+    for (int i = 0; i < 1000; i++) {
+        const uint64_t value = kv_random_next(&random) >> (22 + i % 42);
+        struct kv_histogram one = {0};
+
+        kv_histogram_add(&one, value);
+        for (unsigned power = 0; power < 43; power++)
+            assert_int_equal(kv_histogram_below(&one, power), value < (uint64_t)1 << power);
+    }
+}
+
 static int compare(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -92,6 +121,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_value),
         cmocka_unit_test(bounds),
+        cmocka_unit_test(below),
         cmocka_unit_test(quantiles),
     };
 
