@@ -198,6 +198,7 @@ static void put_finish(struct kvs_request *request)
         return;
     } else {
         kvs_count(&request->shard->stats.objects_in, 1);
+        kvs_count(&request->shard->stats.objects_in_bytes, object->bytes);
     }
     put_set_done(request->client, number);
     request->reply.object_bytes = object->bytes;
@@ -411,6 +412,7 @@ static void send_piece(struct kvs_request *request)
     request->reply.object_crc = piece->crc;
     request->reply.object_version = object->version;
     kvs_count(&request->shard->stats.objects_out, 1);
+    kvs_count(&request->shard->stats.objects_out_bytes, bytes);
     request->sends_lent = piece->class_id == KVS_PIECE_LENT;
     if (request->sends_lent)
         kvs_object_piece_send(object, index);

@@ -44,7 +44,9 @@
     X(index_us, "time that data threads spent on index jobs")                         \
     X(index_failed, "index jobs that failed because memory ran out")                  \
     X(objects_in, "objects stored")                                                   \
+    X(objects_in_bytes, "bytes of objects stored")                                    \
     X(objects_out, "object pieces sent in replies")                                   \
+    X(objects_out_bytes, "bytes of object pieces sent in replies")                    \
     X(objects_expired, "objects removed because their time was over")                 \
     X(objects_evicted, "objects removed to make room")                                \
     X(objects_left, "objects that left memory for the disk")                          \
