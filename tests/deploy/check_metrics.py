@@ -473,9 +473,9 @@ def run(*command, status=0, **more):
 
 def use(control, kvctl, session, keeper):
     run(session, control)
-    run(kvctl, "--server", control, "put", "thing", "-", input="x" * 100000)
-    run(kvctl, "--server", control, "get", "thing", "-")
-    run(kvctl, "--server", control, "get", "nothing", status=1)
+    run(kvctl, "--server", control, "--deadline-ms", "30000", "put", "thing", "-", input="x" * 100000)
+    run(kvctl, "--server", control, "--deadline-ms", "30000", "get", "thing", "-")
+    run(kvctl, "--server", control, "--deadline-ms", "30000", "get", "nothing", status=1)
     for fork in ("4", "4", "2"):  # the second finds all of the first, the third a part
         run(keeper, control, fork)
 

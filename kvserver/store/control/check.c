@@ -251,7 +251,7 @@ static void check_client_list(const struct kvs_control *control,
 static void check_clients(const struct kvs_control *control)
 {
     const struct kvs_node_config *config = &control->config;
-    uint32_t n_granted = config->clients_max * control->credits_sure, n_known = 0;
+    uint32_t n_granted = config->clients_max * control->credits_sure, n_known = 0, n_open = 0;
 
     for (uint32_t i = 0; i < config->clients_max; i++) {
         const struct kvs_client_record *client = &control->clients[i];
@@ -263,9 +263,11 @@ static void check_clients(const struct kvs_control *control)
         check_client(control, client);
         n_granted += client->credits - control->credits_sure;
         n_known += client->state != KVS_CLIENT_CLOSING;
+        n_open += client->state == KVS_CLIENT_OPEN;
     }
     assert(n_granted + control->credits_spare == kvs_node_requests_max(config));
     assert(n_known == kv_map_count(control->client_of_id));
+    assert(n_open == kvs_counted(&control->stats.clients));
     check_client_list(control, &control->free_clients, is_free);
     check_client_list(control, &control->unwatched_clients, is_unwatched);
     check_client_list(control, &control->unclosed_clients, is_unclosed);
