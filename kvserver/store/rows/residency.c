@@ -139,6 +139,17 @@ static void codes_leave(struct kvs_segment_store *store, struct kvs_block *block
         kvs_column_leave(&kvs_block_codes_make(store, block, at)->column, store->arena);
 }
 
+/* Frees the CRCs of a segment's group if all of its rows are away: they come back with the first. */
+static void crcs_leave(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    const uint32_t begin = at / KVS_GROUP_SEGMENTS * KVS_GROUP_SEGMENTS;
+
+    for (uint32_t i = begin; i < block->n_segments && i < begin + KVS_GROUP_SEGMENTS; i++)
+        if (block->segments[i].rows != 0 && !kvs_segment_is_away(&block->segments[i]))
+            return;
+    kvs_group_crcs_free(store, block, at);
+}
+
 /* Whether somebody has the block pinned who may use that segment: a transfer, the disk, or a job that
  * gives it codes; jobs of other segments do not. */
 static bool is_pinned(const struct kvs_block *block, uint32_t at)
@@ -164,6 +175,8 @@ size_t kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *blo
         kvs_segment_has_bad(block, at) || store->n_at_unit[at % KVS_WORK_UNITS] > 0)
         return 0;
     bytes = rows_leave(store, block, at);
+    if (bytes > 0)
+        crcs_leave(store, block, at);
     if (bytes > 0 && block->residency == KVS_IN_MEMORY) {
         block->residency = KVS_PARTLY;
         store->n_away++;

@@ -494,17 +494,21 @@ kvs_block_create(struct kvs_segment_store *store, uint32_t n_segments, struct kv
     return block;
 }
 
+void kvs_group_crcs_free(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_segment_group *group = kvs_block_group(block, at);
+
+    if (group->crcs != NULL) {
+        kvs_arena_unuse(store->arena, KVS_USE_ROWS, group->crcs);
+        free_exact(store, group->crcs);
+    }
+    group->crcs = NULL;
+}
+
 void kvs_block_crcs_free(struct kvs_segment_store *store, struct kvs_block *block)
 {
-    for (uint32_t at = 0; at < block->n_segments; at += KVS_GROUP_SEGMENTS) {
-        struct kvs_segment_group *group = kvs_block_group(block, at);
-
-        if (group->crcs != NULL) {
-            kvs_arena_unuse(store->arena, KVS_USE_ROWS, group->crcs);
-            free_exact(store, group->crcs);
-        }
-        group->crcs = NULL;
-    }
+    for (uint32_t at = 0; at < block->n_segments; at += KVS_GROUP_SEGMENTS)
+        kvs_group_crcs_free(store, block, at);
 }
 
 static void free_groups(struct kvs_segment_store *store, struct kvs_block *block)
