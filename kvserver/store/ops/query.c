@@ -23,7 +23,11 @@
 #include <string.h>
 
 enum {
-    MEMORY_PART = 16,        /* pipelines have this part of the memory */
+    MEMORY_PART = 16, /* pipelines have this part of the memory */
+    /* And of a memory that is SMALL this one: a query needs as much there, and where rows take turns in
+     * memory, pages for it may never be free. */
+    SMALL_PART = 8,
+    SMALL = 64 << 20,
     FLOATS_MIN = 128 << 10,  /* of one of several pipelines: smaller ones are not worth their
                              * memory */
     FLOATS_LEAST = 32 << 10, /* of one that is alone */
@@ -37,7 +41,7 @@ enum {
 /* Returns how many pipelines there are, and the floats that each has of its own. */
 static uint32_t divide(uint64_t memory_bytes, size_t *ret_floats)
 {
-    const uint64_t part = memory_bytes / MEMORY_PART;
+    const uint64_t part = memory_bytes / (memory_bytes < SMALL ? SMALL_PART : MEMORY_PART);
     const uint64_t n = part / kvs_query_pipeline_bytes(FLOATS_MIN);
 
     const uint32_t n_places = n > KVS_QUERIES_AT_ONCE ? KVS_QUERIES_AT_ONCE
