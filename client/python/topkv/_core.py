@@ -1,0 +1,605 @@
+"""One kv_client: its lock, its memory and its operations.  Everything else is built on this.
+
+Threads: a client is used by one thread at a time.  `with core:` takes its lock; a thread that comes
+while another one waits, waits for it.  Finalizers, which may run anywhere, never call the library:
+they append what is to be freed to `dead`, and whoever has the lock next frees it.
+
+Memory: an operation holds the memory that it uses.  After a deadline, a cancel or a failure
+the transport may still access it; it is then kept in `quarantine` until kv_buffer_busy() is false, or
+until the client is closed.
+"""
+
+import atexit
+import bisect
+import collections
+import ctypes
+import os
+import threading
+import weakref
+from ctypes import byref, c_void_p
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Generic,
+    List,
+    NamedTuple,
+    Optional,
+    Tuple,
+    TypeVar,
+)
+
+from . import _library
+from ._library import Status, quick, waits
+from ._memory import View
+from .errors import BusyError, ClosedError, ForkedError, InvalidError, error_of
+
+if TYPE_CHECKING:
+    from ._memory import BufferProtocol
+
+T = TypeVar("T")
+OK = int(Status.OK)
+IN_PROGRESS = int(Status.IN_PROGRESS)
+BUSY = int(Status.BUSY)
+
+# How long one call into the library may sleep: Python sees signals, Ctrl-C too, only between calls.
+SLICE_US = 100000
+DEADLINE_MS_MAX = 600000
+
+_MIB = 1 << 20
+STAGING_LEAST = 1 << 16
+STAGING_KEPT = 64 * _MIB
+
+
+class _Process:
+    """This process.  A fork has another id: what its parent opened is not used here."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def renew(self) -> None:
+        self.pid = os.getpid()
+
+
+process = _Process()
+os.register_at_fork(after_in_child=process.renew)
+
+_clients: "weakref.WeakSet[Core]" = weakref.WeakSet()
+
+
+def deadline_ms(seconds: Optional[float]) -> int:
+    """An operation's deadline in milliseconds, 0 for the client's default."""
+    if seconds is None:
+        return 0
+    if not seconds > 0:
+        raise InvalidError(f"deadline: {seconds!r}: seconds, above 0, or None for the client's")
+    return max(1, int(min(seconds * 1000, DEADLINE_MS_MAX)))
+
+
+def number(what: str, value: int, least: int = 0, most: int = 0xFFFFFFFF) -> int:
+    """Checks a number for a C field: ctypes would cut it silently."""
+    try:
+        whole = value.__index__()
+    except AttributeError:
+        raise InvalidError(f"{what}: {value!r}: not a whole number") from None
+    if not least <= whole <= most:
+        raise InvalidError(f"{what}: {whole}: not in {least}..{most}")
+    return whole
+
+
+class Place(NamedTuple):
+    """Where memory is for the library: a kv_buffer, a byte offset in it, a size."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+
+
+class _Block:
+    """Memory of kv_buffer_alloc().  `n_views` counts the Buffers that show it."""
+
+    __slots__ = ("handle", "address", "nbytes", "__weakref__")
+
+    def __init__(self, handle: int, address: int, nbytes: int) -> None:
+        self.handle = handle
+        self.address = address
+        self.nbytes = nbytes
+
+
+class Buffer:
+    """Memory of the client's, registered with its transports: bytes, in place, without copies.
+
+    Made by Client.allocate().  It has the buffer protocol: numpy.frombuffer(buffer, dtype),
+    memoryview(buffer), buffer[:5] = b"hello".  A node on the same host reads it directly.  Arrays
+    and views of it may be given to any method that takes memory, and are used in place.
+
+    It is freed when nothing refers to it any more, arrays and views included.  A client that is
+    closed before keeps its connection until then.  `nbytes` is the size in bytes.
+    """
+
+    _core: "Core"
+    _block: _Block
+    nbytes: int
+
+    if TYPE_CHECKING:
+
+        def __buffer__(self, flags: int) -> memoryview:
+            """Shows the memory: (nbytes,) bytes."""
+            raise NotImplementedError
+
+        def __len__(self) -> int:
+            """Returns the size in bytes."""
+            raise NotImplementedError
+
+    def __init__(self) -> None:
+        raise InvalidError("Buffer: made by Client.allocate()")
+
+    def __repr__(self) -> str:
+        return f"<topkv.Buffer of {self.nbytes} bytes>"
+
+    def __del__(self) -> None:
+        core = self.__dict__.get("_core")
+        if core is not None:
+            core.bury(core.forget_block, self._block)
+
+
+_buffer_classes: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def _buffer_class(nbytes: int) -> Any:
+    """Only a ctypes array has the buffer protocol in every version of Python: a class per size."""
+    made = _buffer_classes.get(nbytes)
+    if made is None:
+        made = type("Buffer", (Buffer, ctypes.c_ubyte * nbytes), {})
+        _buffer_classes[nbytes] = made
+    return made
+
+
+class Core:
+    """A kv_client and what belongs to it."""
+
+    def __init__(
+        self,
+        nodes: str,
+        *,
+        transport: Optional[str],
+        net_devices: Optional[str],
+        name: Optional[str],
+        deadline: float,
+        peer_timeout: float,
+        tenant: int,
+        ops_max: int,
+        salt: Optional[bytes],
+        poll: Optional[str],
+        progress_thread: bool,
+    ) -> None:
+        self.handle: Optional[int] = None
+        self.pid = process.pid
+        self.nodes = nodes
+        self.lock = threading.RLock()
+        self.depth = 0
+        self.is_closed = False
+        self.dead: Deque[Tuple[Callable[[Any], None], Any]] = collections.deque()
+        # (kv_buffer, what to do when the transport has let go of it, with what)
+        self.quarantine: List[Tuple[int, Callable[[Any], None], Any]] = []
+        self.under_way: Dict[int, Hold] = {}
+        self.sessions: "Dict[int, None]" = {}
+        self.blocks: Dict[int, _Block] = {}
+        self.block_starts: List[int] = []
+        self.pool: Dict[int, List[_Block]] = {}
+        self.pool_bytes = 0
+        self.object_bytes = STAGING_LEAST
+        texts = {"nodes": nodes, "transport": transport, "net_devices": net_devices, "name": name, "poll": poll}
+        for what, text in texts.items():
+            if text is not None and (not isinstance(text, str) or "\0" in text):
+                raise InvalidError(f"{what}: {text!r}: not a text")
+        secret = ctypes.create_string_buffer(bytes(salt), len(salt)) if salt else None
+        options = _library.CClientOptions(
+            deadline_ms=deadline_ms(deadline),
+            peer_timeout_ms=deadline_ms(peer_timeout),
+            tenant=number("tenant", tenant),
+            ops_max=number("ops_max", ops_max),
+            salt=ctypes.cast(secret, c_void_p) if secret is not None else None,
+            salt_bytes=len(salt) if salt else 0,
+            progress_thread=progress_thread,
+            **{what: None if text is None else text.encode() for what, text in texts.items()},
+        )
+        client = c_void_p()
+        detail = ctypes.create_string_buffer(4096)
+        status = waits.kv_client_open(byref(options), byref(client), detail, len(detail))
+        if status != OK:
+            raise error_of(status, detail.value.decode(errors="replace"))
+        self.handle = client.value
+        _clients.add(self)
+
+    # ---- one thread at a time ----------------------------------------------------------------
+
+    def check_process(self) -> None:
+        if self.pid != process.pid:
+            raise ForkedError(
+                f"client: opened in process {self.pid}, and this is process {process.pid}, its fork: "
+                "open a client here"
+            )
+
+    def __enter__(self) -> int:
+        if self.pid != process.pid:
+            self.check_process()
+        self.lock.acquire()
+        if self.is_closed or self.handle is None:
+            self.lock.release()
+            raise ClosedError("client: closed")
+        self.depth += 1
+        if self.depth == 1 and (self.dead or self.quarantine):
+            self.sweep()
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        self.lock.release()
+
+    def bury(self, free: Callable[[Any], None], what: Any) -> None:
+        """For finalizers: has `free(what)` called under the lock, later."""
+        if self.pid != process.pid:
+            return
+        self.dead.append((free, what))
+        if self.is_closed and self.lock.acquire(blocking=False):
+            try:
+                if self.depth == 0:
+                    self.end()
+            finally:
+                self.lock.release()
+
+    def sweep(self) -> None:
+        """Frees what finalizers left, and memory whose quarantine is over."""
+        while self.dead:
+            free, what = self.dead.popleft()
+            free(what)
+        if self.quarantine:
+            waits.kv_poll(self.handle)
+            entries, self.quarantine = self.quarantine, []
+            for entry in entries:
+                handle, free, what = entry
+                if quick.kv_buffer_busy(handle):
+                    self.quarantine.append(entry)
+                else:
+                    free(what)
+
+    def detail(self) -> str:
+        text: Optional[bytes] = quick.kv_client_detail(self.handle)
+        return text.decode(errors="replace") if text else ""
+
+    def check(self, status: int) -> None:
+        """Raises the exception of a begin that failed, with the library's words."""
+        if status != OK:
+            raise error_of(status, self.detail())
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def new_block(self, nbytes: int) -> _Block:
+        handle = c_void_p()
+        self.check(waits.kv_buffer_alloc(self.handle, nbytes, byref(handle)))
+        address = quick.kv_buffer_data(handle)
+        block = _Block(handle.value or 0, address, nbytes)
+        self.blocks[address] = block
+        bisect.insort(self.block_starts, address)
+        return block
+
+    def free_block(self, block: _Block) -> None:
+        if waits.kv_buffer_free(block.handle) == BUSY:
+            self.quarantine.append((block.handle, self.free_block, block))
+            return
+        del self.blocks[block.address]
+        self.block_starts.remove(block.address)
+
+    def forget_block(self, block: _Block) -> None:
+        """The last reference to a Buffer is gone."""
+        if block.address in self.blocks:
+            self.free_block(block)
+
+    def allocate(self, nbytes: int) -> Buffer:
+        block = self.new_block(nbytes)
+        buffer = _buffer_class(nbytes).from_address(block.address)
+        buffer._core = self
+        buffer._block = block
+        buffer.nbytes = nbytes
+        assert isinstance(buffer, Buffer)
+        return buffer
+
+    def staging(self, nbytes: int) -> _Block:
+        """Memory from the pool, for at least so many bytes; give it back with unstage()."""
+        size = max(STAGING_LEAST, 1 << (nbytes - 1).bit_length())
+        free = self.pool.get(size)
+        if free:
+            self.pool_bytes -= size
+            return free.pop()
+        return self.new_block(size)
+
+    def unstage(self, block: _Block) -> None:
+        if quick.kv_buffer_busy(block.handle):
+            self.quarantine.append((block.handle, self.unstage, block))
+        elif self.pool_bytes + block.nbytes > STAGING_KEPT:
+            self.free_block(block)
+        else:
+            self.pool_bytes += block.nbytes
+            self.pool.setdefault(block.nbytes, []).append(block)
+
+    def place(self, memory: "BufferProtocol", writable: bool, what: str, hold: "Hold") -> Place:
+        """Makes the caller's memory known to the transports, in place, for as long as `hold` has it."""
+        if isinstance(memory, Buffer) and memory._core is self:
+            hold.kept.append(memory)
+            return Place(memory._block.handle, 0, memory.nbytes)
+        view = View(memory, writable, what)
+        if view.nbytes == 0:
+            view.release()
+            block = self.staging(1)
+            hold.staged.append(block)
+            return Place(block.handle, 0, 0)
+        at = bisect.bisect_right(self.block_starts, view.address) - 1
+        if at >= 0:
+            block = self.blocks[self.block_starts[at]]
+            if view.address + view.nbytes <= block.address + block.nbytes:
+                hold.shown.append(view)  # which keeps the Buffer
+                return Place(block.handle, view.address - block.address, view.nbytes)
+        mapped = c_void_p()
+        status = waits.kv_buffer_map(self.handle, view.address, view.nbytes, 0, byref(mapped))
+        if status != OK:
+            view.release()
+            self.check(status)
+        hold.mapped.append((mapped.value or 0, view))
+        return Place(mapped.value or 0, 0, view.nbytes)
+
+    def is_busy(self, memory: "BufferProtocol") -> bool:
+        """Does an operation, or the transport after a failure, still use some of this memory?"""
+        view = View(memory, False, "memory")
+        begin, end = view.address, view.address + view.nbytes
+        view.release()
+        if isinstance(memory, Buffer) and memory._core is self:
+            return bool(quick.kv_buffer_busy(memory._block.handle))
+        at = bisect.bisect_right(self.block_starts, begin) - 1
+        if at >= 0:
+            block = self.blocks[self.block_starts[at]]
+            if begin < block.address + block.nbytes:
+                return bool(quick.kv_buffer_busy(block.handle))
+        views = [held for _, _, held in self.quarantine if isinstance(held, View)]
+        for hold in self.under_way.values():
+            views += [held for _, held in hold.mapped]
+        return any(held.address < end and begin < held.address + held.nbytes for held in views)
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends operations and sessions.  The connection ends with the last Buffer."""
+        if self.pid != process.pid:  # the parent's
+            self.is_closed = True
+            return
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            for operation in list(self.under_way):
+                self.drop_operation(operation)
+            for session in list(self.sessions):
+                quick.kv_session_free(session)
+            self.sessions.clear()
+            if self.depth == 0:
+                self.end()
+
+    def end(self) -> None:
+        if self.handle is None:
+            return
+        self.sweep()
+        for blocks in self.pool.values():
+            while blocks:
+                self.free_block(blocks.pop())
+        self.pool_bytes = 0
+        in_quarantine = [entry for entry in self.quarantine if isinstance(entry[2], _Block)]
+        if len(self.blocks) == len(in_quarantine):
+            self.close_handle()
+
+    def close_handle(self) -> None:
+        handle, self.handle = self.handle, None
+        waits.kv_client_close(handle)
+        for _, _, what in self.quarantine:
+            if isinstance(what, View):
+                what.release()
+        self.quarantine = []
+        self.blocks = {}
+        self.block_starts = []
+
+    def drop_operation(self, handle: int) -> None:
+        """Cancels an operation, unless it has ended, and frees it."""
+        hold = self.under_way.pop(handle, None)
+        if hold is not None:
+            quick.kv_op_free(handle)
+            hold.release(self)
+
+    def free_session(self, handle: int) -> None:
+        if handle in self.sessions:
+            del self.sessions[handle]
+            quick.kv_session_free(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None) is not None and not self.is_closed:
+            self.close()
+
+
+def _close_all() -> None:
+    """At exit: threads of the library's own must not run into the end of the process."""
+    for core in list(_clients):
+        if core.pid != process.pid:
+            continue
+        if core.lock.acquire(timeout=1):
+            core.close()
+            if core.handle is not None:
+                core.close_handle()
+            core.lock.release()
+
+
+atexit.register(_close_all)
+
+
+class _Mapped:
+    """Memory of the caller's in quarantine."""
+
+    __slots__ = ("_core", "_handle")
+
+    def __init__(self, core: Core, handle: int) -> None:
+        self._core = core
+        self._handle = handle
+
+    def free(self, view: View) -> None:
+        if waits.kv_buffer_free(self._handle) == BUSY:
+            self._core.quarantine.append((self._handle, self.free, view))
+        else:
+            view.release()
+
+
+class Hold:
+    """The memory of one operation."""
+
+    __slots__ = ("mapped", "staged", "shown", "kept")
+
+    def __init__(self, *kept: Any) -> None:
+        self.mapped: List[Tuple[int, View]] = []
+        self.staged: List[_Block] = []
+        # Of Buffers.  A Buffer that the transport still uses is not freed: see free_block().
+        self.shown: List[View] = []
+        # Buffers, arrays that the operation fills, its session.
+        self.kept: List[Any] = list(kept)
+
+    def release(self, core: Core) -> None:
+        for handle, view in self.mapped:
+            if waits.kv_buffer_free(handle) == BUSY:
+                core.quarantine.append((handle, _Mapped(core, handle).free, view))
+            else:
+                view.release()
+        for block in self.staged:
+            core.unstage(block)
+        for view in self.shown:
+            view.release()
+        self.mapped = []
+        self.staged = []
+        self.shown = []
+        self.kept = []
+
+
+class Operation(Generic[T]):
+    """An operation that has begun: result() waits for it, done() does not.
+
+    Every operation ends by its deadline, whatever the nodes do.  One that is dropped is cancelled.  Memory
+    that it was given is used in place until it has ended: change, or read, it only after that.
+    """
+
+    __slots__ = ("_core", "_handle", "_parse", "_hold", "_outcome", "_error", "__weakref__")
+
+    def __init__(
+        self,
+        core: Core,
+        handle: int,
+        parse: Callable[[int, int], T],
+        hold: Hold,
+    ) -> None:
+        self._core = core
+        self._handle = handle
+        self._parse = parse
+        self._hold = hold
+        self._outcome: Optional[T] = None
+        self._error: Optional[BaseException] = None
+        core.under_way[handle] = hold
+
+    def __del__(self) -> None:
+        if self._handle != 0:
+            self._core.bury(self._core.drop_operation, self._handle)
+
+    def _end(self) -> None:
+        """Takes the result of the operation, which has ended, and frees it."""
+        core, handle = self._core, self._handle
+        if handle == 0:
+            return
+        self._handle = 0
+        try:
+            self._outcome = self._parse(handle, quick.kv_op_status(handle))
+        except BaseException as error:
+            self._error = error
+        del core.under_way[handle]
+        quick.kv_op_free(handle)
+        self._hold.release(core)
+
+    def _take(self) -> T:
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                del self  # an error names its frames, and they would name it
+        return self._outcome  # type: ignore[return-value]
+
+    def done(self) -> bool:
+        """Moves operations on without waiting; returns whether this one has ended.
+
+        Raises ClosedError if the client was closed before it ended.
+        """
+        if self._handle == 0:
+            return True
+        with self._core as client:
+            waits.kv_poll(client)
+            if self._handle != 0 and quick.kv_op_status(self._handle) != IN_PROGRESS:
+                self._end()
+        return self._handle == 0
+
+    def result(self) -> T:
+        """Waits until the operation has ended, and returns its result.
+
+        Raises the exception of its status (topkv.errors), with the node's words; ClosedError if the client was
+        closed before it ended.
+        """
+        if self._handle != 0:
+            core = self._core
+            with core as client:
+                handle = self._handle
+                try:
+                    while handle and quick.kv_op_status(handle) == IN_PROGRESS:
+                        waits.kv_client_wait(client, SLICE_US)
+                        handle = self._handle
+                except BaseException:  # Ctrl-C
+                    if self._handle != 0:
+                        quick.kv_cancel(self._handle)
+                        self._end()
+                    raise
+                self._end()
+        return self._take()
+
+    def cancel(self) -> None:
+        """Ends the operation now, with CancelledError, unless it has ended.
+
+        What nodes have already done remains done.  Raises ClosedError as done() does.
+        """
+        if self._handle != 0:
+            with self._core:
+                if self._handle != 0:
+                    quick.kv_cancel(self._handle)
+                    self._end()
+
+
+def begin(
+    core: Core,
+    status: int,
+    handle: c_void_p,
+    hold: Hold,
+    parse: Callable[[int, int], T],
+) -> Operation[T]:
+    """Makes the operation of a begin, or raises its failure."""
+    if status != OK:
+        hold.release(core)
+        if status == BUSY:
+            raise BusyError(core.detail())
+        core.check(status)
+    return Operation(core, handle.value or 0, parse, hold)
+
+
+def fail(core: Core, handle: int, status: int) -> None:
+    """Raises the exception of an operation that failed."""
+    if status != OK:
+        text: Optional[bytes] = quick.kv_op_detail(handle)
+        raise error_of(status, text.decode(errors="replace") if text else "")
