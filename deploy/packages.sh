@@ -1,20 +1,24 @@
 #!/bin/sh
-# packages.sh build|test: installs missing Debian packages; prints nothing if none is missing.
+# packages.sh build|test|wheel: installs missing Debian packages; prints nothing if none is missing.
 #   build   packages to build and run; Python and certificates are for fetch_model.sh
 #   test    those, and packages for the tests
+#   wheel   those of build, and what client/python/build_wheel.sh needs
 set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libucx-dev libgrpc-dev libprotobuf-c-dev
     protobuf-c-compiler libssl-dev libmicrohttpd-dev libpcre2-dev libjansson-dev
     libzmq3-dev libmsgpack-dev librocksdb-dev
     python3 ca-certificates"
-tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv"
+tests="libcmocka-dev clang clang-format curl libclang-rt-dev python3-venv
+    python3-numpy"
+wheel="binutils patchelf"
 
 case ${1:-} in
 build) wanted=$build ;;
 test) wanted="$build $tests" ;;
+wheel) wanted="$build $wheel" ;;
 *)
-    echo "usage: packages.sh build|test" >&2
+    echo "usage: packages.sh build|test|wheel" >&2
     exit 2
     ;;
 esac

@@ -738,14 +738,26 @@ class _Door:
         raise AttributeError(f"topkv: libkvclient: {name} is not declared here")
 
 
-def _load() -> "tuple[str, _Door, _Door]":
-    name = library_name()
+def _open(name: str) -> "tuple[ctypes.CDLL, ctypes.PyDLL]":
+    """Loads the library, without UCX's handlers of SIGSEGV and the like: Python has its own (faulthandler)."""
+    variable = "UCX_ERROR_SIGNALS"
+    is_ours = variable not in os.environ
+    if is_ours:
+        os.environ[variable] = ""
     try:
-        libraries = (ctypes.CDLL(name), ctypes.PyDLL(name))
+        return ctypes.CDLL(name), ctypes.PyDLL(name)
     except OSError as error:
         raise ImportError(
             f"topkv: libkvclient: {error}; install the wheel, or name the library in {VARIABLE}"
         ) from error
+    finally:
+        if is_ours:
+            del os.environ[variable]
+
+
+def _load() -> "tuple[str, _Door, _Door]":
+    name = library_name()
+    libraries = _open(name)
     doors = (_Door(), _Door())
     for library, door, functions in zip(libraries, doors, (_WAITS, _QUICK)):
         for function, (result, arguments) in functions.items():
