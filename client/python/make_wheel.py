@@ -66,11 +66,13 @@ def place(source, to, rpath, libraries):
     to.chmod(0o755)
     run("strip", "--strip-unneeded", to)
     own = run("readelf", "-d", to)
-    command = ["patchelf", "--set-rpath", rpath]
+    renames = []
     for soname in re.findall(r"\(NEEDED\).*\[(.*)\]", own):
         if soname in libraries:
-            command += ["--replace-needed", soname, own_name(soname)]
-    run(*command, to)
+            renames += ["--replace-needed", soname, own_name(soname)]
+    if renames:
+        run("patchelf", *renames, to)
+    run("patchelf", "--set-rpath", rpath, to)  # in one call, 0.14 takes the one's words for the other's
 
 
 def version():
