@@ -4,7 +4,7 @@
     symbols     no program or library needs a symbol above the floor: GLIBC_2.36 of the tag, and GCC 12's
                 GLIBCXX_3.4.30 and CXXABI_1.3.13
     libraries   every shared library is in the wheel, or one that PEP 600 leaves to the system, and
-                is found there from where the wheel was unpacked
+                is found there from where the wheel was unpacked; UCX has no module elsewhere
     licences    every library that is carried is in CARRIED.txt, and the licence named there is in the wheel
     record      RECORD lists every file, with its digest
     source      no code is compiled for this machine's processor only: no -march=native in the sources
@@ -56,6 +56,12 @@ def check_libraries(name, file, folder):
             wrong(f"{name}: {soname}: is the system's: {where}")
 
 
+def check_ucx(folder):
+    for library in folder.glob("topkv/lib/libucs*"):
+        if re.search(rb"/usr/\S*/ucx\0", library.read_bytes()):
+            wrong(f"{library.name}: looks for modules in the system's folder")
+
+
 def check_licences(folder, libraries):
     carried = next(folder.glob("*.dist-info")) / "licenses"
     lines = [line.split("\t") for line in (carried / "CARRIED.txt").read_text().splitlines() if "\t" in line]
@@ -103,6 +109,7 @@ def main():
             wrong("no program in it")
         check_licences(folder, [file for file in files if "/lib/" in file.as_posix()])
         check_record(folder)
+        check_ucx(folder)
         unpacked = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     for path in [ROOT / "CMakeLists.txt", *ROOT.glob("*/**/CMakeLists.txt")]:
         if "build" not in path.relative_to(ROOT).parts[0] and "march=native" in path.read_text():

@@ -3,8 +3,9 @@
 
 Shared libraries that are carried get a name of their own, libucp-topkv.so.0 for libucp.so.0: a process
 may have loaded another version under the old name, and the dynamic linker would take that one.  UCX looks for its
-modules in the folder ucx beside libucs.  Its modules for RDMA are left out: they need
-drivers and libraries of the system, and the store uses tcp and shared memory.
+modules in the folder ucx beside libucs, and then where Debian has them; those would bring
+Debian's libucs along, so the second place is overwritten in the library.  Its modules for RDMA are left
+out: they need drivers and libraries of the system, and the store uses tcp and shared memory.
 """
 import base64
 import hashlib
@@ -75,6 +76,15 @@ def place(source, to, rpath, libraries):
     run("patchelf", "--set-rpath", rpath, to)  # in one call, 0.14 takes the one's words for the other's
 
 
+def forget_modules(library, folder):
+    """Has libucs look for modules beside itself only."""
+    old = str(folder).encode() + b"\0"
+    content = library.read_bytes()
+    if content.count(old) != 1:
+        sys.exit(f"make_wheel: {library.name}: {folder} is in it {content.count(old)} times, not once")
+    library.write_bytes(content.replace(old, b"/dev/null/ucx".ljust(len(old), b"\0")))
+
+
 def version():
     text = (HERE / "topkv/_version.py").read_text()
     return re.search(r'__version__ = "(.*)"', text)[1]
@@ -115,6 +125,8 @@ def fill(folder, build):
         to = package / "lib" / own_name(soname)
         place(path, to, "$ORIGIN", libraries)
         run("patchelf", "--set-soname", own_name(soname), to)
+        if soname.startswith("libucs."):
+            forget_modules(to, ucx)
 
     licences = info / "licenses"
     licences.mkdir(parents=True)
