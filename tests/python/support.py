@@ -1,0 +1,71 @@
+"""What the tests of the Python package share: a node, a client, and a generous deadline.
+
+Environment: TOPKV_LIBRARY, TOPKV_KVSERVER: of the build; PYTHONPATH: client/python.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import unittest
+
+import topkv
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE = 60.0  # seconds: the machine may be busy with other tests
+
+
+def needs_node():
+    """Skips a whole file where the build has no kvserver."""
+    if not os.environ.get("TOPKV_KVSERVER"):
+        print("this build has no kvserver")
+        sys.exit(77)
+
+
+def client_of(node, **options):
+    options.setdefault("deadline", DEADLINE)
+    options.setdefault("peer_timeout", DEADLINE)
+    return topkv.Client(node.address, **options)
+
+
+def run_python(code, *arguments, **options):
+    """Runs a program in another process; returns what subprocess.run() does."""
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True,
+                          timeout=120, **options)
+
+
+def wait_until(is_true, what, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not is_true():
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+def is_alive(pid):
+    """Whether a process runs, a zombie excepted."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class NodeCase(unittest.TestCase):
+    """A node for all tests of a class, and a client for each."""
+
+    memory = "256M"
+    transport = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.node = topkv.Node(memory=cls.memory, threads=1)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.node.close()
+
+    def setUp(self):
+        self.client = client_of(self.node, transport=self.transport)
+
+    def tearDown(self):
+        self.client.close()
