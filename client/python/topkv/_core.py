@@ -27,6 +27,7 @@ from typing import (
     List,
     NamedTuple,
     Optional,
+    Set,
     Tuple,
     TypeVar,
 )
@@ -54,13 +55,31 @@ STAGING_KEPT = 64 * _MIB
 
 
 class _Process:
-    """This process.  A fork has another id: what its parent opened is not used here."""
+    """This process.  A fork has another id: what its parent opened is not used here.
+
+    A fork of a process that had clients open cannot open any: gRPC, which carries the control operations, has
+    state in such a process that refers to threads and descriptors of the parent's, and
+    aborts.  `open` has the clients that are open, or about to be.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.open: Set[int] = set()
+        self.parent = 0
 
     def renew(self) -> None:
+        if self.open:
+            self.parent = self.pid
+        self.open = set()
         self.pid = os.getpid()
+
+    def check(self) -> None:
+        if self.parent:
+            raise ForkedError(
+                f"client: process {self.pid} is a fork of process {self.parent}, which had a client open: fork "
+                "before the first one is opened, or after the last one is closed, or start processes "
+                "by spawn"
+            )
 
 
 process = _Process()
@@ -208,8 +227,11 @@ class Core:
         )
         client = c_void_p()
         detail = ctypes.create_string_buffer(4096)
+        process.check()
+        process.open.add(id(self))
         status = waits.kv_client_open(byref(options), byref(client), detail, len(detail))
         if status != OK:
+            process.open.discard(id(self))
             raise error_of(status, detail.value.decode(errors="replace"))
         self.handle = client.value
         _clients.add(self)
@@ -219,8 +241,7 @@ class Core:
     def check_process(self) -> None:
         if self.pid != process.pid:
             raise ForkedError(
-                f"client: opened in process {self.pid}, and this is process {process.pid}, its fork: "
-                "open a client here"
+                f"client: opened in process {self.pid}, and this is process {process.pid}, its fork"
             )
 
     def __enter__(self) -> int:
@@ -401,6 +422,7 @@ class Core:
     def close_handle(self) -> None:
         handle, self.handle = self.handle, None
         waits.kv_client_close(handle)
+        process.open.discard(id(self))
         for _, _, what in self.quarantine:
             if isinstance(what, View):
                 what.release()

@@ -771,8 +771,10 @@ class Client(ClientBase[Session]):
     calls; then begin the puts of a session in token order.
 
     A client is used by one thread at a time: a second one waits until the first one's call has
-    returned.  Open one client for each thread that is to work in parallel; pass sessions by ticket.  A
-    fork of the process must open its own: a client of its parent's raises ForkedError there.
+    returned.  Open one client for each thread that is to work in parallel; pass sessions by ticket.
+
+    A fork of the process cannot use its parent's clients: ForkedError.  It opens its own if none was open in
+    its parent at the time of the fork: fork first, or start processes by spawn.
 
     Memory: anything with the buffer protocol, in one piece.  It is used in place, without copies, and
     must not change before the operation has ended.  After DeadlineError, UnreachableError or a

@@ -173,7 +173,8 @@ class ClosedError(InvalidError):
 
 
 class ForkedError(TopKVError, RuntimeError):
-    """The client was opened in another process, of which this one is a fork: open one here."""
+    """The client was opened in another process, of which this one is a fork; or that one had clients open
+    when it forked, and this one is about to open its own."""
 
     status = Status.UNSUPPORTED
 
