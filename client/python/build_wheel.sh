@@ -1,8 +1,8 @@
 #!/bin/sh
-# build_wheel.sh [OUT_DIR]: builds the wheel of the Python package, with all that it needs at the
+# build_wheel.sh [OUT]: builds the wheel of the Python package, with all that it needs at the
 # user's: libkvclient, kvserver, kvctl and the shared libraries that they use, except those that
 # PEP 600 leaves to the system (glibc, libstdc++, libgcc).  Installs the Debian packages that it needs
-# (deploy/packages.sh wheel).  OUT_DIR: default build-wheel/ here.  Prints the wheel's path last.
+# (deploy/packages.sh wheel).  OUT: default build-wheel/ here.  Prints the wheel's path last.
 # KV_WHEEL_BUILD: the build folder, default build-wheel/.
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)

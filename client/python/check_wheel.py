@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """check_wheel.py WHEEL: is the wheel what its name says?  Prints its size.
 
-    symbols     no program or library needs a symbol above the floor: GLIBC_2.36 of the tag, and GCC 12's
-                GLIBCXX_3.4.30 and CXXABI_1.3.13
+    symbols     no program or library needs a symbol above the floor: glibc 2.36, which is the tag's, and
+                GCC 12's libstdc++ (FLOOR)
     libraries   every shared library is in the wheel, or one that PEP 600 leaves to the system, and
                 is found there from where the wheel was unpacked; UCX has no module elsewhere
-    licences    every library that is carried is in CARRIED.txt, and the licence named there is in the wheel
+    licences    every library that is carried is listed, and the licence named there is in the wheel
     record      RECORD lists every file, with its digest
     source      no code is compiled for this machine's processor only: no -march=native in the sources
 

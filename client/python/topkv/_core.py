@@ -85,7 +85,7 @@ class _Process:
 process = _Process()
 os.register_at_fork(after_in_child=process.renew)
 
-_clients: "weakref.WeakSet[Core]" = weakref.WeakSet()
+_cores: "weakref.WeakSet[Core]" = weakref.WeakSet()
 
 
 def deadline_ms(seconds: Optional[float]) -> int:
@@ -234,7 +234,7 @@ class Core:
             process.open.discard(id(self))
             raise error_of(status, detail.value.decode(errors="replace"))
         self.handle = client.value
-        _clients.add(self)
+        _cores.add(self)
 
     # ---- one thread at a time ----------------------------------------------------------------
 
@@ -449,7 +449,7 @@ class Core:
 
 def _close_all() -> None:
     """At exit: threads of the library's own must not run into the end of the process."""
-    for core in list(_clients):
+    for core in list(_cores):
         if core.pid != process.pid:
             continue
         if core.lock.acquire(timeout=1):

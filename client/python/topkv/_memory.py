@@ -12,11 +12,11 @@ else:
 
 __all__ = ["BufferProtocol", "View"]
 
-_WRITABLE = 1  # PyBUF_WRITABLE; PyBUF_SIMPLE, which is 0, asks for bytes in one piece
+_WRITABLE = 1  # a flag of the C interface; without flags it asks for bytes in one piece
 
 
 class _PyBuffer(ctypes.Structure):
-    """Py_buffer of CPython's stable interface."""
+    """How the buffer protocol of C describes memory, in the stable interface of CPython."""
 
     _fields_ = [
         ("buf", ctypes.c_void_p),

@@ -55,7 +55,7 @@ class ExtraKey(NamedTuple):
 
 
 class AppendEntry(NamedTuple):
-    """One sequence's part of Client.append_many(): a session, and `data` and `token` as in Session.append()."""
+    """One sequence's part of Client.append_many(): a `session`, and `data` and `token` as in Session.append()."""
 
     session: SessionBase
     data: "BufferProtocol"
@@ -63,7 +63,7 @@ class AppendEntry(NamedTuple):
 
 
 class QueryEntry(NamedTuple):
-    """One sequence's part of Client.query_many(): a session and a Query."""
+    """One sequence's part of Client.query_many(): a `session` and a `query`, an object of class Query."""
 
     session: SessionBase
     query: Query
