@@ -113,14 +113,14 @@ sh "$top/deploy/packages.sh" test
 UCX_ERROR_SIGNALS=
 export UCX_ERROR_SIGNALS
 
-# The worker is compared with NumPy, and events are read with vLLM's types; without access to the
-# Python index, these tests are skipped.
+# The worker is compared with NumPy, events are read with vLLM's types, and types of the Python package
+# are checked with mypy; without access to the Python index, these tests are skipped.
 venv=$top/build-test/compare/venv
-if ! "$venv/bin/python" -c 'import gguf, numpy, msgspec, zmq' 2>/dev/null; then
-    echo "==> numpy, gguf, msgspec, pyzmq: build-test/compare/venv"
+if ! "$venv/bin/python" -c 'import gguf, numpy, msgspec, zmq, mypy' 2>/dev/null; then
+    echo "==> numpy, gguf, msgspec, pyzmq, mypy: build-test/compare/venv"
     mkdir -p "$top/build-test/compare"
     { python3 -m venv "$venv" &&
-        "$venv/bin/pip" --quiet --disable-pip-version-check install gguf numpy msgspec pyzmq; } \
+        "$venv/bin/pip" --quiet --disable-pip-version-check install gguf numpy msgspec pyzmq mypy; } \
         >"$top/build-test/compare/log" 2>&1 ||
         tail -n 3 "$top/build-test/compare/log"
 fi
