@@ -7,7 +7,6 @@ errors there are; that of a method of AsyncClient or AsyncSession refers to the 
 import enum
 import inspect
 import os
-import pathlib
 import re
 import shutil
 import subprocess

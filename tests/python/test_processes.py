@@ -114,6 +114,34 @@ print("fine")
             self.assertEqual((out.returncode, out.stdout, out.stderr), (0, "fine\n", ""))
 
 
+class Interrupted(support.NodeCase):
+    def test_ctrl_c_ends_a_wait(self):
+        """A wait of a minute ends at once, and the client is as good as before."""
+        code = """
+import sys, topkv
+client = topkv.Client(sys.argv[1], deadline=60, peer_timeout=60)
+session = client.open_session(topkv.Model.uniform("wait", "wait", n_layers=1, n_kv_heads=1, d_k=8, d_v=8))
+out = bytearray(32)
+try:
+    print("waiting", flush=True)
+    session.read(0, 1, out=out)
+except KeyboardInterrupt:
+    session.put(bytes(32), 0)
+    session.read(0, 1, out=out)
+    while client.is_busy(out):
+        pass
+    print("interrupted", len(client._core.under_way))
+"""
+        begun = time.monotonic()
+        process = subprocess.Popen([sys.executable, "-c", code, self.node.address], stdout=subprocess.PIPE, text=True)
+        with process:
+            self.assertEqual(process.stdout.readline(), "waiting\n")
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.stdout.read(), "interrupted 0\n")
+        self.assertLess(time.monotonic() - begun, 50)
+
+
 class Killed(unittest.TestCase):
     def test_in_mid_run(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,6 @@
 import ctypes
 import math
 import struct
-import subprocess
-import sys
 import unittest
 
 import support

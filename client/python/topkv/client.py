@@ -38,6 +38,7 @@ ALL_NODES = _library.NODES_ALL
 _NOT_FOUND = int(Status.NOT_FOUND)
 _TOO_LARGE = int(Status.TOO_LARGE)
 _CObject = _library.CObject
+_GUESS_MOST = 4 << 20  # bytes: every get() that is under way takes as much
 _OBJECT_BYTES_MAX = _library.OBJECT_BYTES_MAX
 _PUT, _GET, _EXISTS, _DELETE = (int(verb) for verb in ObjectVerb)
 
@@ -220,13 +221,16 @@ class ClientBase(Generic[S]):
             return begin(core, status, op, hold, parse)
 
     def _get_steps(self, name: Union[str, bytes], deadline: Optional[float]) -> "Steps[bytes]":
+        """Guesses that it is as large as others were; most are got in one round trip."""
         text = _name(name)
         core = self._core
+        capacity = core.object_bytes
         while True:
-            got = yield self._begin_get(text, core.object_bytes, deadline)
+            got = yield self._begin_get(text, capacity, deadline)
             if isinstance(got, bytes):
                 return got
-            core.object_bytes = max(core.object_bytes, got)
+            capacity = got
+            core.object_bytes = max(core.object_bytes, min(got, _GUESS_MOST))
 
     def _begin_verb(
         self, verb: int, name: Union[str, bytes], deadline: Optional[float], missing: T, found: Callable[[int], T]
