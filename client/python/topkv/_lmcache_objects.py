@@ -15,7 +15,7 @@ import ctypes
 import hashlib
 import os
 import struct
-from typing import Callable, Generator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Generator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._library import NAME_BYTES_MAX, OBJECT_BYTES_MAX, ObjectVerb, Status, status_name
 from ._object_worker import Call, Worker
@@ -25,6 +25,7 @@ _MANIFEST = struct.Struct("<16sQQI16s9x")
 # An odd number: no keys and values take so many bytes.
 MANIFEST_BYTES = _MANIFEST.size
 assert MANIFEST_BYTES % 2 == 1
+_IN_PARTS = (Status.OK, MANIFEST_BYTES)  # what an object_exists says of a manifest
 _PART_UNIT = 1 << 20
 _PARTS_MAX = 1024
 _GROUP_BYTES = 4 << 20  # of small objects in one call
@@ -32,8 +33,8 @@ _GROUP_KEYS = 64
 _LOOKUP_KEYS = 1024  # in one call
 
 Steps = Generator[List[Call], None, None]
-# Whether a key's store, load, lookup or delete succeeded: (its position, whether, why not).
-Tell = Callable[[int, bool, str], None]
+# Of some keys of a batch, each told once: (position, whether it succeeded), and why the first did not.
+Tell = Callable[[Sequence[Tuple[int, bool]], str], None]
 
 
 class Item(NamedTuple):
@@ -128,11 +129,14 @@ class Objects:
         if small:
             call = self._data_call(ObjectVerb.PUT, small, deadline)
             yield [call]
+            conflicts: List[Item] = []
             for item, (status, _) in zip(small, call.results):
                 if status == Status.EXISTS:
-                    yield from self._resolve(item, deadline, tell)
+                    conflicts.append(item)
                 else:
                     self._stored(item, status, call.detail, tell)
+            for item in conflicts:
+                yield from self._resolve(item, deadline, tell)
         for item in items:
             if item.bytes > OBJECT_BYTES_MAX:
                 yield from self._store_parts(item, deadline, tell)
@@ -141,10 +145,10 @@ class Objects:
         if status == Status.OK:
             self._counts["stores"] += 1
             self._counts["stored_bytes"] += item.bytes
-            tell(item.index, True, "")
+            tell([(item.index, True)], "")
         else:
             self._counts["stores_failed"] += 1
-            tell(item.index, False, f"{status_name(status)}: {detail}")
+            tell([(item.index, False)], f"{status_name(status)}: {detail}")
 
     def _resolve(self, item: Item, deadline: float, tell: Tell) -> Steps:
         """The key has an object with other bytes."""
@@ -154,7 +158,7 @@ class Objects:
             status, size = found.results[0]
             if status == Status.OK and size == item.bytes and not (self._replaces and not is_last):
                 self._counts["stores_kept"] += 1
-                tell(item.index, True, "")
+                tell([(item.index, True)], "")
                 return
             if is_last:
                 break
@@ -195,7 +199,7 @@ class Objects:
             if kept[0] == item.bytes and not self._replaces:
                 self._counts["stores_kept"] += 1
                 yield [Call(ObjectVerb.DELETE, names, deadline)]
-                tell(item.index, True, "")
+                tell([(item.index, True)], "")
                 return
             yield from self._delete_whole(item.name, MANIFEST_BYTES, deadline)
             self._counts["stores_replaced"] += 1
@@ -227,11 +231,11 @@ class Objects:
         if is_whole:
             self._counts["loads"] += 1
             self._counts["loaded_bytes"] += item.bytes
-            tell(item.index, True, "")
+            tell([(item.index, True)], "")
         else:
             self._counts["loads_missed"] += 1
             why = "other length" if status in (Status.OK, Status.TOO_LARGE) else status_name(status)
-            tell(item.index, False, why)
+            tell([(item.index, False)], why)
 
     def _load_parts(self, item: Item, deadline: float, tell: Tell) -> Steps:
         manifests: List[Optional[Manifest]] = []
@@ -262,21 +266,17 @@ class Objects:
             some = items[begin : begin + _LOOKUP_KEYS]
             call = Call(ObjectVerb.EXISTS, [item.name for item in some], deadline)
             yield [call]
-            in_parts: List[Item] = []
-            for item, (status, size) in zip(some, call.results):
-                if status == Status.OK and size == MANIFEST_BYTES:
-                    in_parts.append(item)
-                else:
-                    self._looked_up(item, status == Status.OK, tell)
+            found = [status == Status.OK for status, _ in call.results]
+            in_parts = [i for i, result in enumerate(call.results) if result == _IN_PARTS]
             if in_parts:
                 sizes: List[int] = []
-                yield from self._whole_sizes([item.name for item in in_parts], deadline, sizes)
-                for item, size in zip(in_parts, sizes):
-                    self._looked_up(item, size >= 0, tell)
-
-    def _looked_up(self, item: Item, is_found: bool, tell: Tell) -> None:
-        self._counts["lookups_hit" if is_found else "lookups_missed"] += 1
-        tell(item.index, is_found, "")
+                yield from self._whole_sizes([some[i].name for i in in_parts], deadline, sizes)
+                for i, size in zip(in_parts, sizes):
+                    found[i] = size >= 0
+            n_found = sum(found)
+            self._counts["lookups_hit"] += n_found
+            self._counts["lookups_missed"] += len(found) - n_found
+            tell([(item.index, ok) for item, ok in zip(some, found)], "")
 
     def delete(self, items: List[Item], deadline: float, tell: Tell) -> Steps:
         """Deletes keys with all their parts, and tells which of them were there."""
@@ -285,17 +285,13 @@ class Objects:
             names = [item.name for item in some]
             found = Call(ObjectVerb.EXISTS, names, deadline)
             yield [found]
-            in_parts = [
-                name
-                for name, (status, size) in zip(names, found.results)
-                if status == Status.OK and size == MANIFEST_BYTES
-            ]
+            in_parts = [name for name, result in zip(names, found.results) if result == _IN_PARTS]
             yield from self._delete_parts(in_parts, deadline)
             call = Call(ObjectVerb.DELETE, names, deadline)
             yield [call]
             for item, (status, _) in zip(some, call.results):
                 self._counts["deletes" if status == Status.OK else "deletes_missed"] += 1
-                tell(item.index, status == Status.OK, "")
+                tell([(item.index, status == Status.OK)], "")
 
     # ---- steps ---------------------------------------------------------------------------------
 

@@ -165,8 +165,51 @@ class _Pool:
         self.idle.clear()
 
 
+class _Process:
+    """How many clients this process has, and its parent had when it was forked: gRPC's threads, which a
+    client needs, do not survive a fork, and those of a child do not start while it thinks that it has some."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.n_open = 0
+        self.n_inherited = 0
+        self.parent = 0
+        self.pid = os.getpid()
+
+    def count(self, change: int) -> None:
+        with self.lock:
+            self.n_open += change
+
+    def forked(self) -> None:
+        self.lock = threading.Lock()
+        self.n_inherited += self.n_open
+        self.n_open = 0
+        self.parent, self.pid = self.pid, os.getpid()
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.forked)
+
+
+def check_process() -> None:
+    """Raises RuntimeError in a process that was forked from one with clients: none can be opened here."""
+    if _process.n_inherited > 0:
+        raise RuntimeError(
+            f"topkv: process {_process.pid} was forked from {_process.parent}, which had clients open: gRPC does"
+            " not work here; start processes by spawn, or fork before the first client is opened"
+        )
+
+
+def close_client(client: Optional[int]) -> None:
+    """Closes a client; None is allowed."""
+    if client is not None:
+        waits.kv_client_close(client)
+        _process.count(-1)
+
+
 def open_client(settings: Settings) -> "Tuple[Optional[int], int, str]":
     """Opens a client and waits for it, two seconds or so at most.  Returns it, or None, a status and why."""
+    _process.count(1)  # also while it tries
     options = CClientOptions(
         nodes=settings.nodes.encode(),
         transport=settings.transport.encode(),
@@ -180,6 +223,8 @@ def open_client(settings: Settings) -> "Tuple[Optional[int], int, str]":
     status: int = waits.kv_client_open(
         ctypes.byref(options), ctypes.byref(client), detail, len(detail)
     )
+    if client.value is None:
+        _process.count(-1)
     return client.value, status, detail.value.decode(errors="replace")
 
 
@@ -541,7 +586,7 @@ class Worker(threading.Thread):
                 self._opened = opened
                 os.eventfd_write(self._wake_fd, 1)
                 return
-        waits.kv_client_close(opened[0])
+        close_client(opened[0])
 
     def _drop_client(self) -> None:
         """Closes the client: no transfer touches anybody's memory after that."""
@@ -553,7 +598,7 @@ class Worker(threading.Thread):
         for op in self._ops.values():
             quick.kv_cancel(op)
         self._ops.clear()
-        waits.kv_client_close(client)
+        close_client(client)
         calls = list(self._calls.values())
         self._calls.clear()
         held, self._held = self._held, []
@@ -579,7 +624,7 @@ class Worker(threading.Thread):
         with self._handover:
             opened, self._opened = self._opened, None
         if opened is not None:
-            waits.kv_client_close(opened[0])
+            close_client(opened[0])
         if self._client is not None:
             self._drop_client()
         waiting, self._waiting = self._waiting, collections.deque()

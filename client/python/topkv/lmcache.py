@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ._library import OBJECT_TTL_MAX_MS
 from ._lmcache_objects import Item, Objects, Tell, groups_of, name_of
-from ._object_worker import Settings, Worker, is_refusal, open_client
+from ._object_worker import Settings, Worker, check_process, is_refusal, open_client
 
 __all__ = ["LMCACHE_MIN", "LMCacheClient", "check_lmcache"]
 
@@ -284,12 +284,13 @@ class LMCacheClient:
     LMCache is not supported.
 
     Any thread may call any method.  A process that was forked from the one that made the client may not use
-    it: submits raise RuntimeError there.
+    it, nor make another one: both raise RuntimeError there.
     """
 
     def __init__(self, **adapter_params: Any) -> None:
         params = _check_params(adapter_params)
         _check_caller()
+        check_process()
         self._params = params
         self._logger = _make_logger()
         self._logged: Dict[str, Tuple[float, int]] = {}
@@ -455,7 +456,7 @@ class LMCacheClient:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"topkv.lmcache: this process, {os.getpid()}, was forked from {self._pid}, which has the"
-                " client: make one here"
+                " client: start processes by spawn, or make the client after the fork"
             )
         if self._is_closed:
             raise RuntimeError("topkv.lmcache: the client is closed")
@@ -500,12 +501,12 @@ class LMCacheClient:
         return batch.id
 
     def _teller(self, batch: _Batch) -> Tell:
-        def tell(index: int, ok: bool, error: str) -> None:
+        def tell(keys: Sequence[Tuple[int, bool]], error: str) -> None:
             with self._lock:
-                batch.oks[index] = ok
-                if not ok and not batch.error:
-                    batch.error = error
-                batch.left -= 1
+                for index, ok in keys:
+                    batch.oks[index] = ok
+                batch.error = batch.error or error
+                batch.left -= len(keys)
                 is_last = batch.left == 0
             if is_last:
                 self._complete(batch)
