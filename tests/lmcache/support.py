@@ -52,6 +52,20 @@ class Node:
     def send(self, number):
         self.process.send_signal(number)
 
+    def freeze(self):
+        """Stops all threads, and returns when they have stopped."""
+        self.send(signal.SIGSTOP)
+        tasks = f"/proc/{self.process.pid}/task"
+        for task in os.listdir(tasks):
+            while True:
+                with open(f"{tasks}/{task}/stat") as file:
+                    if file.read().rpartition(")")[2].split()[0] == "T":
+                        break
+                time.sleep(0.001)
+
+    def thaw(self):
+        self.send(signal.SIGCONT)
+
     def kill(self):
         """kill -9, and waits for the end."""
         if self.process is not None and self.process.poll() is None:

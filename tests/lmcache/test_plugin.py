@@ -9,7 +9,6 @@ Environment: see support.py.
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -432,8 +431,9 @@ class FullForGood(WithNode):
 class Stopped(WithNode):
     """A node that is stopped (SIGSTOP) takes connections and answers nothing."""
 
-    def tearDown(self):
-        self.node.send(signal.SIGCONT)
+    def subTest(self, **of):
+        self.node.thaw()
+        return super().subTest(**of)
 
     def test_nothing_waits_for_it(self):
         for transport in ("shm", "tcp"):
@@ -443,7 +443,8 @@ class Stopped(WithNode):
                 keys = [f"k{i}" for i in range(16)]
                 data = [content(key, 2 * MIB) for key in keys]
                 self.assertTrue(caller.store(keys, data)[0])
-                self.node.send(signal.SIGSTOP)
+                self.node.freeze()
+                self.addCleanup(self.node.thaw)
                 begun = time.monotonic()
                 buffers = [bytearray(2 * MIB) for _ in keys]
                 futures = [caller.client.submit_batch_exists(keys),
@@ -462,7 +463,7 @@ class Stopped(WithNode):
                     self.assertEqual(caller.lookup(keys), [False] * 16)
                 self.assertLess(time.monotonic() - begun, 4 * 4.0)
                 copies = [bytes(buffer) for buffer in buffers]
-                self.node.send(signal.SIGCONT)
+                self.node.thaw()
                 until = time.monotonic() + 60
                 while caller.lookup(keys[1:]) != [True] * 15:
                     self.assertLess(time.monotonic(), until, "it does not find the node again")
@@ -481,7 +482,8 @@ class Stopped(WithNode):
                 keys = [f"k{i}" for i in range(8)]
                 data = [content(key, 4 * MIB) for key in keys]
                 self.assertTrue(caller.store(keys, data)[0])
-                self.node.send(signal.SIGSTOP)
+                self.node.freeze()
+                self.addCleanup(self.node.thaw)
                 arena = bytearray(8 * 4 * MIB)
                 views = [memoryview(arena)[i * 4 * MIB : (i + 1) * 4 * MIB] for i in range(8)]
                 load = caller.client.submit_batch_get(keys, views)
@@ -491,7 +493,7 @@ class Stopped(WithNode):
                 caller.client.close()
                 self.assertLess(time.monotonic() - begun, 20.0)
                 copy = bytes(arena)
-                self.node.send(signal.SIGCONT)
+                self.node.thaw()
                 time.sleep(0.5)
                 self.assertEqual(copy, bytes(arena))
                 caller.take()

@@ -26,6 +26,7 @@ _MANIFEST = struct.Struct("<16sQQI16s9x")
 MANIFEST_BYTES = _MANIFEST.size
 assert MANIFEST_BYTES % 2 == 1
 _IN_PARTS = (Status.OK, MANIFEST_BYTES)  # what an object_exists says of a manifest
+_FOUND = (Status.OK, Status.TOO_LARGE)  # of a get: there is an object
 _PART_UNIT = 1 << 20
 _PARTS_MAX = 1024
 _GROUP_BYTES = 4 << 20  # of small objects in one call
@@ -220,8 +221,8 @@ class Objects:
                 is_whole = status == Status.OK and size == item.bytes
                 if is_whole and size == MANIFEST_BYTES:
                     is_whole = parse_manifest(ctypes.string_at(item.address, size)) is None
-                if not is_whole and status in (Status.OK, Status.TOO_LARGE):
-                    self._counts["loads_of_other_length"] += 1
+                if not is_whole and status in _FOUND:
+                    self._other_length(item, size)
                 self._loaded(item, is_whole, status, tell)
         for item in items:
             if item.bytes > OBJECT_BYTES_MAX:
@@ -234,8 +235,17 @@ class Objects:
             tell([(item.index, True)], "")
         else:
             self._counts["loads_missed"] += 1
-            why = "other length" if status in (Status.OK, Status.TOO_LARGE) else status_name(status)
+            why = "other length" if status in _FOUND else status_name(status)
             tell([(item.index, False)], why)
+
+    def _other_length(self, item: Item, size: int) -> None:
+        self._counts["loads_of_other_length"] += 1
+        is_of = f"{size} bytes" if size >= 0 else "another length"
+        self._worker.log(
+            "length",
+            f"load: {item.bytes} bytes wanted, the store has {is_of}: a namespace is for one model,"
+            f" dtype and chunk size: {item.name.decode(errors='replace')}",
+        )
 
     def _load_parts(self, item: Item, deadline: float, tell: Tell) -> Steps:
         manifests: List[Optional[Manifest]] = []
@@ -243,8 +253,8 @@ class Objects:
         yield from self._manifests([item.name], deadline, manifests, statuses)
         manifest = manifests[0]
         if manifest is None or manifest.total != item.bytes:
-            if statuses[0] in (Status.OK, Status.TOO_LARGE):
-                self._counts["loads_of_other_length"] += 1
+            if statuses[0] in _FOUND:
+                self._other_length(item, manifest.total if manifest is not None else -1)
             self._loaded(item, False, statuses[0], tell)
             return
         names = manifest.names(self._prefix)

@@ -37,6 +37,7 @@ _SLICE_S = 0.001  # between two looks at memory that the transport may still use
 _LOOK_S = 5.0  # between two looks at how nodes are connected
 _PATIENCE_MIN_S = 0.02
 _ENDS = {Status.DEADLINE, Status.UNREACHABLE, Status.CANCELLED}
+_ANSWERS = {Status.OK, Status.NOT_FOUND, Status.EXISTS, Status.TOO_LARGE}
 _REFUSALS = {Status.INVALID, Status.VERSION, Status.UNSUPPORTED, Status.DENIED}
 
 
@@ -241,7 +242,7 @@ class Worker(threading.Thread):
         self.counts: "collections.Counter[str]" = collections.Counter()
         self.is_connected = client is not None
         self._settings = settings
-        self._log = log
+        self.log = log
         self._inbox: Deque[Flow] = collections.deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -439,7 +440,7 @@ class Worker(threading.Thread):
             if status == Status.BUSY:
                 return False
             self._fail(call, status, detail, "status_" + _library.status_name(status))
-            self._log(_library.status_name(status), f"{call.verb.name.lower()}: {detail}")
+            self.log(_library.status_name(status), f"{call.verb.name.lower()}: {detail}")
             return True
         self._n_calls += 1
         self._calls[self._n_calls] = call
@@ -511,10 +512,10 @@ class Worker(threading.Thread):
     def _judge(self, call: Call) -> None:
         """Draws conclusions from what became of a call, so that the next one does not wait in vain."""
         for status, _ in call.results:
-            if status not in (Status.OK, Status.NOT_FOUND, Status.EXISTS):
+            if status not in _ANSWERS:
                 name = _library.status_name(status)
                 self.counts["status_" + name] += 1
-                self._log(name, f"{call.verb.name.lower()}: {call.detail}")
+                self.log(name, f"{call.verb.name.lower()}: {call.detail}")
         n_ended = sum(status in _ENDS for status, _ in call.results)
         if n_ended == 0:
             self._skip_s = _RETRY_MIN_S
@@ -526,7 +527,7 @@ class Worker(threading.Thread):
             self._skip_until = time.monotonic() + self._skip_s
             self._skip_s = min(2 * self._skip_s, _RETRY_MAX_S)
             self.is_connected = False
-            self._log("unreachable", f"no node responds: {call.detail}")
+            self.log("unreachable", f"no node responds: {call.detail}")
         elif n_ended < len(call.results):
             self.is_connected = True
 
@@ -573,7 +574,7 @@ class Worker(threading.Thread):
                 return
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
-            self._log("unreachable", f"not connected: {_library.status_name(status)}: {detail}")
+            self.log("unreachable", f"not connected: {_library.status_name(status)}: {detail}")
         if not self._opening and time.monotonic() >= self._retry_at:
             self._opening = True
             threading.Thread(target=self._open, name=self.name + "/open", daemon=True).start()
@@ -616,7 +617,7 @@ class Worker(threading.Thread):
 
     def _reset(self, why: str) -> None:
         self.counts["client_resets"] += 1
-        self._log("reset", f"the client is closed and opened again: {why}")
+        self.log("reset", f"the client is closed and opened again: {why}")
         self._drop_client()
         self._retry_at = time.monotonic() + self._retry_s
 

@@ -179,8 +179,7 @@ def _check_source(path: str, client: type) -> Optional[str]:
 def check_lmcache(version: str, sources: Sequence[str], client: Optional[type] = None) -> None:
     """Checks that a version of LMCache fits.
 
-    version: "0.5.6".  sources: the paths of its native_connector_l2_adapter.py and
-    native_plugin_l2_adapter.py.  client: the class that they would use, LMCacheClient by default.
+    version: "0.5.6".  sources: the paths of its adapters' modules (_ADAPTER, _FACTORY).  client: the class that they would use, LMCacheClient by default.
 
     Raises RuntimeError, which says what does not fit.
     """
@@ -219,7 +218,7 @@ def _make_logger() -> logging.Logger:
 
 
 class _PyBuffer(ctypes.Structure):
-    """Py_buffer of Python's stable ABI (3.11; the same in all versions before)."""
+    """A buffer as Python's C API describes it; part of its stable ABI."""
 
     _fields_ = [
         ("buf", ctypes.c_void_p),
