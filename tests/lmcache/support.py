@@ -2,6 +2,7 @@
 
 Environment: TOPKV_KVSERVER and TOPKV_KVCTL, the programs; TOPKV_LIBRARY, the library.
 """
+import ctypes
 import os
 import select
 import shutil
@@ -10,7 +11,14 @@ import subprocess
 import tempfile
 import time
 
-START_S = 60.0  # that a node may take to start, on a machine with other work
+START_S = 120.0  # that a node may take to start, on a machine with other work
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None)
+
+
+def die_with_parent():
+    """In a child: no node outlives its test."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def program(variable):
@@ -35,7 +43,7 @@ class Node:
         with open(ready, "w") as out, open(os.path.join(self.folder, "log"), "a") as log:
             self.process = subprocess.Popen(
                 [program("TOPKV_KVSERVER"), "--listen", self.address, "--metrics", self.metrics,
-                 *self.options], stdin=subprocess.DEVNULL, stdout=out, stderr=log)
+                 *self.options], stdin=subprocess.DEVNULL, stdout=out, stderr=log, preexec_fn=die_with_parent)
         until = time.monotonic() + START_S
         while True:
             with open(ready) as lines:
