@@ -6,15 +6,18 @@ LMCache's programs exit with 0 even if all data is corrupt.  So their output is 
 """
 import argparse
 import json
+import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import urllib.request
 from importlib.metadata import version
 
-from support import Node
+from support import Node, die_with_parent
 
 ROWS = ("LOOKUP (absent)", "STORE", "LOOKUP (exist)", "LOAD")
 TRANSPORTS = ("shm", "tcp")
@@ -27,7 +30,7 @@ class Wrong(Exception):
 def spec(node, namespace, transport, module="topkv.lmcache", name="LMCacheClient", **more):
     return {"type": "native_plugin", "module_path": module, "class_name": name,
             "adapter_params": {"nodes": node.address, "dtype": "bfloat16", "chunk_size": 256,
-                               "namespace": namespace, "transport": transport, **more}}
+                               "namespace": namespace, "transport": transport, "lookup_deadline_ms": 2000, **more}}
 
 
 def run(*words, timeout=600):
@@ -287,6 +290,118 @@ def stopped(transport, n_tries):
         node.free()
 
 
+class Server:
+    """`lmcache server` with the plugin as its second level, and its own bench of it on the CPU."""
+
+    shape = "(2,256,16,3,64):bfloat16:30"  # of a small model: 5.9 MB for 256 tokens
+
+    def __init__(self, adapter_spec):
+        self.ports = []
+        for _ in range(2):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.ports.append(probe.getsockname()[1])
+        self.log = tempfile.NamedTemporaryFile(suffix=".log")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lmcache.cli.main", "server", "--port", str(self.ports[0]), "--http-port",
+             str(self.ports[1]), "--l1-size-gb", "0.25", "--eviction-policy", "LRU", "--chunk-size", "256",
+             "--supported-transfer-mode", "engine_driven", "--max-workers", "1", "--l2-adapter",
+             json.dumps(adapter_spec)], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            preexec_fn=die_with_parent)
+        until = time.monotonic() + 300
+        while True:
+            try:
+                self.get("/healthcheck")
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > until:
+                    raise Wrong(f"lmcache server does not start\n    {tail(open(self.log.name).read())}") from None
+                time.sleep(0.2)
+
+    def get(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[1]}{path}", timeout=30) as answer:
+            return answer.read().decode()
+
+    def metric(self, name):
+        return sum(float(line.split()[-1]) for line in self.get("/metrics").splitlines()
+                   if line.startswith(name + "{") or line.startswith(name + " "))
+
+    def clear(self):
+        """Empties L1, so that the next hit is the plugin's."""
+        status, out = run("-m", "lmcache.cli.main", "kvcache", "-q", "clear", "--url",
+                          f"http://127.0.0.1:{self.ports[1]}")
+        if status != 0:
+            raise Wrong(f"kvcache clear: exit status {status}\n    {tail(out)}")
+
+    def bench(self, n):
+        """Returns (chunks hit at first, checksum) of each of n prompts of two chunks."""
+        status, out = run("-m", "lmcache.cli.main", "bench", "server", "--mode", "cpu", "--rpc-url",
+                          f"tcp://localhost:{self.ports[0]}", "--url", f"http://127.0.0.1:{self.ports[1]}",
+                          "--num-tokens", "512", "--start", "0", "--end", str(n), "--kvcache-shape-spec", self.shape)
+        hits = [int(text) for text in re.findall(r"/cold\] LOOKUP: (\d)/2 chunks hit", out)]
+        sums = re.findall(r"/warm\] CHECKSUM: ([0-9a-f]+)", out)
+        failed = re.search(r"Checksum FAIL: +0\b", out) is None or self.process.poll() is not None
+        if status != 0 or failed or len(hits) != n or len(sums) != n:
+            raise Wrong(f"bench server: exit status {status}, hits {hits}, checksums {sums}\n    {tail(out)}")
+        return hits, sums
+
+    def close(self):
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise Wrong("lmcache server does not end") from None
+
+
+def server(transport):
+    """LMCache's server stores at the plugin, finds it there after L1 was emptied, and outlives the node."""
+    node = Node("1G").start()
+    over = None
+    try:
+        over = Server(spec(node, "server", transport))
+        loads = "lmcache_mp_l2_load_completed_requests_total"
+        first = over.bench(3)
+        until = time.monotonic() + 60
+        while over.metric("lmcache_mp_l2_store_completed_requests_total") < 3:
+            if time.monotonic() > until:
+                raise Wrong("the server has not stored at its second level")
+            time.sleep(0.1)
+        over.clear()
+        before = over.metric(loads)
+        second = over.bench(3)
+        n_loads = over.metric(loads) - before
+        if first[0] != [0] * 3 or second[0] != [2] * 3 or n_loads < 3 or second[1] != first[1]:
+            raise Wrong(f"{first}, with L1 emptied {second}, {n_loads} loads")
+        node.kill()
+        over.clear()
+        down = over.bench(3)
+        if down[0] != [0] * 3:
+            raise Wrong(f"hits while the node is down: {down[0]}")
+        node.start()
+        time.sleep(2.5)  # what the plugin waits at most before it tries again
+        over.clear()
+        again = over.bench(3)
+        time.sleep(1)
+        over.clear()
+        last = over.bench(3)
+        if again[0] != [0] * 3 or last[0] != [2] * 3 or last[1] != again[1]:
+            raise Wrong(f"after the restart {again}, with L1 emptied {last}")
+        text = open(over.log.name).read()
+        if "Traceback" in text:
+            raise Wrong("the server's log has an exception:\n    " + tail(text[: text.index("Traceback") + 2000]))
+        over.close()
+        over = None
+        return (f"3 prompts: stored; {n_loads:.0f} loads with L1 emptied, checksums as stored; node killed: misses;"
+                " started again: hits; no exception in the log")
+    finally:
+        if over is not None:
+            over.process.kill()
+            over.process.wait()
+        node.free()
+
+
 def refused_versions():
     """The check of the interface passes on what is installed, and finds a change of it."""
     import lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter as connector
@@ -361,6 +476,7 @@ def main():
             node.free()
         step(f"{transport}: node killed under a run", killed_under_way, transport, "none", 5)
         step(f"{transport}: node with a disk killed under a run", killed_under_way, transport, "2G", 5)
+        step(f"{transport}: lmcache server", server, transport)
         step(f"{transport}: node stopped", stopped, transport, 5 if quick else 20)
     print(f"check: {failed} failed" if failed else "check: all passed")
     sys.exit(1 if failed else 0)

@@ -7,6 +7,8 @@ build=
 version=0.5.6
 quick=no
 only=
+json=
+workers=0
 
 fail() {
     echo "$(basename "$0"): $1" >&2
@@ -15,12 +17,14 @@ fail() {
 
 while [ $# -gt 0 ]; do
     case $1 in
-    --venv | --build | --only)
+    --venv | --build | --only | --json | --workers)
         [ $# -gt 1 ] || fail "$1: needs a value"
         case $1 in
         --venv) venv=$2 ;;
         --build) build=$2 ;;
         --only) only=$2 ;;
+        --json) json=$2 ;;
+        --workers) workers=$2 ;;
         esac
         shift
         ;;

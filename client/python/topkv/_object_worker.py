@@ -522,7 +522,7 @@ class Worker(threading.Thread):
             if call.verb == ObjectVerb.EXISTS:
                 self._patience_s = self._settings.lookup_s
         elif call.verb == ObjectVerb.EXISTS and any(s == Status.DEADLINE for s, _ in call.results):
-            self._patience_s = max(_PATIENCE_MIN_S, self._settings.lookup_s / 10)
+            self._patience_s = max(_PATIENCE_MIN_S, self._settings.lookup_s / 5)
         if n_ended == len(call.results) and not self._any_node():
             self._skip_until = time.monotonic() + self._skip_s
             self._skip_s = min(2 * self._skip_s, _RETRY_MAX_S)

@@ -59,7 +59,7 @@ class _Params(NamedTuple):
     net_devices: Optional[str] = None
     workers: int = 1
     deadline_ms: int = 5000
-    lookup_deadline_ms: int = 500
+    lookup_deadline_ms: int = 1000
     in_flight_mb: int = 64
     ttl_s: int = 0
     on_conflict: str = "keep"
