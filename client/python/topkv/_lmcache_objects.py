@@ -41,7 +41,7 @@ Tell = Callable[[Sequence[Tuple[int, bool]], str], None]
 class Item(NamedTuple):
     """A key of a batch."""
 
-    index: int
+    position: int
     name: bytes
     address: int = 0
     bytes: int = 0
@@ -146,10 +146,10 @@ class Objects:
         if status == Status.OK:
             self._counts["stores"] += 1
             self._counts["stored_bytes"] += item.bytes
-            tell([(item.index, True)], "")
+            tell([(item.position, True)], "")
         else:
             self._counts["stores_failed"] += 1
-            tell([(item.index, False)], f"{status_name(status)}: {detail}")
+            tell([(item.position, False)], f"{status_name(status)}: {detail}")
 
     def _resolve(self, item: Item, deadline: float, tell: Tell) -> Steps:
         """The key has an object with other bytes."""
@@ -159,7 +159,7 @@ class Objects:
             status, size = found.results[0]
             if status == Status.OK and size == item.bytes and not (self._replaces and not is_last):
                 self._counts["stores_kept"] += 1
-                tell([(item.index, True)], "")
+                tell([(item.position, True)], "")
                 return
             if is_last:
                 break
@@ -200,7 +200,7 @@ class Objects:
             if kept[0] == item.bytes and not self._replaces:
                 self._counts["stores_kept"] += 1
                 yield [Call(ObjectVerb.DELETE, names, deadline)]
-                tell([(item.index, True)], "")
+                tell([(item.position, True)], "")
                 return
             yield from self._delete_whole(item.name, MANIFEST_BYTES, deadline)
             self._counts["stores_replaced"] += 1
@@ -232,11 +232,11 @@ class Objects:
         if is_whole:
             self._counts["loads"] += 1
             self._counts["loaded_bytes"] += item.bytes
-            tell([(item.index, True)], "")
+            tell([(item.position, True)], "")
         else:
             self._counts["loads_missed"] += 1
             why = "other length" if status in _FOUND else status_name(status)
-            tell([(item.index, False)], why)
+            tell([(item.position, False)], why)
 
     def _other_length(self, item: Item, size: int) -> None:
         self._counts["loads_of_other_length"] += 1
@@ -286,7 +286,7 @@ class Objects:
             n_found = sum(found)
             self._counts["lookups_hit"] += n_found
             self._counts["lookups_missed"] += len(found) - n_found
-            tell([(item.index, ok) for item, ok in zip(some, found)], "")
+            tell([(item.position, ok) for item, ok in zip(some, found)], "")
 
     def delete(self, items: List[Item], deadline: float, tell: Tell) -> Steps:
         """Deletes keys with all their parts, and tells which of them were there."""
@@ -301,7 +301,7 @@ class Objects:
             yield [call]
             for item, (status, _) in zip(some, call.results):
                 self._counts["deletes" if status == Status.OK else "deletes_missed"] += 1
-                tell([(item.index, status == Status.OK)], "")
+                tell([(item.position, status == Status.OK)], "")
 
     # ---- steps ---------------------------------------------------------------------------------
 

@@ -17,16 +17,18 @@ over, or before the client is closed.
 
 import collections
 import ctypes
+import itertools
 import os
 import select
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, Generator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Generator, List, NamedTuple, Optional, Set, Tuple
 
 from . import _library
+from ._core import process
 from ._library import CClientOptions, CNodeInfo, CObject, NodeState, ObjectVerb, Status, quick, waits
 
-Flow = Generator[List["Call"], None, None]
+Flow = Generator[List["Call"], None, None]  # must not raise; may be closed instead of resumed
 Log = Callable[[str, str], None]
 
 _ALIGN = 64  # bytes, of objects that share a buffer
@@ -166,51 +168,25 @@ class _Pool:
         self.idle.clear()
 
 
-class _Process:
-    """How many clients this process has, and its parent had when it was forked: gRPC's threads, which a
-    client needs, do not survive a fork, and those of a child do not start while it thinks that it has some."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.n_open = 0
-        self.n_inherited = 0
-        self.parent = 0
-        self.pid = os.getpid()
-
-    def count(self, change: int) -> None:
-        with self.lock:
-            self.n_open += change
-
-    def forked(self) -> None:
-        self.lock = threading.Lock()
-        self.n_inherited += self.n_open
-        self.n_open = 0
-        self.parent, self.pid = self.pid, os.getpid()
-
-
-_process = _Process()
-os.register_at_fork(after_in_child=_process.forked)
-
-
-def check_process() -> None:
-    """Raises RuntimeError in a process that was forked from one with clients: none can be opened here."""
-    if _process.n_inherited > 0:
-        raise RuntimeError(
-            f"topkv: process {_process.pid} was forked from {_process.parent}, which had clients open: gRPC does"
-            " not work here; start processes by spawn, or fork before the first client is opened"
-        )
+_numbers = itertools.count(1)
+_opens: Dict[int, int] = {}  # clients, and as what the process knows them
 
 
 def close_client(client: Optional[int]) -> None:
     """Closes a client; None is allowed."""
     if client is not None:
         waits.kv_client_close(client)
-        _process.count(-1)
+        process.open.discard(_opens.pop(client))
 
 
 def open_client(settings: Settings) -> "Tuple[Optional[int], int, str]":
-    """Opens a client and waits for it, two seconds or so at most.  Returns it, or None, a status and why."""
-    _process.count(1)  # also while it tries
+    """Opens a client and waits for it, two seconds or so at most.  Returns it, or None, a status and why.
+
+    Raises ForkedError in a process that was forked from one that had clients open.
+    """
+    process.check()
+    number = -next(_numbers)  # those of others are positive
+    process.open.add(number)
     options = CClientOptions(
         nodes=settings.nodes.encode(),
         transport=settings.transport.encode(),
@@ -225,7 +201,9 @@ def open_client(settings: Settings) -> "Tuple[Optional[int], int, str]":
         ctypes.byref(options), ctypes.byref(client), detail, len(detail)
     )
     if client.value is None:
-        _process.count(-1)
+        process.open.discard(number)
+    else:
+        _opens[client.value] = number
     return client.value, status, detail.value.decode(errors="replace")
 
 
@@ -270,6 +248,7 @@ class Worker(threading.Thread):
         self._waiting: Deque[Call] = collections.deque()  # for room
         self._held: List[Call] = []  # ended, but for their memory
         self._ready: Deque[_Running] = collections.deque()
+        self._flows: Set[_Running] = set()  # all that have not ended
         if client is not None:
             self._adopt(client)
 
@@ -292,19 +271,36 @@ class Worker(threading.Thread):
     # ---- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        while True:
-            while self._inbox:
-                self._resume(_Running(self._inbox.popleft()))
-            if self._stopping:
-                break
-            if self._client is None:
-                self._connect()
-            else:
-                self._move()
-            self._begin_waiting()
-            if not self._inbox and not self._stopping:
-                self._sleep()
+        while not self._stopping:
+            try:
+                self._step()
+            except Exception as error:
+                # A mistake, which must not leave futures open.
+                self.counts["internal_errors"] += 1
+                self.log("internal", f"internal error: {error!r}")
+                self._abandon()
         self._shut()
+
+    def _abandon(self) -> None:
+        """Closes the client, and all flows with it."""
+        if self._client is not None:
+            self._reset("an internal error")
+        flows, self._flows = self._flows, set()
+        self._ready.clear()
+        self._waiting.clear()
+        for running in flows:
+            running.generator.close()
+
+    def _step(self) -> None:
+        while self._inbox:
+            self._start_flow(self._inbox.popleft())
+        if self._client is None:
+            self._connect()
+        else:
+            self._move()
+        self._begin_waiting()
+        if not self._inbox and not self._stopping:
+            self._sleep()
 
     def _sleep(self) -> None:
         now = time.monotonic()
@@ -345,11 +341,17 @@ class Worker(threading.Thread):
         elif any(now - slot.since > self._settings.deadline_s for slot in pool.busy):
             self._reset("the transport holds memory of a store that has ended")
 
+    def _start_flow(self, flow: Flow) -> None:
+        running = _Running(flow)
+        self._flows.add(running)
+        self._resume(running)
+
     def _resume(self, running: _Running) -> None:
         """Moves a flow to its next calls and begins them."""
         try:
             calls = next(running.generator)
         except StopIteration:
+            self._flows.discard(running)
             return
         running.left = len(calls)
         if not calls:
@@ -632,4 +634,7 @@ class Worker(threading.Thread):
         for call in waiting:
             self._fail(call, Status.CANCELLED, "the plugin is being closed")
         while self._ready or self._inbox:
-            self._resume(self._ready.popleft() if self._ready else _Running(self._inbox.popleft()))
+            if self._ready:
+                self._resume(self._ready.popleft())
+            else:
+                self._start_flow(self._inbox.popleft())

@@ -29,8 +29,9 @@ import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ._library import OBJECT_TTL_MAX_MS
-from ._lmcache_objects import Item, Objects, Tell, groups_of, name_of
-from ._object_worker import Settings, Worker, check_process, is_refusal, open_client
+from ._lmcache_objects import Item, Objects, Steps, Tell, groups_of, name_of
+from ._object_worker import Settings, Worker, is_refusal, open_client
+from .errors import ForkedError
 
 __all__ = ["LMCACHE_MIN", "LMCacheClient", "check_lmcache"]
 
@@ -163,13 +164,13 @@ def _check_source(path: str, client: type) -> Optional[str]:
         except TypeError as error:
             return f"{where}: it calls {method}() otherwise: {error}"
     for node in ast.walk(tree):
-        is_loop = isinstance(node, ast.For) and isinstance(node.iter, ast.Name)
-        if is_loop and node.iter.id == "completions" and isinstance(node.target, ast.Tuple):
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Name) and isinstance(node.target, ast.Tuple):
             n = len(node.target.elts)
-            if n != 4:
+            if node.iter.id == "completions" and n != 4:
                 return f"{os.path.basename(path)}:{node.lineno}: a completion has {n} fields, not 4"
-        is_list = isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
-        if is_list and [getattr(t, "id", "") for t in node.targets] == ["required_methods"]:
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
+            if [getattr(target, "id", "") for target in node.targets] != ["required_methods"]:
+                continue
             for name in [getattr(element, "value", None) for element in node.value.elts]:
                 if not callable(getattr(client, str(name), None)):
                     return f"{os.path.basename(path)}:{node.lineno}: it needs {name}()"
@@ -254,6 +255,9 @@ def _place_of(view: memoryview, writable: bool) -> Tuple[int, int]:
         _release_buffer(ctypes.byref(buffer))
 
 
+_FlowOf = Callable[[List[Item], float, Tell], Steps]
+
+
 # ---- the client --------------------------------------------------------------------------------
 
 
@@ -288,8 +292,10 @@ class LMCacheClient:
 
     def __init__(self, **adapter_params: Any) -> None:
         params = _check_params(adapter_params)
+        if not hasattr(os, "eventfd"):
+            version = ".".join(map(str, sys.version_info[:3]))
+            raise RuntimeError(f"topkv.lmcache: Python {version}: needs 3.10 or newer")
         _check_caller()
-        check_process()
         self._params = params
         self._logger = _make_logger()
         self._logged: Dict[str, Tuple[float, int]] = {}
@@ -306,7 +312,10 @@ class LMCacheClient:
         self._reported: Dict[str, int] = {}
 
         settings = [self._settings(i) for i in range(params.workers)]
-        first, status, detail = open_client(settings[0])
+        try:
+            first, status, detail = open_client(settings[0])
+        except ForkedError as error:
+            raise RuntimeError(f"topkv.lmcache: {error}") from None
         if first is None and is_refusal(status):
             raise RuntimeError(f"topkv.lmcache: adapter_params: nodes: {params.nodes!r}: {detail}")
         if first is None:
@@ -410,7 +419,7 @@ class LMCacheClient:
         missed), stores, stores_failed, stores_kept (the store had the key), stores_replaced (of stores),
         deletes, deletes_missed; expired (not begun before the deadline), skipped (no node had responded
         lately); status_NAME, objects that an operation ended for with that status.  In bytes:
-        loaded_bytes, stored_bytes.  Also client_resets, reconnects.  Gauges: workers, connected (workers
+        loaded_bytes, stored_bytes.  Also client_resets, reconnects, internal_errors.  Gauges: workers, connected (workers
         with a node), pending_batches, pending_keys.
         """
         total: "collections.Counter[str]" = collections.Counter(dict.fromkeys(_COUNTERS, 0))
@@ -491,13 +500,29 @@ class LMCacheClient:
         tell = self._teller(batch)
         for turn, group in enumerate(groups if items else [], first):
             i = turn % len(self._workers)
-            flow: Callable[[List[Item], float, Tell], Any] = getattr(self._objects[i], verb)
-            self._workers[i].submit(flow(group, now + deadline_s, tell))
+            flow: _FlowOf = getattr(self._objects[i], verb)
+            self._workers[i].submit(self._guarded(flow, group, now + deadline_s, tell))
         interval = self._params.log_interval_s
         if interval and now >= self._report_at:
             self._report_at = now + interval
             self._report()
         return batch.id
+
+    def _guarded(self, flow: _FlowOf, group: List[Item], deadline: float, tell: Tell) -> Steps:
+        """A flow that tells of every key, even if it has a mistake: no future may stay open for one."""
+        left = {item.position for item in group}
+
+        def noted(keys: Sequence[Tuple[int, bool]], error: str) -> None:
+            left.difference_update(position for position, _ in keys)
+            tell(keys, error)
+
+        try:
+            yield from flow(group, deadline, noted)
+        except Exception as error:
+            self._log("internal", f"internal error: {error!r}")
+        finally:
+            if left:
+                tell([(position, False) for position in left], "internal error")
 
     def _teller(self, batch: _Batch) -> Tell:
         def tell(keys: Sequence[Tuple[int, bool]], error: str) -> None:
@@ -536,6 +561,7 @@ _COUNTERS = (
     "lookups_hit", "lookups_missed", "loads", "loads_missed", "loads_of_other_length", "loaded_bytes",
     "stores", "stores_failed", "stores_kept", "stores_replaced", "stored_bytes", "deletes",
     "deletes_missed", "expired", "skipped", "client_resets", "reconnects",
+    "internal_errors",
 )  # fmt: skip
 _GAUGES = ("workers", "connected", "pending_batches", "pending_keys")
 
