@@ -141,8 +141,8 @@ def main():
         shutil.rmtree(shared, ignore_errors=True)
 
     by_name = {level.name: level for level in levels}
-    print(f"LMCache {version('lmcache')}, {IN_FLIGHT} x {KEYS} keys of {KB >> 10} MiB in flight, all verified; medians of"
-          f" {rounds} rounds (least to most)")
+    print(f"LMCache {version('lmcache')}, {IN_FLIGHT} x {KEYS} keys of {KB >> 10} MiB in flight, all verified;"
+          f" medians of {rounds} rounds (least to most)")
     print(f"{'level':<12}{'store MB/s':>26}{'load MB/s':>26}{f'lookup of {LOOKUP_KEYS}, ms':>24}")
     rows = []
     for level in levels:

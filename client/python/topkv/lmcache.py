@@ -180,7 +180,8 @@ def _check_source(path: str, client: type) -> Optional[str]:
 def check_lmcache(version: str, sources: Sequence[str], client: Optional[type] = None) -> None:
     """Checks that a version of LMCache fits.
 
-    version: "0.5.6".  sources: the paths of its adapters' modules (_ADAPTER, _FACTORY).  client: the class that they would use, LMCacheClient by default.
+    version: "0.5.6".  sources: the paths of its adapters' modules (_ADAPTER, _FACTORY).  client: the class
+    that they would use, LMCacheClient by default.
 
     Raises RuntimeError, which says what does not fit.
     """
@@ -419,8 +420,8 @@ class LMCacheClient:
         missed), stores, stores_failed, stores_kept (the store had the key), stores_replaced (of stores),
         deletes, deletes_missed; expired (not begun before the deadline), skipped (no node had responded
         lately); status_NAME, objects that an operation ended for with that status.  In bytes:
-        loaded_bytes, stored_bytes.  Also client_resets, reconnects, internal_errors.  Gauges: workers, connected (workers
-        with a node), pending_batches, pending_keys.
+        loaded_bytes, stored_bytes.  Also client_resets, reconnects, internal_errors.  Gauges: workers,
+        connected (workers with a node), pending_batches, pending_keys.
         """
         total: "collections.Counter[str]" = collections.Counter(dict.fromkeys(_COUNTERS, 0))
         for worker in self._workers:
