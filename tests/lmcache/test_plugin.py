@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -637,6 +638,26 @@ class Life(WithNode):
                 with self.assertRaisesRegex(RuntimeError, "is closed"):
                     caller.client.submit_batch_exists(["k"])
                 caller.client.close()
+
+    def test_every_future_ends_though_another_thread_closes(self):
+        for _ in range(20):
+            client = lmcache.LMCacheClient(**params(self.node, workers=2))
+            futures = []
+
+            def submit():
+                try:
+                    while True:
+                        futures.append(client.submit_batch_exists(["k"]))
+                except RuntimeError:
+                    pass
+
+            thread = threading.Thread(target=submit)
+            thread.start()
+            while len(futures) < 5:
+                time.sleep(0.0005)
+            client.close()
+            thread.join()
+            self.assertEqual([done[0] for done in sorted(client.drain_completions())], futures)
 
     def test_descriptors_and_threads_go_with_it(self):
         def open_ones():

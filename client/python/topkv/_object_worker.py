@@ -224,7 +224,8 @@ class Worker(threading.Thread):
         self._inbox: Deque[Flow] = collections.deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
-        self._handover = threading.Lock()  # of _opened, and of whether anybody takes it
+        self._has_ended = False
+        self._handover = threading.Lock()  # of _inbox and _opened, and of whether anybody takes them
         self._opened: "Optional[Tuple[Optional[int], int, str]]" = None
         self._opening = False
         self._has_tried = client is not None
@@ -254,10 +255,14 @@ class Worker(threading.Thread):
 
     # ---- from any thread -----------------------------------------------------------------------
 
-    def submit(self, flow: Flow) -> None:
-        """Has the worker run a flow, which must not raise.  Returns at once."""
-        self._inbox.append(flow)
-        os.eventfd_write(self._wake_fd, 1)
+    def submit(self, flow: Flow) -> bool:
+        """Has the worker run a flow.  Returns at once; false: the worker has ended and takes none."""
+        with self._handover:
+            if self._has_ended:
+                return False
+            self._inbox.append(flow)
+            os.eventfd_write(self._wake_fd, 1)
+        return True
 
     def stop(self) -> None:
         """Has the worker end what it does, and itself.  Calls under way end with CANCELLED."""
@@ -633,8 +638,11 @@ class Worker(threading.Thread):
         waiting, self._waiting = self._waiting, collections.deque()
         for call in waiting:
             self._fail(call, Status.CANCELLED, "the plugin is being closed")
-        while self._ready or self._inbox:
-            if self._ready:
+        while not self._has_ended:
+            while self._ready:
                 self._resume(self._ready.popleft())
-            else:
-                self._start_flow(self._inbox.popleft())
+            with self._handover:
+                flow = self._inbox.popleft() if self._inbox else None
+                self._has_ended = flow is None
+            if flow is not None:
+                self._start_flow(flow)

@@ -377,12 +377,12 @@ class LMCacheClient:
 
     def drain_completions(self) -> List[Completion]:
         """Returns the futures that have ended since the last call: (number, ok, error, bools or None)."""
-        if os.getpid() == self._pid and not self._is_closed:
-            try:
-                os.eventfd_read(self._event_fd)  # before the list is taken, so that no end is missed
-            except BlockingIOError:
-                pass
         with self._lock:
+            if os.getpid() == self._pid and self._event_fd >= 0:
+                try:
+                    os.eventfd_read(self._event_fd)
+                except BlockingIOError:
+                    pass
             done, self._completions = self._completions, []
         return done
 
@@ -408,7 +408,8 @@ class LMCacheClient:
                 self._logger.error("topkv: close: a worker did not end in %g s", _CLOSE_S)
                 return
             worker.free()
-        fd, self._event_fd = self._event_fd, -1
+        with self._lock:
+            fd, self._event_fd = self._event_fd, -1
         os.close(fd)
 
     # ---- watching it ---------------------------------------------------------------------------
@@ -502,7 +503,8 @@ class LMCacheClient:
         for turn, group in enumerate(groups if items else [], first):
             i = turn % len(self._workers)
             flow: _FlowOf = getattr(self._objects[i], verb)
-            self._workers[i].submit(self._guarded(flow, group, now + deadline_s, tell))
+            if not self._workers[i].submit(self._guarded(flow, group, now + deadline_s, tell)):
+                tell([(item.position, False) for item in group], "the client is closed")
         interval = self._params.log_interval_s
         if interval and now >= self._report_at:
             self._report_at = now + interval
