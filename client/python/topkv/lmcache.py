@@ -377,8 +377,10 @@ class LMCacheClient:
 
     def drain_completions(self) -> List[Completion]:
         """Returns the futures that have ended since the last call: (number, ok, error, bools or None)."""
+        if os.getpid() != self._pid:
+            return []  # the parent's; its lock may be held for ever here
         with self._lock:
-            if os.getpid() == self._pid and self._event_fd >= 0:
+            if self._event_fd >= 0:
                 try:
                     os.eventfd_read(self._event_fd)
                 except BlockingIOError:
