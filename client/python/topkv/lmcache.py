@@ -58,7 +58,7 @@ class _Params(NamedTuple):
     tenant: int = 0
     transport: str = "auto"
     net_devices: Optional[str] = None
-    workers: int = 1
+    workers: int = 2
     deadline_ms: int = 5000
     lookup_deadline_ms: int = 1000
     in_flight_mb: int = 64
