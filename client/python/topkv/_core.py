@@ -131,7 +131,7 @@ class Buffer:
     """Memory of the client's, registered with its transports: bytes, in place, without copies.
 
     Made by Client.allocate().  It has the buffer protocol: numpy.frombuffer(buffer, dtype),
-    memoryview(buffer), buffer[:5] = b"hello".  A node on the same host reads it directly.  Arrays
+    memoryview(buffer).cast("B"), buffer[:5] = b"hello".  A node on the same host reads it directly.  Arrays
     and views of it may be given to any method that takes memory, and are used in place.
 
     It is freed when nothing refers to it any more, arrays and views included.  A client that is
