@@ -17,7 +17,7 @@ import time
 import unittest
 
 from support import Caller, Node, content
-from topkv import _core, _library, lmcache
+from topkv import _core, _library, _object_worker, lmcache
 from topkv._lmcache_objects import (MANIFEST_BYTES, Manifest, groups_of, Item, make_manifest, name_of,
                                     parse_manifest)
 
@@ -454,6 +454,12 @@ class Stopped(WithNode):
                            caller.client.submit_batch_delete(keys[:1])]
                 caller.take()
                 self.assertLess(time.monotonic() - begun, 2.0)
+                took = []  # however slow the machine is, one of them had a core
+                for _ in range(20):
+                    since = time.monotonic()
+                    futures.append(caller.client.submit_batch_exists(keys))
+                    took.append(time.monotonic() - since)
+                self.assertLess(min(took), 0.02)
                 for future in futures:
                     _, _, bools = caller.wait(future, 30.0)
                     self.assertFalse(any(bools or [False]))
@@ -574,6 +580,10 @@ class Life(WithNode):
                 caller.client.submit_batch_exists(["k"])
             except RuntimeError as error:
                 said = str(error)
+            try:
+                caller.client.stats()
+            except RuntimeError as error:
+                said += str(error) + "."
             caller.client.drain_completions()
             caller.client.close()
             os.write(write, said.encode())
@@ -582,7 +592,7 @@ class Life(WithNode):
         with os.fdopen(read) as file:
             said = file.read()
         self.assertEqual(os.waitpid(child, 0)[1], 0)
-        self.assertIn(f"was forked from {os.getpid()}", said)
+        self.assertEqual(said.count(f"was forked from {os.getpid()}"), 2)
         self.assertEqual(caller.lookup(["k"]), [True])  # the parent's is as it was
 
     def make_one_in_a_fork(self):
@@ -643,6 +653,23 @@ class Life(WithNode):
                     caller.client.submit_batch_exists(["k"])
                 caller.client.close()
 
+    def test_who_closes_second_waits_for_the_first(self):
+        caller = self.caller()
+        stop = caller.client._workers[0].stop
+
+        def stop_late():
+            time.sleep(0.3)
+            stop()
+
+        caller.client._workers[0].stop = stop_late
+        first = threading.Thread(target=caller.client.close)
+        first.start()
+        while not caller.client._is_closed:
+            time.sleep(0.001)
+        caller.client.close()
+        self.assertFalse(any(worker.is_alive() for worker in caller.client._workers))
+        first.join()
+
     def test_every_future_ends_though_another_thread_closes(self):
         for _ in range(20):
             client = lmcache.LMCacheClient(**params(self.node, workers=2))
@@ -686,6 +713,67 @@ class Life(WithNode):
         done = subprocess.run([sys.executable, "-c", code, json.dumps(params(self.node))],
                               cwd=os.path.dirname(os.path.abspath(__file__)), capture_output=True, timeout=60)
         self.assertEqual((done.returncode, done.stderr), (0, b""))
+
+
+class Load(WithNode):
+    """More than a client may have under way, or than fits in_flight_mb, waits in order."""
+
+    def test_many_lookups_are_begun_once_each(self):
+        class Waits:
+            n_begun = 0
+
+            def __getattr__(self, name):
+                function = getattr(real, name)
+                if name != "kv_objects_begin":
+                    return function
+
+                def counted(*arguments):
+                    Waits.n_begun += 1
+                    return function(*arguments)
+
+                return counted
+
+        caller = self.caller(workers=1, lookup_deadline_ms=600000, deadline_ms=600000)
+        real = _object_worker.waits
+        _object_worker.waits = Waits()
+        try:
+            futures = [caller.client.submit_batch_exists([f"k{i}"]) for i in range(6000)]
+            for future in futures:
+                self.assertEqual(caller.wait(future), (True, "", [False]))
+        finally:
+            _object_worker.waits = real
+        self.assertLess(Waits.n_begun, 3 * len(futures))
+
+    def test_no_more_bytes_are_under_way_than_allowed(self):
+        for transport in ("shm", "tcp"):
+            with self.subTest(transport=transport):
+                caller = self.caller(transport=transport, workers=1, in_flight_mb=8, namespace="load-" + transport)
+                worker = caller.client._workers[0]
+                start, most = worker._start, []
+
+                def watched(call, left_s):
+                    begun = start(call, left_s)
+                    most.append(worker._in_flight)
+                    return begun
+
+                worker._start = watched
+                keys = [f"k{i}" for i in range(12)]
+                data = [content(key, 3 * MIB) for key in keys]
+                self.assertTrue(caller.store(keys, data)[0])
+                self.assertEqual(caller.load(keys, [3 * MIB] * 12)[1], data)
+                self.assertEqual(max(most), 6 * MIB)
+
+    def test_what_waits_ends_by_its_deadline(self):
+        caller = self.caller(workers=1, in_flight_mb=1, lookup_deadline_ms=300, deadline_ms=1000)
+        self.node.freeze()
+        self.addCleanup(self.node.thaw)
+        begun = time.monotonic()
+        futures = [caller.client.submit_batch_set([f"k{i}"], [content("k", MIB)]) for i in range(50)]
+        for future in futures:
+            self.assertFalse(caller.wait(future)[0])
+        self.assertLess(time.monotonic() - begun, 30)
+        self.node.thaw()
+        self.assertGreater(caller.client.stats()["expired"] + caller.client.stats()["skipped"], 0)
 
 
 class Mistakes(WithNode):

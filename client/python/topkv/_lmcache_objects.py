@@ -180,6 +180,7 @@ class Objects:
         calls = self._part_calls(ObjectVerb.PUT, manifest, names, item.address, deadline)
         yield calls
         status, detail = Status.OK.value, ""
+        replaces = False
         for call in calls:
             if status == Status.OK:
                 status, detail = call.results[0][0], call.detail
@@ -203,10 +204,12 @@ class Objects:
                 tell([(item.position, True)], "")
                 return
             yield from self._delete_whole(item.name, MANIFEST_BYTES, deadline)
-            self._counts["stores_replaced"] += 1
+            replaces = True
             status = Status.OK.value
         if status != Status.OK:
             yield [Call(ObjectVerb.DELETE, names, deadline)]
+        elif replaces:
+            self._counts["stores_replaced"] += 1
         self._stored(item, status, detail, tell)
 
     # ---- load ----------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ _OPEN_MS = 2000  # that one try to connect may take
 _RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
 _SLICE_S = 0.001  # between two looks at memory that the transport may still use
 _LOOK_S = 5.0  # between two looks at how nodes are connected
+_EXPIRE_S = 0.01  # between two looks at the deadlines of calls that wait
 _PATIENCE_MIN_S = 0.02
+_EXPIRED = "not begun before its deadline"
 _ENDS = {Status.DEADLINE, Status.UNREACHABLE, Status.CANCELLED}
 _ANSWERS = {Status.OK, Status.NOT_FOUND, Status.EXISTS, Status.TOO_LARGE}
 _REFUSALS = {Status.INVALID, Status.VERSION, Status.UNSUPPORTED, Status.DENIED}
@@ -246,7 +248,9 @@ class Worker(threading.Thread):
         self._calls: Dict[int, Call] = {}  # begun, by the number that their operations have
         self._ops: Dict[int, int] = {}
         self._n_calls = 0
-        self._waiting: Deque[Call] = collections.deque()  # for room
+        # For room, in their order: those without data, and those with some.
+        self._waiting: Tuple[Deque[Call], Deque[Call]] = (collections.deque(), collections.deque())
+        self._expired_at = 0.0
         self._held: List[Call] = []  # ended, but for their memory
         self._ready: Deque[_Running] = collections.deque()
         self._flows: Set[_Running] = set()  # all that have not ended
@@ -292,7 +296,8 @@ class Worker(threading.Thread):
             self._reset("an internal error")
         flows, self._flows = self._flows, set()
         self._ready.clear()
-        self._waiting.clear()
+        for queue in self._waiting:
+            queue.clear()
         for running in flows:
             running.generator.close()
 
@@ -318,8 +323,8 @@ class Worker(threading.Thread):
                 until = min(until, now + _SLICE_S)
         elif not self._opening:
             until = min(until, self._retry_at)
-        for call in self._waiting:
-            until = min(until, call.deadline)
+        if any(self._waiting):
+            until = min(until, now + _EXPIRE_S)
         for fd, _ in self._poller.poll(max(0, int((until - now) * 1000) + 1)):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
@@ -363,8 +368,9 @@ class Worker(threading.Thread):
             self._ready.append(running)
         for call in calls:
             call.flow = running
-            if not self._try(call):
-                self._waiting.append(call)
+            queue = self._waiting[call.bytes > 0]
+            if queue or not self._try(call):
+                queue.append(call)
 
     def _end(self, call: Call) -> None:
         call.objects = None
@@ -387,17 +393,30 @@ class Worker(threading.Thread):
     def _begin_waiting(self) -> None:
         while self._ready:
             self._resume(self._ready.popleft())
-        waiting, self._waiting = self._waiting, collections.deque()
-        blocked = False
-        for call in waiting:
-            # Those with data keep their order, or a large one would never find room.
-            if call.bytes and blocked and time.monotonic() < call.deadline:
-                self._waiting.append(call)
-            elif not self._try(call):
-                blocked |= call.bytes > 0
-                self._waiting.append(call)
+        self._expire()
+        # Where the first has no room the others wait, too: a large one would never find it otherwise, and
+        # there may be many thousands.
+        for queue in self._waiting:
+            while queue and self._try(queue[0]):
+                queue.popleft()
         while self._ready:
             self._resume(self._ready.popleft())
+
+    def _expire(self) -> None:
+        """Ends calls that have waited until their deadlines, wherever they are in their queues."""
+        now = time.monotonic()
+        if now < self._expired_at + _EXPIRE_S or not any(self._waiting):
+            return
+        self._expired_at = now
+        for queue in self._waiting:
+            if any(now >= call.deadline for call in queue):
+                calls = list(queue)
+                queue.clear()
+                for call in calls:
+                    if now < call.deadline:
+                        queue.append(call)
+                    else:
+                        self._fail(call, Status.DEADLINE, _EXPIRED, "expired")
 
     def _try(self, call: Call) -> bool:
         """Begins a call, or ends it if that cannot be.  Returns false if it has to wait."""
@@ -406,7 +425,7 @@ class Worker(threading.Thread):
         if self._stopping:
             self._fail(call, Status.CANCELLED, "the plugin is being closed")
         elif left_s <= 0:
-            self._fail(call, Status.DEADLINE, "not begun before its deadline", "expired")
+            self._fail(call, Status.DEADLINE, _EXPIRED, "expired")
         elif self._client is None and not self._has_tried:
             return False
         elif self._client is None or now < self._skip_until:
@@ -635,9 +654,9 @@ class Worker(threading.Thread):
             close_client(opened[0])
         if self._client is not None:
             self._drop_client()
-        waiting, self._waiting = self._waiting, collections.deque()
-        for call in waiting:
-            self._fail(call, Status.CANCELLED, "the plugin is being closed")
+        for queue in self._waiting:
+            while queue:
+                self._fail(queue.popleft(), Status.CANCELLED, "the plugin is being closed")
         while not self._has_ended:
             while self._ready:
                 self._resume(self._ready.popleft())

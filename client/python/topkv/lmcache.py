@@ -308,6 +308,7 @@ class LMCacheClient:
         self._completions: List[Completion] = []
         self._batches: Dict[int, _Batch] = {}
         self._is_closed = False
+        self._closing = threading.Lock()  # whoever closes second waits for the first
         self._turn = 0
         self._report_at = time.monotonic() + params.log_interval_s
         self._reported: Dict[str, int] = {}
@@ -396,10 +397,14 @@ class LMCacheClient:
         """
         if os.getpid() != self._pid:
             return  # the threads and the clients are the parent's
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
+        with self._closing:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+            self._close()
+
+    def _close(self) -> None:
         self._report()
         for worker in self._workers:
             worker.stop()
@@ -420,12 +425,15 @@ class LMCacheClient:
         """Returns counters since the start, and gauges.
 
         Counters, in keys: lookups_hit, lookups_missed, loads, loads_missed, loads_of_other_length (of the
-        missed), stores, stores_failed, stores_kept (the store had the key), stores_replaced (of stores),
+        missed), stores, stores_failed, stores_kept (the key had other bytes, which stay), stores_replaced (of stores),
         deletes, deletes_missed; expired (not begun before the deadline), skipped (no node had responded
         lately); status_NAME, objects that an operation ended for with that status.  In bytes:
         loaded_bytes, stored_bytes.  Also client_resets, reconnects, internal_errors.  Gauges: workers,
         connected (workers with a node), pending_batches, pending_keys.
+
+        Raises RuntimeError in a process that was forked from the client's.
         """
+        self._check_process()
         total: "collections.Counter[str]" = collections.Counter(dict.fromkeys(_COUNTERS, 0))
         for worker in self._workers:
             total.update(dict(worker.counts))
@@ -464,12 +472,15 @@ class LMCacheClient:
 
     # ---- futures -------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"topkv.lmcache: this process, {os.getpid()}, was forked from {self._pid}, which has the"
                 " client: start processes by spawn, or make the client after the fork"
             )
+
+    def _check_usable(self) -> None:
+        self._check_process()
         if self._is_closed:
             raise RuntimeError("topkv.lmcache: the client is closed")
 
