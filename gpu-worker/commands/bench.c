@@ -259,22 +259,24 @@ static kv_status_t begin_pass(const struct team *team, struct group *group)
     return kvw_forward_begin(group->forward, group->items, group->n_items);
 }
 
-/* A layer, or a part of the logits. */
-static kv_status_t take_turn(struct team *team, struct group *group, bool *ret_is_over)
+/* A layer, or a stripe of the logits. */
+static kv_status_t advance(struct team *team, struct group *group, bool *ret_is_over)
 {
-    kv_status_t status;
+    bool is_over = false;
+    kv_status_t status = kvw_forward_advance(group->forward, &is_over);
 
-    if (group->has_passed)
-        return kvw_forward_logits_turn(group->forward, ret_is_over);
-    status = kvw_forward_turn(group->forward, &group->has_passed);
-    for (uint32_t i = 0; i < group->n_items && group->has_passed && status == KV_OK; i++)
+    *ret_is_over = is_over && group->has_passed;
+    if (!is_over || group->has_passed)
+        return status;
+    group->has_passed = true;
+    for (uint32_t i = 0; i < group->n_items && status == KV_OK; i++)
         status = group->items[i].status;
-    if (group->has_passed && status == KV_OK)
+    if (status == KV_OK)
         kvw_forward_logits_begin(group->forward, team->rows, group->n_items, group->logits);
     return status;
 }
 
-/* A pass is over.  Notes how long that took, the other groups' turns in between included. */
+/* A pass is over.  Notes how long that took, the other groups' layers in between included. */
 static void end_pass(struct team *team, struct group *group)
 {
     const uint64_t now_us = kvw_now_us();
@@ -286,11 +288,11 @@ static void end_pass(struct team *team, struct group *group)
 }
 
 /* Passes of the sequences [first, first + n), from `begin` to before `end`: as engine/batch.c has them,
- * whose groups take turns of a layer. */
+ * whose groups advance one after the other. */
 static kv_status_t
 run_passes(struct team *team, uint32_t first, uint32_t n, uint32_t begin, uint32_t end)
 {
-    /* Who asks nobody has nobody to wait for. */
+    /* A method that asks nothing of the store waits for nothing. */
     const uint32_t n_groups = n > 1 && team->run->ops->ask != NULL
                                   ? (uint32_t)team->bench->worker->options->groups
                                   : 1;
@@ -313,12 +315,12 @@ run_passes(struct team *team, uint32_t first, uint32_t n, uint32_t begin, uint32
                 .attention = team->methods[first + from + j], .phase = KVW_DECODE, .n = 1};
     }
     team->n_steps = 0;
-    for (uint32_t turn = 0; n_left > 0 && status == KV_OK; turn++) {
-        struct group *group = &groups[turn % n_groups];
+    for (uint32_t at = 0; n_left > 0 && status == KV_OK; at++) {
+        struct group *group = &groups[at % n_groups];
         bool is_over = false;
 
         if (group->is_passing)
-            status = take_turn(team, group, &is_over);
+            status = advance(team, group, &is_over);
         if (status == KV_OK && is_over) {
             end_pass(team, group);
             n_left--;

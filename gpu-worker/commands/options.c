@@ -70,8 +70,8 @@ static const struct {
     {KVW_COMMAND_GENERATE,
      {.name = "batch-tokens",
       .default_text = "512",
-      .help = "--prompts: tokens that a pass computes at most; what answers leave of it is for "
-              "prompts, in chunks",
+      .help = "--prompts: tokens that passes under way compute at most; what answers leave of "
+              "it is for prompts, in chunks",
       .offset = FIELD(batch_tokens),
       .type = KV_CONFIG_UINT,
       .min = KVW_FORWARD_CHUNK + 1,

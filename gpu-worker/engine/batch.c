@@ -20,7 +20,7 @@ struct queue {
 /* Sequences that compute together. */
 struct group {
     struct kvw_forward *forward;
-    /* Of its pass, or of its last one. */
+    /* Of its pass. */
     struct kvw_forward_item *items; /* (sequences) */
     struct kvw_sequence **of;       /* (sequences) whose they are */
     uint32_t n_items;               /* 0: there is no pass */
@@ -33,7 +33,7 @@ struct group {
 struct kvw_batch {
     struct kvw_batch_setup setup;
     struct group groups[KVW_BATCH_GROUPS_MAX];
-    uint32_t turn; /* the group whose turn it is */
+    uint32_t next_group; /* that advances, modulo their number */
     struct queue waiting;
     struct queue opening; /* their sessions */
     struct queue begun;   /* those still in their prompt are in the order of their turns */
@@ -574,8 +574,8 @@ static bool note_passed(struct kvw_batch *batch,
     return true;
 }
 
-/* A group's tokens have passed: keeps those of its items that need logits. */
-static void keep_wanted(struct kvw_batch *batch, struct group *group)
+/* A group's tokens have passed: keeps those of its items whose next tokens are to be sampled. */
+static void keep_sampled(struct kvw_batch *batch, struct group *group)
 {
     const uint32_t n_items = group->n_items;
     uint32_t row = 0;
@@ -620,22 +620,18 @@ static void sample(struct kvw_batch *batch, struct group *group)
     }
 }
 
-/* A layer, or a part of the logits.  *ret_is_over: the pass is, and there is none now.  Fails with
+/* A layer, or a stripe of the logits.  *ret_is_over: the pass is, and there is none now.  Fails with
  * the device's error. */
-static kv_status_t take_turn(struct kvw_batch *batch, struct group *group, bool *ret_is_over)
+static kv_status_t advance(struct kvw_batch *batch, struct group *group, bool *ret_is_over)
 {
     bool is_over = false;
-    kv_status_t status;
+    const kv_status_t status = kvw_forward_advance(group->forward, &is_over);
 
-    if (group->has_passed) {
-        status = kvw_forward_logits_turn(group->forward, &is_over);
-        if (status == KV_OK && is_over)
-            sample(batch, group);
-    } else {
-        status = kvw_forward_turn(group->forward, &is_over);
-        if (status == KV_OK && is_over)
-            keep_wanted(batch, group);
-        if (group->has_passed && group->n_items > 0)
+    if (status == KV_OK && is_over && group->has_passed) {
+        sample(batch, group);
+    } else if (status == KV_OK && is_over) {
+        keep_sampled(batch, group);
+        if (group->n_items > 0)
             kvw_forward_logits_begin(group->forward, group->rows, group->n_items,
                                      group->logits);
     }
@@ -643,18 +639,18 @@ static kv_status_t take_turn(struct kvw_batch *batch, struct group *group, bool 
     return status;
 }
 
-/* Group after group takes a turn, until the pass of one is over.  While one computes, the others'
- * questions are out: its logits, too, are computed in turns. */
-static kv_status_t take_turns(struct kvw_batch *batch)
+/* Group after group advances, until the pass of one is over.  While one computes, the others' questions
+ * are out. */
+static kv_status_t advance_groups(struct kvw_batch *batch)
 {
     bool is_over = false;
     kv_status_t status = KV_OK;
 
     while (status == KV_OK && !is_over) {
-        struct group *group = &batch->groups[batch->turn++ % batch->setup.groups];
+        struct group *group = &batch->groups[batch->next_group++ % batch->setup.groups];
 
         if (group->n_items > 0)
-            status = take_turn(batch, group, &is_over);
+            status = advance(batch, group, &is_over);
     }
     return status;
 }
@@ -702,7 +698,7 @@ kv_status_t kvw_batch_step(struct kvw_batch *batch, uint32_t *ret_left)
     fill_places(batch);
     status = begin_passes(batch);
     if (status == KV_OK && has_pass(batch))
-        status = take_turns(batch);
+        status = advance_groups(batch);
     else if (status == KV_OK)
         idle(batch);
     take_gone(batch);

@@ -2,11 +2,11 @@
  *
  *     kvw_batch_create()
  *     kvw_batch_add()            it waits, and begins when there is a free slot
- *     while (kvw_batch_step())   a pass of those that have begun
+ *     while (kvw_batch_step())   a pass of a group of those that have begun
  *     kvw_batch_destroy()
  *
- * In a pass each sequence that generates computes one token.  What there is room for beside that, of
- * `tokens` in all, is for prompts, a chunk of one after the other, whose turn it is: a long prompt
+ * In a pass each sequence of the group that generates computes one token.  What there is room for beside
+ * that, of `tokens` in all passes under way, is for prompts, a chunk of one after the other, whose turn it is: a long prompt
  * neither stops the others' answers nor shorter prompts behind it.  A sequence leaves when its
  * answer ends; the next one that waits takes its slot.
  *
@@ -24,7 +24,7 @@
  * seconds; then they fail, one after the other, until an open succeeds.
  *
  * With two groups, the sequences that generate are divided, and each group computes passes of its
- * own, in turns of a layer: while one computes, the other's questions to the store are out, also
+ * own, a layer at a time: while one computes, the other's questions to the store are out, also
  * at the end of a pass.  The weights are then read twice.
  *
  * Threads: one at a time.  Memory: create/destroy; sequences are the caller's, and stay

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 enum {
-    LOGIT_ROWS = 32, /* of states, for which logits are computed at once, ... */
-    LOGIT_PARTS = 8, /* ... in turns of so many parts of the vocabulary */
+    LOGIT_ROWS = 32,   /* of states, for which logits are computed at once, ... */
+    LOGIT_STRIPES = 8, /* ... a stripe of the output matrix at a time */
 };
 
 /* An item of the pass under way, and its part of the buffers. */
@@ -21,8 +21,8 @@ struct item {
 struct logits {
     const uint32_t *rows; /* (n); NULL: first, first + 1, ... */
     uint32_t first, n;
-    uint32_t n_done, part; /* rows whose logits are complete, and parts of the next ones' */
-    float *to;             /* (n, n_vocabulary) */
+    uint32_t n_done, stripe; /* rows whose logits are complete, and stripes of the next ones' */
+    float *to;               /* (n, n_vocabulary) */
 };
 
 struct kvw_forward {
@@ -47,12 +47,12 @@ struct kvw_forward {
     struct kvw_device_buffer *mixed; /* n_q_heads, d */
     struct kvw_device_buffer *gate, *up;
     struct kvw_device_buffer *rotations;
-    struct logits wanted;
-    uint32_t n_parts;
-    struct kvw_weight *output[LOGIT_PARTS]; /* (n_parts) */
+    struct logits pending;
+    uint32_t n_stripes;
+    struct kvw_weight *output[LOGIT_STRIPES]; /* (n_stripes) */
     /* (LOGIT_ROWS, ...) */
     struct kvw_device_buffer *last;   /* n_hidden */
-    struct kvw_device_buffer *logits; /* of the largest part */
+    struct kvw_device_buffer *logits; /* of the widest stripe */
 };
 
 void kvw_forward_trace(struct kvw_forward *forward, struct kvw_trace *trace)
@@ -87,7 +87,7 @@ void kvw_forward_destroy(struct kvw_forward *forward)
 
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
         forward->device->ops->buffer_destroy(buffers[i]);
-    for (uint32_t i = 0; i < forward->n_parts; i++)
+    for (uint32_t i = 0; i < forward->n_stripes; i++)
         forward->device->ops->weight_destroy(forward->output[i]);
     free(forward->rotations_host);
     free(forward->items);
@@ -107,28 +107,29 @@ kv_status_t kvw_forward_create(const struct kvw_model *model,
     return status;
 }
 
-/* The row of the output matrix from which a part begins; there are n_parts. */
-static uint32_t part_begin(const struct kvw_forward *forward, uint32_t part)
+/* The row of the output matrix from which a stripe begins; there are n_stripes. */
+static uint32_t stripe_begin(const struct kvw_forward *forward, uint32_t stripe)
 {
-    return (uint32_t)((uint64_t)forward->model->params.n_vocabulary * part / forward->n_parts);
+    return (uint32_t)((uint64_t)forward->model->params.n_vocabulary * stripe /
+                      forward->n_stripes);
 }
 
-static uint32_t part_rows(const struct kvw_forward *forward, uint32_t part)
+static uint32_t stripe_rows(const struct kvw_forward *forward, uint32_t stripe)
 {
-    return part_begin(forward, part + 1) - part_begin(forward, part);
+    return stripe_begin(forward, stripe + 1) - stripe_begin(forward, stripe);
 }
 
-static kv_status_t take_output_parts(struct kvw_forward *forward)
+static kv_status_t take_output_stripes(struct kvw_forward *forward)
 {
     const struct kvw_model *model = forward->model;
     const uint32_t n_vocabulary = model->params.n_vocabulary;
     kv_status_t status = KV_OK;
 
-    forward->n_parts = n_vocabulary < LOGIT_PARTS ? n_vocabulary : LOGIT_PARTS;
-    for (uint32_t i = 0; i < forward->n_parts && status == KV_OK; i++)
+    forward->n_stripes = n_vocabulary < LOGIT_STRIPES ? n_vocabulary : LOGIT_STRIPES;
+    for (uint32_t i = 0; i < forward->n_stripes && status == KV_OK; i++)
         status = model->device->ops->weight_part(model->device, model->output,
-                                                 part_begin(forward, i), part_rows(forward, i),
-                                                 &forward->output[i]);
+                                                 stripe_begin(forward, i),
+                                                 stripe_rows(forward, i), &forward->output[i]);
     return status;
 }
 
@@ -164,7 +165,7 @@ kv_status_t kvw_forward_create_many(const struct kvw_model *model,
         {&forward->up, n_tokens, params->n_ffn},
         {&forward->rotations, n_tokens, params->n_rot},
         {&forward->last, LOGIT_ROWS, params->n_hidden},
-        {&forward->logits, LOGIT_ROWS, params->n_vocabulary / LOGIT_PARTS + 1},
+        {&forward->logits, LOGIT_ROWS, params->n_vocabulary / LOGIT_STRIPES + 1},
     };
 
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
@@ -174,7 +175,7 @@ kv_status_t kvw_forward_create_many(const struct kvw_model *model,
         if (status != KV_OK)
             goto err;
     }
-    status = take_output_parts(forward);
+    status = take_output_stripes(forward);
     if (status != KV_OK)
         goto err;
     forward->rotations_host = calloc((size_t)n_tokens * params->n_rot, sizeof(float));
@@ -190,6 +191,61 @@ kv_status_t kvw_forward_create_many(const struct kvw_model *model,
 err:
     kvw_forward_destroy(forward);
     return status;
+}
+
+/* ---- logits ------------------------------------------------------------------------------- */
+
+/* Brings states to forward->last, from row `to` on. */
+static void take_states(struct kvw_forward *forward, uint32_t to, uint32_t first, uint32_t n)
+{
+    const size_t bytes = forward->model->params.n_hidden * sizeof(float);
+
+    forward->device->ops->copy(forward->device, KVW_STREAM_COMPUTE, forward->last,
+                               (struct kvw_place){to * bytes, bytes}, forward->x,
+                               (struct kvw_place){first * bytes, bytes},
+                               (struct kvw_pieces){n, bytes});
+}
+
+/* Of the next n rows. */
+static void take_next_states(struct kvw_forward *forward, uint32_t n)
+{
+    const struct logits *pending = &forward->pending;
+
+    if (pending->rows == NULL)
+        take_states(forward, 0, pending->first + pending->n_done, n);
+    for (uint32_t i = 0; pending->rows != NULL && i < n; i++)
+        take_states(forward, i, pending->rows[pending->n_done + i], 1);
+    forward->device->ops->rms_norm(forward->device, forward->model->output_norm,
+                                   forward->model->params.epsilon, forward->last, n,
+                                   forward->last);
+}
+
+/* One stripe of the logits. */
+static kv_status_t advance_logits(struct kvw_forward *forward, bool *ret_is_over)
+{
+    const struct kvw_model_params *params = &forward->model->params;
+    const struct kvw_device_ops *ops = forward->device->ops;
+    struct logits *pending = &forward->pending;
+    const uint32_t n_left = pending->n - pending->n_done;
+    const uint32_t n = n_left < LOGIT_ROWS ? n_left : LOGIT_ROWS;
+    const size_t stripe_bytes = stripe_rows(forward, pending->stripe) * sizeof(float);
+
+    assert(n > 0);
+    if (pending->stripe == 0)
+        take_next_states(forward, n);
+    ops->matmul(forward->device, forward->output[pending->stripe], NULL, forward->last, n,
+                forward->logits);
+    ops->read(forward->device, KVW_STREAM_COMPUTE, forward->logits,
+              (struct kvw_place){0, stripe_bytes},
+              pending->to + (size_t)pending->n_done * params->n_vocabulary +
+                  stripe_begin(forward, pending->stripe),
+              params->n_vocabulary * sizeof(float), (struct kvw_pieces){n, stripe_bytes});
+    if (++pending->stripe == forward->n_stripes) {
+        pending->stripe = 0;
+        pending->n_done += n;
+    }
+    *ret_is_over = pending->n_done == pending->n;
+    return *ret_is_over ? ops->sync(forward->device) : KV_OK;
 }
 
 /* ---- a pass ------------------------------------------------------------------------------- */
@@ -421,9 +477,9 @@ kvw_forward_begin(struct kvw_forward *forward, struct kvw_forward_item *items, u
     return KV_OK;
 }
 
-kv_status_t kvw_forward_turn(struct kvw_forward *forward, bool *ret_is_over)
+/* Attention and what follows it in a layer, then the question of the next one. */
+static kv_status_t advance_layer(struct kvw_forward *forward, bool *ret_is_over)
 {
-    assert(forward->n_items > 0);
     if (!all_failed(forward))
         answer(forward, forward->layer++);
     *ret_is_over = all_failed(forward) || forward->layer == forward->model->params.n_layers;
@@ -431,6 +487,13 @@ kv_status_t kvw_forward_turn(struct kvw_forward *forward, bool *ret_is_over)
         return end(forward);
     ask(forward, forward->layer);
     return KV_OK;
+}
+
+kv_status_t kvw_forward_advance(struct kvw_forward *forward, bool *ret_is_over)
+{
+    assert(forward->n_items > 0 || forward->pending.n_done < forward->pending.n);
+    return forward->n_items > 0 ? advance_layer(forward, ret_is_over)
+                                : advance_logits(forward, ret_is_over);
 }
 
 kv_status_t kvw_forward_step(struct kvw_forward *forward,
@@ -448,36 +511,11 @@ kv_status_t kvw_forward_step(struct kvw_forward *forward,
     kv_status_t status = kvw_forward_begin(forward, &item, 1);
 
     while (status == KV_OK && !is_over)
-        status = kvw_forward_turn(forward, &is_over);
+        status = kvw_forward_advance(forward, &is_over);
     return status == KV_OK ? item.status : status;
 }
 
-/* ---- logits ------------------------------------------------------------------------------- */
-
-/* Brings states to forward->last, from row `to` on. */
-static void take_states(struct kvw_forward *forward, uint32_t to, uint32_t first, uint32_t n)
-{
-    const size_t bytes = forward->model->params.n_hidden * sizeof(float);
-
-    forward->device->ops->copy(forward->device, KVW_STREAM_COMPUTE, forward->last,
-                               (struct kvw_place){to * bytes, bytes}, forward->x,
-                               (struct kvw_place){first * bytes, bytes},
-                               (struct kvw_pieces){n, bytes});
-}
-
-/* Of the next n rows. */
-static void take_wanted(struct kvw_forward *forward, uint32_t n)
-{
-    const struct logits *wanted = &forward->wanted;
-
-    if (wanted->rows == NULL)
-        take_states(forward, 0, wanted->first + wanted->n_done, n);
-    for (uint32_t i = 0; wanted->rows != NULL && i < n; i++)
-        take_states(forward, i, wanted->rows[wanted->n_done + i], 1);
-    forward->device->ops->rms_norm(forward->device, forward->model->output_norm,
-                                   forward->model->params.epsilon, forward->last, n,
-                                   forward->last);
-}
+/* ---- logits of a pass --------------------------------------------------------------------- */
 
 void kvw_forward_logits_begin(struct kvw_forward *forward,
                               const uint32_t *rows,
@@ -485,34 +523,7 @@ void kvw_forward_logits_begin(struct kvw_forward *forward,
                               float *ret_logits)
 {
     assert(n > 0);
-    forward->wanted = (struct logits){.rows = rows, .n = n, .to = ret_logits};
-}
-
-kv_status_t kvw_forward_logits_turn(struct kvw_forward *forward, bool *ret_is_over)
-{
-    const struct kvw_model_params *params = &forward->model->params;
-    const struct kvw_device_ops *ops = forward->device->ops;
-    struct logits *wanted = &forward->wanted;
-    const uint32_t n_left = wanted->n - wanted->n_done;
-    const uint32_t n = n_left < LOGIT_ROWS ? n_left : LOGIT_ROWS;
-    const size_t part_bytes = part_rows(forward, wanted->part) * sizeof(float);
-
-    assert(n > 0);
-    if (wanted->part == 0)
-        take_wanted(forward, n);
-    ops->matmul(forward->device, forward->output[wanted->part], NULL, forward->last, n,
-                forward->logits);
-    ops->read(forward->device, KVW_STREAM_COMPUTE, forward->logits,
-              (struct kvw_place){0, part_bytes},
-              wanted->to + (size_t)wanted->n_done * params->n_vocabulary +
-                  part_begin(forward, wanted->part),
-              params->n_vocabulary * sizeof(float), (struct kvw_pieces){n, part_bytes});
-    if (++wanted->part == forward->n_parts) {
-        wanted->part = 0;
-        wanted->n_done += n;
-    }
-    *ret_is_over = wanted->n_done == wanted->n;
-    return *ret_is_over ? ops->sync(forward->device) : KV_OK;
+    forward->pending = (struct logits){.rows = rows, .n = n, .to = ret_logits};
 }
 
 kv_status_t
@@ -522,8 +533,8 @@ kvw_forward_logits(struct kvw_forward *forward, uint32_t first, uint32_t n, floa
     kv_status_t status = KV_OK;
 
     kvw_forward_logits_begin(forward, NULL, n, ret_logits);
-    forward->wanted.first = first;
+    forward->pending.first = first;
     while (status == KV_OK && !is_over)
-        status = kvw_forward_logits_turn(forward, &is_over);
+        status = kvw_forward_advance(forward, &is_over);
     return status;
 }

@@ -15,16 +15,16 @@
  * where a device computes a row alone as it does among others (device/cpu/matmul.c).
  *
  *     kvw_forward_begin(forward, items, n_items);
- *     do                                            the layers' questions are out between turns
- *         kvw_forward_turn(forward, &is_over);
+ *     do                                            a layer; its questions are out in between
+ *         kvw_forward_advance(forward, &is_over);
  *     while (!is_over);
  *     kvw_forward_logits_begin(forward, rows, n, logits);
- *     do                                            parts of the vocabulary
- *         kvw_forward_logits_turn(forward, &is_over);
+ *     do                                            a stripe of the vocabulary
+ *         kvw_forward_advance(forward, &is_over);
  *     while (!is_over);
  *
- * Several of them take turns, each in a pass of its own: while one computes, what the others
- * have asked the store is on its way.
+ * Several of them advance one after the other, each in a pass of its own: while one computes, what the
+ * others have asked the store is on its way.
  *
  * Threads: one at a time.  Memory: create/destroy; keeps model and attention.
  */
@@ -92,25 +92,23 @@ kv_status_t kvw_forward_begin(struct kvw_forward *forward,
                               struct kvw_forward_item *items,
                               uint32_t n_items);
 
-/* Waits for what the store answers to a layer, computes the rest of that layer, and asks for the next
- * one.  *ret_is_over: it was the last one, or no item can go on.  Fails with the error of the device:
- * then the pass is over, and nothing of it counts. */
-kv_status_t kvw_forward_turn(struct kvw_forward *forward, bool *ret_is_over);
+/* Of a pass: waits for what the store answers to a layer, computes the rest of that layer, and asks for
+ * the next one; *ret_is_over: it was the last one, or no item can go on.  Of logits: computes a stripe
+ * of them; *ret_is_over: it was the last one.  Fails with the error of the device: then it is over, and
+ * nothing of it counts. */
+kv_status_t kvw_forward_advance(struct kvw_forward *forward, bool *ret_is_over);
 
 /* Ends a pass that is not over; nothing of it counts.  Nothing happens if there is none. */
 void kvw_forward_abandon(struct kvw_forward *forward);
 
-/* Begins to compute logits after rows of the last pass, counted through its items, n at least 1.
- * Keeps `rows` and `ret_logits` until the last turn; no pass may begin before.
+/* Begins to compute logits after rows of the last pass, counted through its items, n at least 1;
+ * kvw_forward_advance() goes on with them.  Keeps `rows` and `ret_logits` until they are over; no pass may
+ * begin before.
  *   rows        (n)
  *   ret_logits  (n, n_vocabulary) */
 void kvw_forward_logits_begin(struct kvw_forward *forward,
                               const uint32_t *rows,
                               uint32_t n,
                               float *ret_logits);
-
-/* Computes a part of them.  *ret_is_over: it was the last one.  Fails with the error of the
- * device. */
-kv_status_t kvw_forward_logits_turn(struct kvw_forward *forward, bool *ret_is_over);
 
 #endif
