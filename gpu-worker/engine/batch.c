@@ -471,7 +471,8 @@ static uint32_t take_answers(struct kvw_batch *batch, struct group *group)
     return n_left;
 }
 
-/* Takes chunks of prompts, of n_room tokens at most.  Who gets one goes to the end of the queue. */
+/* Takes chunks of prompts, of n_room tokens at most.  A sequence that gets one goes to the end of the
+ * queue. */
 static void take_chunks(struct kvw_batch *batch, struct group *group, uint32_t n_room)
 {
     struct queue served;
@@ -494,8 +495,8 @@ static void take_chunks(struct kvw_batch *batch, struct group *group, uint32_t n
         append(&batch->begun, take_first(&served));
 }
 
-/* Begins passes of the groups that have none: answers first, then chunks of prompts.  Who would have
- * to wait for the store is left out.  All answers have room, whichever pass they are in. */
+/* Begins passes of the groups that have none: answers first, then chunks of prompts.  A sequence that
+ * would have to wait for the store is left out.  All answers have room, whichever pass they are in. */
 static kv_status_t begin_passes(struct kvw_batch *batch)
 {
     kv_status_t status = KV_OK;

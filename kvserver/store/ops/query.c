@@ -24,8 +24,8 @@
 
 enum {
     MEMORY_PART = 16, /* pipelines have this part of the memory */
-    /* And of a memory that is SMALL this one: a query needs as much there, and where rows take turns in
-     * memory, pages for it may never be free. */
+    /* A node with less memory than SMALL has to give them a larger part: a query needs as much there, and
+     * where rows are exchanged all the time, no page may ever be free for it. */
     SMALL_PART = 8,
     SMALL = 64 << 20,
     FLOATS_MIN = 128 << 10,  /* of one of several pipelines: smaller ones are not worth their

@@ -217,10 +217,11 @@ void kvs_block_unpin(struct kvs_segment_store *store, struct kvs_block *block);
  * one on down. */
 void kvs_block_settle(struct kvs_segment_store *store, struct kvs_block *block);
 
-/* Make room for the CRCs of a segment's rows; free those of its group; of all.  The first returns
- * false if there is no memory. */
+/* Makes room for the CRCs of a segment's rows.  Returns false if there is no memory. */
 bool kvs_block_crcs_make(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+/* Frees the CRCs of all segments of a segment's group. */
 void kvs_group_crcs_free(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
+/* Frees those of all groups. */
 void kvs_block_crcs_free(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Returns the block, of it and those under it, that has the segment's rows; the lowest one if
