@@ -1,8 +1,13 @@
 """One kv_client: its lock, its memory and its operations.  Everything else is built on this.
 
-Threads: a client is used by one thread at a time.  `with core:` takes its lock; a thread that comes
+Threads: a client is used by one thread at a time.  `with core.lock:` and then core.use(); a thread that comes
 while another one waits, waits for it.  Finalizers, which may run anywhere, never call the library:
 they append what is to be freed to `dead`, and whoever has the lock next frees it.
+
+Signals: a handler may raise (Ctrl-C) or close the client between any two calls.  The lock is taken and released in C,
+by the `with` of threading.RLock: no exception comes between.  close() within a call ends
+nothing that the call uses; whoever uses the client next does that.  What is taken from a list and given
+to another place changes hands between two calls, where no handler runs.
 
 Memory: an operation holds the memory that it uses.  After a deadline, a cancel or a failure
 the transport may still access it; it is then kept in `quarantine` until kv_buffer_busy() is false, or
@@ -52,6 +57,7 @@ DEADLINE_MS_MAX = 600000
 _MIB = 1 << 20
 STAGING_LEAST = 1 << 16
 STAGING_KEPT = 64 * _MIB
+GUESS_MOST = 4 * _MIB
 
 
 class _Process:
@@ -72,6 +78,8 @@ class _Process:
             self.parent = self.pid
         self.open = set()
         self.pid = os.getpid()
+        for core in _cores:  # a thread that the fork lacks may have had it
+            core.lock = threading.RLock()
 
     def check(self) -> None:
         if self.parent:
@@ -161,7 +169,7 @@ class Buffer:
     def __del__(self) -> None:
         core = self.__dict__.get("_core")
         if core is not None:
-            core.bury(core.forget_block, self._block)
+            core.bury(core.free_block, self._block)
 
 
 _buffer_classes: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
@@ -198,7 +206,8 @@ class Core:
         self.pid = process.pid
         self.nodes = nodes
         self.lock = threading.RLock()
-        self.depth = 0
+        # Called with the handle of each operation that is freed: asyncio's.
+        self.told: Optional[Callable[[int], None]] = None
         self.is_closed = False
         self.dead: Deque[Tuple[Callable[[Any], None], Any]] = collections.deque()
         # (kv_buffer, what to do when the transport has let go of it, with what)
@@ -209,6 +218,7 @@ class Core:
         self.block_starts: List[int] = []
         self.pool: Dict[int, List[_Block]] = {}
         self.pool_bytes = 0
+        self.staged_bytes = 0
         self.object_bytes = STAGING_LEAST
         texts = {"nodes": nodes, "transport": transport, "net_devices": net_devices, "name": name, "poll": poll}
         for what, text in texts.items():
@@ -244,21 +254,24 @@ class Core:
                 f"client: opened in process {self.pid}, and this is process {process.pid}, its fork"
             )
 
-    def __enter__(self) -> int:
+    def use(self) -> int:
+        """Returns the kv_client, of a client that is open; the caller has the lock."""
         if self.pid != process.pid:
             self.check_process()
-        self.lock.acquire()
-        if self.is_closed or self.handle is None:
-            self.lock.release()
+        handle = self.handle
+        if self.is_closed or handle is None:
+            self.finish()
             raise ClosedError("client: closed")
-        self.depth += 1
-        if self.depth == 1 and (self.dead or self.quarantine):
+        if (self.dead or self.quarantine) and self.is_outermost():
             self.sweep()
-        return self.handle
+        return handle
 
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-        self.lock.release()
+    def is_outermost(self) -> bool:
+        """Has the caller, who has the lock, taken it once?  A signal handler within a call has it twice.
+
+        The lock alone knows: a count beside it would be wrong after an exception between the two.
+        """
+        return " count=1 " in repr(self.lock)
 
     def bury(self, free: Callable[[Any], None], what: Any) -> None:
         """For finalizers: has `free(what)` called under the lock, later."""
@@ -267,24 +280,25 @@ class Core:
         self.dead.append((free, what))
         if self.is_closed and self.lock.acquire(blocking=False):
             try:
-                if self.depth == 0:
-                    self.end()
+                self.finish()
             finally:
                 self.lock.release()
 
     def sweep(self) -> None:
         """Frees what finalizers left, and memory whose quarantine is over."""
         while self.dead:
-            free, what = self.dead.popleft()
-            free(what)
+            free, what = self.dead[0]
+            free(what)  # nothing happens the second time, if a signal handler raises here
+            del self.dead[0]
         if self.quarantine:
             waits.kv_poll(self.handle)
-            entries, self.quarantine = self.quarantine, []
-            for entry in entries:
-                handle, free, what = entry
+            at = 0
+            while at < len(self.quarantine):
+                handle, free, what = self.quarantine[at]
                 if quick.kv_buffer_busy(handle):
-                    self.quarantine.append(entry)
+                    at += 1
                 else:
+                    del self.quarantine[at]
                     free(what)
 
     def detail(self) -> str:
@@ -308,16 +322,16 @@ class Core:
         return block
 
     def free_block(self, block: _Block) -> None:
-        if waits.kv_buffer_free(block.handle) == BUSY:
-            self.quarantine.append((block.handle, self.free_block, block))
+        """Frees a block, unless it is freed already, or when the transport has let go of it."""
+        if self.blocks.get(block.address) is not block:
             return
+        if quick.kv_buffer_busy(block.handle):
+            self.quarantine += [(block.handle, self.free_block, block)]
+            return
+        at = bisect.bisect_left(self.block_starts, block.address)
+        del self.block_starts[at]
         del self.blocks[block.address]
-        self.block_starts.remove(block.address)
-
-    def forget_block(self, block: _Block) -> None:
-        """The last reference to a Buffer is gone."""
-        if block.address in self.blocks:
-            self.free_block(block)
+        waits.kv_buffer_free(block.handle)
 
     def allocate(self, nbytes: int) -> Buffer:
         block = self.new_block(nbytes)
@@ -328,23 +342,44 @@ class Core:
         assert isinstance(buffer, Buffer)
         return buffer
 
-    def staging(self, nbytes: int) -> _Block:
-        """Memory from the pool, for at least so many bytes; give it back with unstage()."""
+    def staging(self, nbytes: int, hold: "Hold") -> _Block:
+        """Memory from the pool, for at least so many bytes, until `hold` lets go of it."""
         size = max(STAGING_LEAST, 1 << (nbytes - 1).bit_length())
-        free = self.pool.get(size)
+        free = self.pool.setdefault(size, [])
         if free:
+            block = free[-1]
+            del free[-1]
             self.pool_bytes -= size
-            return free.pop()
-        return self.new_block(size)
+        else:
+            block = self.new_block(size)
+        self.staged_bytes += size
+        hold.staged += [block]
+        return block
 
     def unstage(self, block: _Block) -> None:
+        if self.blocks.get(block.address) is not block:
+            return
         if quick.kv_buffer_busy(block.handle):
-            self.quarantine.append((block.handle, self.unstage, block))
-        elif self.pool_bytes + block.nbytes > STAGING_KEPT:
+            self.quarantine += [(block.handle, self.unstage, block)]
+            return
+        self.staged_bytes -= block.nbytes
+        if self.pool_bytes + block.nbytes > STAGING_KEPT:
             self.free_block(block)
-        else:
-            self.pool_bytes += block.nbytes
-            self.pool.setdefault(block.nbytes, []).append(block)
+            return
+        free = self.pool[block.nbytes]
+        self.pool_bytes += block.nbytes
+        free += [block]
+
+    def guess(self) -> int:
+        """How much memory a get of an object of unknown size takes: as others were, while that is not too much."""
+        nbytes = self.object_bytes
+        return nbytes if self.staged_bytes + nbytes <= STAGING_KEPT else STAGING_LEAST
+
+    def learn(self, nbytes: int) -> None:
+        """An object of so many bytes was got.  A large one raises the guess, some thirty small ones lower it."""
+        guess = self.object_bytes
+        if nbytes > guess or guess > STAGING_LEAST:
+            self.object_bytes = min(max(nbytes, guess - (guess >> 3), STAGING_LEAST), GUESS_MOST)
 
     def place(self, memory: "BufferProtocol", writable: bool, what: str, hold: "Hold") -> Place:
         """Makes the caller's memory known to the transports, in place, for as long as `hold` has it."""
@@ -354,8 +389,7 @@ class Core:
         view = View(memory, writable, what)
         if view.nbytes == 0:
             view.release()
-            block = self.staging(1)
-            hold.staged.append(block)
+            block = self.staging(1, hold)
             return Place(block.handle, 0, 0)
         at = bisect.bisect_right(self.block_starts, view.address) - 1
         if at >= 0:
@@ -392,30 +426,30 @@ class Core:
 
     def close(self) -> None:
         """Ends operations and sessions.  The connection ends with the last Buffer."""
-        if self.pid != process.pid:  # the parent's
-            self.is_closed = True
-            return
-        with self.lock:
-            if self.is_closed:
-                return
-            self.is_closed = True
-            for operation in list(self.under_way):
-                self.drop_operation(operation)
-            for session in list(self.sessions):
-                quick.kv_session_free(session)
-            self.sessions.clear()
-            if self.depth == 0:
-                self.end()
+        self.is_closed = True
+        if self.pid == process.pid:  # else it is the parent's
+            with self.lock:
+                self.finish()
 
-    def end(self) -> None:
+    def finish(self) -> None:
+        """Ends what a closed client has, as far as it can.  In a signal handler within a call, which uses
+        it still, it does nothing: whoever uses the client next comes here, and that call before it returns."""
+        if not self.is_outermost():
+            return
+        for handle, hold in list(self.under_way.items()):
+            self.drop_operation((handle, hold))
+        for session in list(self.sessions):
+            self.free_session(session)
         if self.handle is None:
             return
         self.sweep()
         for blocks in self.pool.values():
             while blocks:
-                self.free_block(blocks.pop())
+                block = blocks[-1]
+                del blocks[-1]
+                self.free_block(block)
         self.pool_bytes = 0
-        in_quarantine = [entry for entry in self.quarantine if isinstance(entry[2], _Block)]
+        in_quarantine = {id(what) for _, _, what in self.quarantine if isinstance(what, _Block)}
         if len(self.blocks) == len(in_quarantine):
             self.close_handle()
 
@@ -430,12 +464,24 @@ class Core:
         self.blocks = {}
         self.block_starts = []
 
-    def drop_operation(self, handle: int) -> None:
-        """Cancels an operation, unless it has ended, and frees it."""
-        hold = self.under_way.pop(handle, None)
-        if hold is not None:
-            quick.kv_op_free(handle)
-            hold.release(self)
+    def close_at_exit(self) -> None:
+        """Leaves closing to the C library's exit(), after Python's end: until then arrays may show Buffers."""
+        handle, self.handle = self.handle, None
+        register = ctypes.CDLL(None)["__cxa_atexit"]
+        register.argtypes = [c_void_p, c_void_p, c_void_p]
+        if register(ctypes.cast(waits.kv_client_close, c_void_p), handle, None) != 0:
+            waits.kv_client_close(handle)
+
+    def drop_operation(self, operation: "Tuple[int, Hold]") -> None:
+        """Frees an operation, which cancels it unless it has ended; nothing if it is freed already."""
+        handle, hold = operation
+        if self.under_way.get(handle) is not hold:
+            return
+        if self.told is not None:
+            self.told(handle)  # before another operation can have this handle
+        del self.under_way[handle]
+        quick.kv_op_free(handle)
+        hold.release(self)
 
     def free_session(self, handle: int) -> None:
         if handle in self.sessions:
@@ -454,8 +500,8 @@ def _close_all() -> None:
             continue
         if core.lock.acquire(timeout=1):
             core.close()
-            if core.handle is not None:
-                core.close_handle()
+            if core.handle is not None:  # there are Buffers
+                core.close_at_exit()
             core.lock.release()
 
 
@@ -472,10 +518,8 @@ class _Mapped:
         self._handle = handle
 
     def free(self, view: View) -> None:
-        if waits.kv_buffer_free(self._handle) == BUSY:
-            self._core.quarantine.append((self._handle, self.free, view))
-        else:
-            view.release()
+        waits.kv_buffer_free(self._handle)
+        view.release()
 
 
 class Hold:
@@ -492,19 +536,28 @@ class Hold:
         self.kept: List[Any] = list(kept)
 
     def release(self, core: Core) -> None:
-        for handle, view in self.mapped:
-            if waits.kv_buffer_free(handle) == BUSY:
-                core.quarantine.append((handle, _Mapped(core, handle).free, view))
-            else:
-                view.release()
-        for block in self.staged:
-            core.unstage(block)
-        for view in self.shown:
-            view.release()
-        self.mapped = []
-        self.staged = []
-        self.shown = []
-        self.kept = []
+        """Gives back the memory; what the transport still uses, when it does not any more.  May be called twice."""
+        try:
+            while self.mapped:
+                handle, view = self.mapped[-1]
+                if quick.kv_buffer_busy(handle):
+                    free = _Mapped(core, handle).free
+                    core.quarantine += [(handle, free, view)]
+                    del self.mapped[-1]
+                else:
+                    del self.mapped[-1]
+                    waits.kv_buffer_free(handle)
+                    view.release()
+            while self.staged:
+                core.unstage(self.staged[-1])
+                del self.staged[-1]
+            while self.shown:
+                self.shown[-1].release()
+                del self.shown[-1]
+            self.kept = []
+        except BaseException:  # of a signal handler
+            core.dead.append((self.release, core))
+            raise
 
 
 class Operation(Generic[T]):
@@ -532,24 +585,36 @@ class Operation(Generic[T]):
         core.under_way[handle] = hold
 
     def __del__(self) -> None:
-        if self._handle != 0:
-            self._core.bury(self._core.drop_operation, self._handle)
+        handle = getattr(self, "_handle", 0)
+        if handle != 0:
+            self._core.bury(self._core.drop_operation, (handle, self._hold))
 
     def _end(self) -> None:
         """Takes the result of the operation, which has ended, and frees it."""
-        core, handle = self._core, self._handle
-        if handle == 0:
+        core, handle, hold = self._core, self._handle, self._hold
+        if handle == 0 or core.under_way.get(handle) is not hold:
             return
+        if self._outcome is None and self._error is None:  # else a signal handler raised after this
+            try:
+                self._outcome = self._parse(handle, quick.kv_op_status(handle))
+            except BaseException as error:
+                self._error = error
         self._handle = 0
         try:
-            self._outcome = self._parse(handle, quick.kv_op_status(handle))
-        except BaseException as error:
-            self._error = error
-        del core.under_way[handle]
-        quick.kv_op_free(handle)
-        self._hold.release(core)
+            core.drop_operation((handle, hold))
+        except BaseException:
+            core.dead.append((core.drop_operation, (handle, hold)))
+            raise
+
+    def _cancel(self) -> None:
+        handle = self._handle
+        if handle != 0 and self._core.under_way.get(handle) is self._hold:
+            quick.kv_cancel(handle)
+            self._end()
 
     def _take(self) -> T:
+        if self._handle != 0:
+            raise ClosedError("client: closed before the operation ended")
         if self._error is not None:
             try:
                 raise self._error
@@ -564,8 +629,9 @@ class Operation(Generic[T]):
         """
         if self._handle == 0:
             return True
-        with self._core as client:
-            waits.kv_poll(client)
+        core = self._core
+        with core.lock:
+            waits.kv_poll(core.use())
             if self._handle != 0 and quick.kv_op_status(self._handle) != IN_PROGRESS:
                 self._end()
         return self._handle == 0
@@ -578,18 +644,19 @@ class Operation(Generic[T]):
         """
         if self._handle != 0:
             core = self._core
-            with core as client:
-                handle = self._handle
+            with core.lock:
+                client = core.use()
                 try:
-                    while handle and quick.kv_op_status(handle) == IN_PROGRESS:
+                    while self._handle != 0 and quick.kv_op_status(self._handle) == IN_PROGRESS:
                         waits.kv_client_wait(client, SLICE_US)
-                        handle = self._handle
+                        if core.is_closed:  # by a signal handler
+                            core.use()
                 except BaseException:  # Ctrl-C
-                    if self._handle != 0:
-                        quick.kv_cancel(self._handle)
-                        self._end()
+                    self._cancel()
                     raise
                 self._end()
+                if core.is_closed:
+                    core.finish()
         return self._take()
 
     def cancel(self) -> None:
@@ -598,26 +665,36 @@ class Operation(Generic[T]):
         What nodes have already done remains done.  Raises ClosedError as done() does.
         """
         if self._handle != 0:
-            with self._core:
-                if self._handle != 0:
-                    quick.kv_cancel(self._handle)
-                    self._end()
+            with self._core.lock:
+                self._core.use()
+                self._cancel()
 
 
 def begin(
-    core: Core,
-    status: int,
-    handle: c_void_p,
-    hold: Hold,
-    parse: Callable[[int, int], T],
+    core: Core, hold: Hold, parse: Callable[[int, int], T], function: Callable[..., int], *arguments: Any
 ) -> Operation[T]:
+    """Begins an operation by a function of the library, or raises its failure.  Its memory is let go if it fails."""
+    op = c_void_p()
+    try:
+        return begun(core, function(*arguments, byref(op)), op.value, hold, parse)
+    except BaseException:
+        abandon(core, op.value, hold)
+        raise
+
+
+def begun(core: Core, status: int, handle: Optional[int], hold: Hold, parse: Callable[[int, int], T]) -> Operation[T]:
     """Makes the operation of a begin, or raises its failure."""
     if status != OK:
-        hold.release(core)
-        if status == BUSY:
-            raise BusyError(core.detail())
-        core.check(status)
-    return Operation(core, handle.value or 0, parse, hold)
+        raise error_of(status, core.detail())
+    return Operation(core, handle or 0, parse, hold)
+
+
+def abandon(core: Core, handle: Optional[int], hold: Hold) -> None:
+    """After an exception during a begin: frees the operation, if there is one, and lets go of its memory."""
+    if handle:
+        core.under_way[handle] = hold
+        core.drop_operation((handle, hold))
+    hold.release(core)
 
 
 def fail(core: Core, handle: int, status: int) -> None:

@@ -5,6 +5,7 @@ is due, and hands every ended operation to whoever awaits it.
 """
 
 import asyncio
+import threading
 from ctypes import byref, c_uint64
 from typing import (
     TYPE_CHECKING,
@@ -41,12 +42,17 @@ class Driver:
     def __init__(self, core: Core, loop: asyncio.AbstractEventLoop) -> None:
         self.core = core
         self.loop = loop
-        self.waiting: "Dict[int, Tuple[Operation[Any], asyncio.Future[None]]]" = {}
+        self.thread = threading.get_ident()
+        # By handle, for as long as the operation has it: see on_freed().  Several tasks may await one.
+        self.waiting: "Dict[int, Tuple[Operation[Any], List[asyncio.Future[None]]]]" = {}
+        self.is_stopped = False
         self.is_scheduled = False
         self.timer: Optional[asyncio.TimerHandle] = None
         self.due_us = c_uint64()
-        with core as client:
+        with core.lock:
+            client = core.use()
             self.fd: int = quick.kv_client_fd(client)
+            core.told = self.on_freed
         if self.fd >= 0:
             loop.add_reader(self.fd, self.drive)
         self.schedule()
@@ -67,20 +73,24 @@ class Driver:
 
     def drive(self) -> None:
         """Polls, hands out what has ended, and arms the descriptor and the timer."""
+        if self.is_stopped:
+            return
         try:
-            with self.core as client:
+            with self.core.lock:
+                client = self.core.use()
                 waits.kv_poll(client)
                 while True:
                     ended = quick.kv_client_next_ended(client)
                     if ended is None:
                         break
-                    operation, future = self.waiting.pop(ended)
-                    operation._end()
-                    if not future.done():
-                        future.set_result(None)
+                    entry = self.waiting.get(ended)
+                    if entry is not None:
+                        entry[0]._end()
                 may_sleep = quick.kv_client_arm(client, byref(self.due_us))
         except (ClosedError, ForkedError):
             self.stop()
+            return
+        if self.is_stopped:
             return
         if not may_sleep:
             self.schedule()
@@ -94,6 +104,7 @@ class Driver:
 
     def stop(self) -> None:
         """Leaves the loop; what is awaited ends with ClosedError."""
+        self.is_stopped = True
         if self.fd >= 0 and self.core.pid == process.pid:
             if not self.loop.is_closed():
                 self.loop.remove_reader(self.fd)
@@ -102,28 +113,58 @@ class Driver:
             self.timer.cancel()
             self.timer = None
         waiting, self.waiting = self.waiting, {}
-        for operation, future in waiting.values():
-            operation._error = ClosedError("client: closed before the operation ended")
-            operation._handle = 0
-            if not future.done():
-                future.set_result(None)
+        for _, futures in waiting.values():
+            self.wake(futures)
+
+    def on_freed(self, handle: int) -> None:
+        """Wakes the tasks that await an operation, whoever ended it.  Another one may have the handle next."""
+        entry = self.waiting.pop(handle, None)
+        if entry is None:
+            return
+        if threading.get_ident() == self.thread:
+            self.wake(entry[1])
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.wake, entry[1])
+
+    def wake(self, futures: "List[asyncio.Future[None]]") -> None:
+        if not self.loop.is_closed():
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
 
     async def wait(self, operation: Operation[T]) -> T:
-        """Waits until an operation has ended.  A task that is cancelled cancels it."""
-        handle = operation._handle
-        if handle != 0:
+        """Waits until an operation has ended.  A task that is cancelled cancels it, unless another one awaits it."""
+        if operation._handle != 0:
             future = self.loop.create_future()
-            self.waiting[handle] = (operation, future)
-            quick.kv_op_set_user(handle, handle)
-            if not self.is_scheduled:
-                self.schedule()
+            self.watch(operation, future)
             try:
                 await future
             except BaseException:
-                if self.waiting.pop(handle, None) is not None:
-                    operation.cancel()
+                entry = self.waiting.get(operation._handle)
+                if entry is not None and entry[0] is operation:
+                    entry[1].remove(future)
+                    if not entry[1]:
+                        operation.cancel()
                 raise
         return operation._take()
+
+    def watch(self, operation: Operation[Any], future: "asyncio.Future[None]") -> None:
+        core = self.core
+        if operation._core is not core:
+            raise InvalidError("operation: of another client")
+        with core.lock:
+            core.use()
+            handle = operation._handle
+            entry = self.waiting.get(handle)
+            if handle == 0:  # it ended meanwhile, in another thread
+                future.set_result(None)
+            elif entry is not None:
+                entry[1].append(future)
+            else:
+                self.waiting[handle] = (operation, [future])
+                quick.kv_op_set_user(handle, handle)
+        if not self.is_scheduled:
+            self.schedule()
 
 
 class AsyncSession(SessionBase):
@@ -315,8 +356,8 @@ class AsyncClient(ClientBase[AsyncSession]):
 
     Arguments (`nodes`, `transport`, `net_devices`, `name`, `deadline`, `peer_timeout`, `tenant`, `salt`,
     `ops_max`, `poll`), results and errors are those of Client.  It is used in the loop in which it was
-    opened, by `async with` or open().  A task that is cancelled cancels its operation.  Any
-    Operation of a begin_*() may be awaited by wait().
+    opened, by `async with` or open().  A task that is cancelled cancels its operation, unless another
+    task awaits that too.  Any Operation of a begin_*() may be awaited by wait().
     """
 
     def __init__(
@@ -347,22 +388,33 @@ class AsyncClient(ClientBase[AsyncSession]):
         }
         self._nodes = nodes
         self._driver: Optional[Driver] = None
+        self._is_opening = False
+        self._is_closed = False
 
     async def open(self) -> "AsyncClient":
         """Connects to the nodes, without blocking the loop; returns itself.
 
-        Raises InvalidError, UnreachableError or VersionError, as Client does; InvalidError if it is open.
+        Raises InvalidError, UnreachableError or VersionError, as Client does; InvalidError if it is open, or is
+        being opened; ClosedError if it is closed meanwhile.
         """
-        if self._driver is not None:
+        if self._driver is not None or self._is_opening:
             raise InvalidError("client: open already")
         loop = asyncio.get_running_loop()
-        opening = loop.run_in_executor(None, lambda: Core(self._nodes, **self._options))
+        self._is_opening, self._is_closed = True, False
         try:
-            self._core = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(lambda made: None if made.exception() else made.result().close())
-            raise
-        self._driver = Driver(self._core, loop)
+            opening = loop.run_in_executor(None, lambda: Core(self._nodes, **self._options))
+            try:
+                core = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(lambda made: None if made.exception() else made.result().close())
+                raise
+            if self._is_closed:
+                core.close()
+                raise ClosedError("client: closed while it was opened")
+            self._core = core
+            self._driver = Driver(core, loop)
+        finally:
+            self._is_opening = False
         return self
 
     async def __aenter__(self) -> "AsyncClient":
@@ -400,6 +452,7 @@ class AsyncClient(ClientBase[AsyncSession]):
 
     def close(self) -> None:
         """Cancels outstanding operations, whose tasks get ClosedError, and closes the client; as Client.close()."""
+        self._is_closed = True
         if self._driver is not None:
             self._driver.stop()
             self._core.close()
@@ -407,7 +460,8 @@ class AsyncClient(ClientBase[AsyncSession]):
     async def wait(self, operation: Operation[T]) -> T:
         """Awaits an `operation` of any begin_*() of this client or its sessions; returns its result.
 
-        Raises the exception of its status, as Operation.result().
+        Several tasks may await one.  Raises the exception of its status, as Operation.result(); InvalidError if
+        it is another client's.
         """
         return await self._here().wait(operation)
 

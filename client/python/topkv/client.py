@@ -20,7 +20,7 @@ from typing import (
 )
 
 from . import _arrays, _library
-from ._core import OK, Buffer, Core, Hold, Operation, Place, begin, deadline_ms, fail, number
+from ._core import OK, Buffer, Core, Hold, Operation, Place, begin, begun, deadline_ms, fail, number
 from ._library import NodeState, ObjectVerb, PrefixVerb, Status, quick, waits
 from .errors import InvalidError, TooLargeError, TopKVError
 from .model import Model, Ticket, id128, set_id128
@@ -38,7 +38,6 @@ ALL_NODES = _library.NODES_ALL
 _NOT_FOUND = int(Status.NOT_FOUND)
 _TOO_LARGE = int(Status.TOO_LARGE)
 _CObject = _library.CObject
-_GUESS_MOST = 4 << 20  # bytes: every get() that is under way takes as much
 _OBJECT_BYTES_MAX = _library.OBJECT_BYTES_MAX
 _PUT, _GET, _EXISTS, _DELETE = (int(verb) for verb in ObjectVerb)
 
@@ -115,7 +114,8 @@ class ClientBase(Generic[S]):
 
         Raises NoMemoryError, or InvalidError if `nbytes` is 0.
         """
-        with self._core:
+        with self._core.lock:
+            self._core.use()
             return self._core.allocate(number("allocate: nbytes", nbytes, 1, 1 << 46))
 
     def is_busy(self, memory: "BufferProtocol") -> bool:
@@ -124,7 +124,8 @@ class ClientBase(Generic[S]):
         Until it returns False, memory that a failed operation was to fill may still be written, and memory that
         it was to send may still be read.  Raises ClosedError.
         """
-        with self._core as client:
+        with self._core.lock:
+            client = self._core.use()
             waits.kv_poll(client)
             self._core.sweep()
             return self._core.is_busy(memory)
@@ -134,7 +135,8 @@ class ClientBase(Generic[S]):
 
         With `progress_thread`, which is a Client's default, there is no need for it.
         """
-        with self._core as client:
+        with self._core.lock:
+            client = self._core.use()
             waits.kv_poll(client)
 
     # ---- objects -----------------------------------------------------------------------------
@@ -154,21 +156,20 @@ class ClientBase(Generic[S]):
         """
         core = self._core
         text = _name(name)
+        ttl_ms = 0 if ttl is None else _ttl_ms(ttl)
+        limit_ms = 0 if deadline is None else deadline_ms(deadline)
         hold = Hold()
-        with core as client:
+
+        def parse(handle: int, ended: int) -> None:
+            if ended != OK:
+                fail(core, handle, ended)
+
+        with core.lock:
+            client = core.use()
             buffer, offset, nbytes = core.place(data, False, "data", hold)
-            c = _CObject(text, buffer, offset, nbytes, 0, 0 if ttl is None else _put_ttl(ttl, core, hold), evictable)
+            c = _CObject(text, buffer, offset, nbytes, 0, ttl_ms, evictable)
             hold.kept.append(c)
-            op = c_void_p()
-            status = waits.kv_objects_begin(
-                client, _PUT, addressof(c), 1, 0 if deadline is None else deadline_ms(deadline), byref(op)
-            )
-
-            def parse(handle: int, ended: int) -> None:
-                if ended != OK:
-                    fail(core, handle, ended)
-
-            return begin(core, status, op, hold, parse)
+            return begin(core, hold, parse, waits.kv_objects_begin, client, _PUT, addressof(c), 1, limit_ms)
 
     def begin_get_into(
         self, name: Union[str, bytes], out: "BufferProtocol", *, deadline: Optional[float] = None
@@ -179,15 +180,13 @@ class ClientBase(Generic[S]):
         """
         core = self._core
         text = _name(name)
+        limit_ms = 0 if deadline is None else deadline_ms(deadline)
         hold = Hold()
-        with core as client:
+        with core.lock:
+            client = core.use()
             buffer, offset, nbytes = core.place(out, True, "out", hold)
             c = _CObject(text, buffer, offset, nbytes)
             hold.kept.append(c)
-            op = c_void_p()
-            status = waits.kv_objects_begin(
-                client, _GET, addressof(c), 1, 0 if deadline is None else deadline_ms(deadline), byref(op)
-            )
 
             def parse(handle: int, ended: int) -> int:
                 if ended == _TOO_LARGE:
@@ -198,19 +197,20 @@ class ClientBase(Generic[S]):
                     fail(core, handle, ended)
                 return int(c.bytes)
 
-            return begin(core, status, op, hold, parse)
+            return begin(core, hold, parse, waits.kv_objects_begin, client, _GET, addressof(c), 1, limit_ms)
 
-    def _begin_get(self, text: bytes, capacity: int, deadline: Optional[float]) -> Operation[Union[bytes, int]]:
-        """Gets into memory of the pool: the bytes, or the size if there are more than `capacity`."""
+    def _begin_get(
+        self, text: bytes, capacity: Optional[int], deadline: Optional[float]
+    ) -> Operation[Union[bytes, int]]:
+        """Gets into memory of the pool, `capacity` bytes or a guess: the bytes, or the size if there are more."""
         core = self._core
+        limit_ms = deadline_ms(deadline)
         hold = Hold()
-        with core as client:
-            block = core.staging(capacity)
-            hold.staged.append(block)
+        with core.lock:
+            client = core.use()
+            block = core.staging(core.guess() if capacity is None else capacity, hold)
             c = _CObject(text, block.handle, 0, block.nbytes)
             hold.kept.append(c)
-            op = c_void_p()
-            status = waits.kv_objects_begin(client, _GET, addressof(c), 1, deadline_ms(deadline), byref(op))
 
             def parse(handle: int, ended: int) -> Union[bytes, int]:
                 if ended == _TOO_LARGE:
@@ -218,19 +218,19 @@ class ClientBase(Generic[S]):
                 fail(core, handle, ended)
                 return ctypes.string_at(block.address, c.bytes)
 
-            return begin(core, status, op, hold, parse)
+            return begin(core, hold, parse, waits.kv_objects_begin, client, _GET, addressof(c), 1, limit_ms)
 
     def _get_steps(self, name: Union[str, bytes], deadline: Optional[float]) -> "Steps[bytes]":
         """Guesses that it is as large as others were; most are got in one round trip."""
         text = _name(name)
         core = self._core
-        capacity = core.object_bytes
+        capacity: Optional[int] = None
         while True:
             got = yield self._begin_get(text, capacity, deadline)
             if isinstance(got, bytes):
+                core.learn(len(got))
                 return got
             capacity = got
-            core.object_bytes = max(core.object_bytes, min(got, _GUESS_MOST))
 
     def _begin_verb(
         self, verb: int, name: Union[str, bytes], deadline: Optional[float], missing: T, found: Callable[[int], T]
@@ -238,9 +238,8 @@ class ClientBase(Generic[S]):
         core = self._core
         c = _CObject(_name(name))
         hold = Hold(c)
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_objects_begin(client, verb, addressof(c), 1, deadline_ms(deadline), byref(op))
+        with core.lock:
+            client = core.use()
 
             def parse(handle: int, ended: int) -> T:
                 if ended == _NOT_FOUND:
@@ -248,7 +247,9 @@ class ClientBase(Generic[S]):
                 fail(core, handle, ended)
                 return found(c.bytes)
 
-            return begin(core, status, op, hold, parse)
+            return begin(
+                core, hold, parse, waits.kv_objects_begin, client, verb, addressof(c), 1, deadline_ms(deadline)
+            )
 
     def begin_exists(self, name: Union[str, bytes], *, deadline: Optional[float] = None) -> Operation[bool]:
         """Begins exists(name, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
@@ -283,10 +284,7 @@ class ClientBase(Generic[S]):
                 if places:
                     c.buffer, c.offset, c.bytes = places[at]
             hold.kept.append(objects)
-            op = c_void_p()
-            status = waits.kv_objects_begin(
-                core.handle, verb, addressof(objects), len(names), deadline_ms(deadline), byref(op)
-            )
+            limit_ms = deadline_ms(deadline)
         except BaseException:
             hold.release(core)
             raise
@@ -301,7 +299,9 @@ class ClientBase(Generic[S]):
                 made.append(ObjectResult(shown, outcome, c.bytes, content, "" if outcome is Status.OK else words))
             return made
 
-        return begin(core, status, op, hold, parse)
+        return begin(
+            core, hold, parse, waits.kv_objects_begin, core.handle, verb, addressof(objects), len(names), limit_ms
+        )
 
     def begin_put_many(
         self,
@@ -317,7 +317,8 @@ class ClientBase(Generic[S]):
         """
         pairs = list(objects)
         ttl_ms = _ttl_ms(ttl)
-        with self._core as _:
+        with self._core.lock:
+            self._core.use()
             hold, places = self._places([data for _, data in pairs], False, "data")
             return self._begin_objects(
                 _PUT, [name for name, _ in pairs], places, hold, deadline, ttl_ms, evictable
@@ -331,7 +332,8 @@ class ClientBase(Generic[S]):
         Raises InvalidError, ClosedError or BusyError at once; the memory is written until the end.
         """
         pairs = list(objects)
-        with self._core as _:
+        with self._core.lock:
+            self._core.use()
             hold, places = self._places([out for _, out in pairs], True, "out")
             return self._begin_objects(_GET, [name for name, _ in pairs], places, hold, deadline)
 
@@ -349,14 +351,16 @@ class ClientBase(Generic[S]):
         self, names: Iterable[Union[str, bytes]], *, deadline: Optional[float] = None
     ) -> Operation[List[ObjectResult]]:
         """Begins exists_many(names, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
-        with self._core:
+        with self._core.lock:
+            self._core.use()
             return self._begin_objects(_EXISTS, list(names), [], Hold(), deadline)
 
     def begin_delete_many(
         self, names: Iterable[Union[str, bytes]], *, deadline: Optional[float] = None
     ) -> Operation[List[ObjectResult]]:
         """Begins delete_many(names, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
-        with self._core:
+        with self._core.lock:
+            self._core.use()
             return self._begin_objects(_DELETE, list(names), [], Hold(), deadline)
 
     def _get_many_steps(
@@ -383,10 +387,10 @@ class ClientBase(Generic[S]):
     def _begin_get_part(
         self, asked: List[ObjectResult], nbytes: int, deadline: Optional[float]
     ) -> Operation[List[ObjectResult]]:
-        with self._core:
-            block = self._core.staging(max(1, nbytes))
+        with self._core.lock:
+            self._core.use()
             hold = Hold()
-            hold.staged.append(block)
+            block = self._core.staging(max(1, nbytes), hold)
             places, at = [], 0
             for one in asked:
                 places.append(Place(block.handle, at, one.nbytes))
@@ -424,10 +428,18 @@ class ClientBase(Generic[S]):
             after = _library.CObjectCursor(c.next.thread, c.next.after, c.next.until)
             return infos, c.n_deleted, c.bytes_deleted, c.is_last, after
 
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_object_list_begin(client, node, byref(options), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(), parse)
+        with core.lock:
+            client = core.use()
+            return begin(
+                core,
+                Hold(),
+                parse,
+                waits.kv_object_list_begin,
+                client,
+                node,
+                byref(options),
+                deadline_ms(deadline),
+            )
 
     def _list_steps(
         self, prefix: Union[str, bytes], node: Optional[int], limit: Optional[int], deadline: Optional[float]
@@ -458,7 +470,8 @@ class ClientBase(Generic[S]):
     # ---- nodes -------------------------------------------------------------------------------
 
     def _positions(self, node: Optional[int]) -> Sequence[int]:
-        with self._core as client:
+        with self._core.lock:
+            client = self._core.use()
             n_nodes = int(quick.kv_client_n_nodes(client))
         if node is None:
             return range(n_nodes)
@@ -467,7 +480,8 @@ class ClientBase(Generic[S]):
     def nodes(self) -> List[NodeInfo]:
         """Returns a NodeInfo for each node of the list, connected or not.  Raises ClosedError."""
         made = []
-        with self._core as client:
+        with self._core.lock:
+            client = self._core.use()
             for at in range(quick.kv_client_n_nodes(client)):
                 c = _library.CNodeInfo()
                 quick.kv_client_node(client, at, byref(c))
@@ -506,12 +520,18 @@ class ClientBase(Generic[S]):
                 dict(zip(columns, cells[row * c.n_columns : (row + 1) * c.n_columns])) for row in range(c.n_rows)
             ]
 
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_table_begin(
-                client, number("node", node), name.encode(), deadline_ms(deadline), byref(op)
+        with core.lock:
+            client = core.use()
+            return begin(
+                core,
+                Hold(),
+                parse,
+                waits.kv_table_begin,
+                client,
+                number("node", node),
+                name.encode(),
+                deadline_ms(deadline),
             )
-            return begin(core, status, op, Hold(), parse)
 
     def begin_ping(
         self,
@@ -532,18 +552,20 @@ class ClientBase(Generic[S]):
             fail(core, handle, ended)
             return float(quick.kv_op_elapsed_us(handle)) / 1e6
 
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_ping_begin(
+        with core.lock:
+            client = core.use()
+            return begin(
+                core,
+                Hold(),
+                parse,
+                waits.kv_ping_begin,
                 client,
                 number("node", node),
                 number("thread", thread),
                 number("bytes_out", bytes_out),
                 number("bytes_back", bytes_back),
                 deadline_ms(deadline),
-                byref(op),
             )
-            return begin(core, status, op, Hold(), parse)
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -564,7 +586,8 @@ class ClientBase(Generic[S]):
             to.first_token = number("extra key: first_token", key.first_token)
             to.n_tokens = 0xFFFFFFFF if key.n_tokens is None else number("extra key: n_tokens", key.n_tokens)
             to.bytes, to.n_bytes = addressof(text), len(key.value)
-        with self._core as client:
+        with self._core.lock:
+            client = self._core.use()
             waits.kv_prompt_names(
                 client, byref(model._c), addressof(values), len(values), keys, len(extra_keys), ids
             )
@@ -595,10 +618,18 @@ class ClientBase(Generic[S]):
         if names:
             options.block_names = cast(ids_of(names), POINTER(_library.CId128))
             options.n_block_names = len(names)
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_open_begin(client, byref(model._c), byref(options), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(), session_of(core, model, self._session))
+        with core.lock:
+            client = core.use()
+            return begin(
+                core,
+                Hold(),
+                session_of(core, model, self._session),
+                waits.kv_open_begin,
+                client,
+                byref(model._c),
+                byref(options),
+                deadline_ms(deadline),
+            )
 
     def begin_resume(self, ticket: Ticket, model: Model, *, deadline: Optional[float] = None) -> Operation[S]:
         """Begins resume(ticket, model, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
@@ -618,10 +649,17 @@ class ClientBase(Generic[S]):
                 )
             return self._session(handle, of, tokens)
 
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_resume_begin(client, byref(c), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(), session_of(core, model, make))
+        with core.lock:
+            client = core.use()
+            return begin(
+                core,
+                Hold(),
+                session_of(core, model, make),
+                waits.kv_resume_begin,
+                client,
+                byref(c),
+                deadline_ms(deadline),
+            )
 
     def begin_match(self, names: Sequence[bytes], *, deadline: Optional[float] = None) -> Operation[Match]:
         """Begins match(names, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
@@ -637,10 +675,9 @@ class ClientBase(Generic[S]):
                 [NodeMatch(one.node, one.tokens, one.tokens_in_memory) for one in found[: n.value]],
             )
 
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_match_begin(client, ids, len(names), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(), parse)
+        with core.lock:
+            client = core.use()
+            return begin(core, Hold(), parse, waits.kv_match_begin, client, ids, len(names), deadline_ms(deadline))
 
     def begin_prefix(
         self,
@@ -667,10 +704,18 @@ class ClientBase(Generic[S]):
             fail(core, handle, ended)
             return int(quick.kv_op_blocks(handle))
 
-        with core as client:
-            op = c_void_p()
-            status = waits.kv_prefix_begin(client, number("node", node), byref(c), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(), parse)
+        with core.lock:
+            client = core.use()
+            return begin(
+                core,
+                Hold(),
+                parse,
+                waits.kv_prefix_begin,
+                client,
+                number("node", node),
+                byref(c),
+                deadline_ms(deadline),
+            )
 
     # ---- batches of sessions -----------------------------------------------------------------
 
@@ -682,7 +727,9 @@ class ClientBase(Generic[S]):
         Raises InvalidError or ClosedError at once, if an entry cannot be understood; then none has begun.
         """
         core = self._core
-        with core:
+        limit_ms = deadline_ms(deadline)
+        with core.lock:
+            core.use()
             holds: List[Hold] = []
             array = (_library.CAppendEntry * max(1, len(entries)))()
             try:
@@ -704,7 +751,7 @@ class ClientBase(Generic[S]):
                 for hold in holds:
                     hold.release(core)
                 raise
-            waits.kv_append_begin_batch(array, len(entries), deadline_ms(deadline))
+            waits.kv_append_begin_batch(array, len(entries), limit_ms)
             return [self._begun(c, hold, none(core)) for c, hold in zip(array, holds)]
 
     def begin_query_many(
@@ -715,7 +762,9 @@ class ClientBase(Generic[S]):
         Raises InvalidError or ClosedError at once, if an entry cannot be understood; then none has begun.
         """
         core = self._core
-        with core:
+        limit_ms = deadline_ms(deadline)
+        with core.lock:
+            core.use()
             holds: List[Hold] = []
             parses = []
             array = (_library.CQueryEntry * max(1, len(entries)))()
@@ -734,7 +783,7 @@ class ClientBase(Generic[S]):
                 for hold in holds:
                     hold.release(core)
                 raise
-            waits.kv_query_begin_batch(array, len(entries), deadline_ms(deadline))
+            waits.kv_query_begin_batch(array, len(entries), limit_ms)
             return [self._begun(c, hold, parse) for c, hold, parse in zip(array, holds, parses)]
 
     def _own(self, session: SessionBase) -> SessionBase:
@@ -747,17 +796,10 @@ class ClientBase(Generic[S]):
         self, entry: Any, hold: Hold, parse: Callable[[int, int], T]
     ) -> Union[Operation[T], TopKVError]:
         try:
-            return begin(self._core, entry.status, c_void_p(entry.op), hold, parse)
+            return begun(self._core, entry.status, entry.op, hold, parse)
         except TopKVError as error:
+            hold.release(self._core)
             return error
-
-
-def _put_ttl(ttl: float, core: Core, hold: Hold) -> int:
-    try:
-        return _ttl_ms(ttl)
-    except BaseException:
-        hold.release(core)
-        raise
 
 
 class Client(ClientBase[Session]):
@@ -775,7 +817,8 @@ class Client(ClientBase[Session]):
     calls; then begin the puts of a session in token order.
 
     A client is used by one thread at a time: a second one waits until the first one's call has
-    returned.  Open one client for each thread that is to work in parallel; pass sessions by ticket.
+    returned, up to that call's deadline; its own deadline starts only then, and so does its close().
+    Open one client for each thread that is to work in parallel; pass sessions by ticket.
 
     A fork of the process cannot use its parent's clients: ForkedError.  It opens its own if none was open in
     its parent at the time of the fork: fork first, or start processes by spawn.
@@ -835,6 +878,7 @@ class Client(ClientBase[Session]):
     def close(self) -> None:
         """Cancels outstanding operations and closes the client.  May be called twice.
 
+        In a signal handler it may interrupt a call, which then raises ClosedError; the rest is done after that.
         Sessions stay in the nodes until their leases expire.  While a Buffer of the client's exists, or an
         array that shows one, its memory stays, and so does the connection.
         """

@@ -1,7 +1,7 @@
 """Query, and Session: one sequence's rows."""
 
 import ctypes
-from ctypes import POINTER, addressof, byref, c_uint32, c_void_p, cast
+from ctypes import POINTER, addressof, byref, c_uint32, cast
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -184,19 +184,22 @@ class SessionBase:
     @property
     def generation(self) -> int:
         """Incremented by each truncate; as of the last reply.  Raises ClosedError."""
-        with self._core:
+        with self._core.lock:
+            self._core.use()
             return int(quick.kv_session_generation(self._open_handle()))
 
     @property
     def lease(self) -> float:
         """Seconds after which nodes end the session if the client does not renew it.  Raises ClosedError."""
-        with self._core:
+        with self._core.lock:
+            self._core.use()
             return float(quick.kv_session_lease_ms(self._open_handle())) / 1000
 
     def ticket(self) -> Ticket:
         """Returns what another client of the tenant needs for Client.resume().  Raises ClosedError."""
         c = _library.CTicket()
-        with self._core:
+        with self._core.lock:
+            self._core.use()
             quick.kv_session_ticket(self._open_handle(), byref(c))
         return Ticket(bytes(c.session_id.bytes), bytes(c.token.bytes), c.root)
 
@@ -207,7 +210,8 @@ class SessionBase:
         """
         handle, self._handle = self._handle, 0
         if handle and not self._core.is_closed:
-            with self._core:
+            with self._core.lock:
+                self._core.use()
                 self._core.free_session(handle)
 
     def row_crc(self, row: "BufferProtocol", *, layer: int, kv_head: int, token: int) -> int:
@@ -223,7 +227,8 @@ class SessionBase:
         try:
             if view.nbytes != row_bytes:
                 raise InvalidError(f"row: {view.nbytes} bytes, not {row_bytes}")
-            with self._core:
+            with self._core.lock:
+                self._core.use()
                 return int(
                     quick.kv_row_crc(
                         self._open_handle(), view.address, row_bytes, layer, kv_head, number("token", token)
@@ -282,8 +287,10 @@ class SessionBase:
         core = self._core
         rows = self._range(token, 1, layer, n_layers, kv_head, n_kv_heads)
         one = self._bytes_of(rows)
+        limit_ms = deadline_ms(deadline)
         hold = Hold(self)
-        with core:
+        with core.lock:
+            core.use()
             session = self._open_handle()
             place = core.place(data, False, "rows", hold)
             try:
@@ -292,12 +299,10 @@ class SessionBase:
                     raise InvalidError(f"rows: {place.nbytes} bytes: not a multiple of {one}, of one token")
                 self._check_rows(data, rows)
                 io = self._io(place, rows, crcs, hold)
-                op = c_void_p()
-                status = function(session, byref(rows), byref(io), deadline_ms(deadline), byref(op))
             except BaseException:
                 hold.release(core)
                 raise
-            return begin(core, status, op, hold, none(core))
+            return begin(core, hold, none(core), function, session, byref(rows), byref(io), limit_ms)
 
     def _check_rows(self, data: "BufferProtocol", rows: "_library.CRows") -> None:
         shape = self._shape_of(rows)
@@ -367,18 +372,18 @@ class SessionBase:
         shape = self._shape_of(rows)
         dtype = dtype_of(self._model.layers[rows.layer_begin].dtype)
         memory: Any = bytearray(nbytes) if out is None else out
+        limit_ms = deadline_ms(deadline)
         hold = Hold(self)
-        with core:
+        with core.lock:
+            core.use()
             session = self._open_handle()
             place = core.place(memory, True, "out", hold)
             try:
                 self._check_out(place, nbytes)
-                io = _library.CRowsIo(place.buffer, place.offset, None)
-                op = c_void_p()
-                status = waits.kv_read_begin(session, byref(rows), byref(io), deadline_ms(deadline), byref(op))
             except BaseException:
                 hold.release(core)
                 raise
+            io = _library.CRowsIo(place.buffer, place.offset, None)
 
             def parse(handle: int, ended: int) -> Any:
                 fail(core, handle, ended)
@@ -386,7 +391,7 @@ class SessionBase:
                     return out
                 return _arrays.raw(memory) if shape is None else _arrays.elements(memory, dtype, shape)
 
-            return begin(core, status, op, hold, parse)
+            return begin(core, hold, parse, waits.kv_read_begin, session, byref(rows), byref(io), limit_ms)
 
     @staticmethod
     def _check_out(place: Place, nbytes: int) -> None:
@@ -430,18 +435,18 @@ class SessionBase:
             cast(tokens, POINTER(c_uint32)),
             number("snapshot", snapshot),
         )
+        limit_ms = deadline_ms(deadline)
         hold = Hold(self)
-        with core:
+        with core.lock:
+            core.use()
             session = self._open_handle()
             place = core.place(memory, True, "out", hold)
             try:
                 self._check_out(place, at * row_bytes)
-                io = _library.CRowsIo(place.buffer, place.offset, None)
-                op = c_void_p()
-                status = waits.kv_fetch_begin(session, byref(fetch), byref(io), deadline_ms(deadline), byref(op))
             except BaseException:
                 hold.release(core)
                 raise
+            io = _library.CRowsIo(place.buffer, place.offset, None)
 
             def parse(handle: int, ended: int) -> Any:
                 fail(core, handle, ended)
@@ -454,7 +459,7 @@ class SessionBase:
                     made.append(_arrays.elements(part, dtype, (len(of_head), shape.d_k + shape.d_v)))
                 return made
 
-            return begin(core, status, op, hold, parse)
+            return begin(core, hold, parse, waits.kv_fetch_begin, session, byref(fetch), byref(io), limit_ms)
 
     # ---- retrieval ---------------------------------------------------------------------------
 
@@ -515,10 +520,17 @@ class SessionBase:
                 c.busiest_us / 1e6,
             )
 
-        with core:
-            op = c_void_p()
-            status = waits.kv_index_begin(self._open_handle(), byref(options), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(self), parse)
+        with core.lock:
+            core.use()
+            return begin(
+                core,
+                Hold(self),
+                parse,
+                waits.kv_index_begin,
+                self._open_handle(),
+                byref(options),
+                deadline_ms(deadline),
+            )
 
     def _query_io(self, query: Query, hold: Hold) -> Tuple[Optional["_library.CRowsIo"], Any]:
         """Memory for the rows that a query returns, if it returns rows."""
@@ -560,15 +572,15 @@ class SessionBase:
         Raises InvalidError, ClosedError or BusyError at once.  Begun early, it is a prefetch.
         """
         core = self._core
+        limit_ms = deadline_ms(deadline)
         hold = Hold(self)
-        with core:
+        with core.lock:
+            core.use()
             session = self._open_handle()
             io, memory = self._query_io(query, hold)
-            op = c_void_p()
-            status = waits.kv_query_begin(
-                session, byref(query._c), None if io is None else byref(io), deadline_ms(deadline), byref(op)
-            )
-            return begin(core, status, op, hold, self._query_result(query, memory))
+            rows = None if io is None else byref(io)
+            result = self._query_result(query, memory)
+            return begin(core, hold, result, waits.kv_query_begin, session, byref(query._c), rows, limit_ms)
 
     # ---- the session itself ------------------------------------------------------------------
 
@@ -581,34 +593,45 @@ class SessionBase:
             layers = [int(quick.kv_op_layer_tokens(handle, layer)) for layer in range(n_layers)]
             return Length(int(quick.kv_op_tokens(handle)), layers)
 
-        with core:
-            op = c_void_p()
-            status = waits.kv_length_begin(self._open_handle(), deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(self), parse)
+        with core.lock:
+            core.use()
+            return begin(core, Hold(self), parse, waits.kv_length_begin, self._open_handle(), deadline_ms(deadline))
 
     def begin_truncate(self, tokens: int, *, deadline: Optional[float] = None) -> Operation[None]:
         """Begins truncate(tokens, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
-        with self._core:
-            op = c_void_p()
-            status = waits.kv_truncate_begin(
-                self._open_handle(), number("tokens", tokens), deadline_ms(deadline), byref(op)
+        with self._core.lock:
+            self._core.use()
+            return begin(
+                self._core,
+                Hold(self),
+                none(self._core),
+                waits.kv_truncate_begin,
+                self._open_handle(),
+                number("tokens", tokens),
+                deadline_ms(deadline),
             )
-            return begin(self._core, status, op, Hold(self), none(self._core))
 
     def begin_renew(self, lease: float = 0.0, *, deadline: Optional[float] = None) -> Operation[None]:
         """Begins renew(lease, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
-        with self._core:
-            op = c_void_p()
-            lease_ms = number("lease", int(lease * 1000))
-            status = waits.kv_renew_begin(self._open_handle(), lease_ms, deadline_ms(deadline), byref(op))
-            return begin(self._core, status, op, Hold(self), none(self._core))
+        with self._core.lock:
+            self._core.use()
+            return begin(
+                self._core,
+                Hold(self),
+                none(self._core),
+                waits.kv_renew_begin,
+                self._open_handle(),
+                number("lease", int(lease * 1000)),
+                deadline_ms(deadline),
+            )
 
     def begin_save(self, *, deadline: Optional[float] = None) -> Operation[int]:
         """Begins save(deadline).  Raises ClosedError or BusyError at once."""
-        with self._core:
-            op = c_void_p()
-            status = waits.kv_save_begin(self._open_handle(), deadline_ms(deadline), byref(op))
-            return begin(self._core, status, op, Hold(self), tokens_reported(self._core))
+        core = self._core
+        parse = tokens_reported(core)
+        with core.lock:
+            core.use()
+            return begin(core, Hold(self), parse, waits.kv_save_begin, self._open_handle(), deadline_ms(deadline))
 
     def begin_publish(
         self,
@@ -630,15 +653,23 @@ class SessionBase:
             if len(values) != len(names) * _library.BLOCK_TOKENS:
                 raise InvalidError(f"tokens: {len(values)}, for {len(names)} blocks of {_library.BLOCK_TOKENS}")
             publish.tokens = cast(values, POINTER(c_uint32))
-        with self._core:
-            op = c_void_p()
-            status = waits.kv_publish_begin(self._open_handle(), byref(publish), deadline_ms(deadline), byref(op))
-            return begin(self._core, status, op, Hold(self), tokens_reported(self._core))
+        with self._core.lock:
+            self._core.use()
+            return begin(
+                self._core,
+                Hold(self),
+                tokens_reported(self._core),
+                waits.kv_publish_begin,
+                self._open_handle(),
+                byref(publish),
+                deadline_ms(deadline),
+            )
 
     def begin_close(self, *, deadline: Optional[float] = None) -> Operation[None]:
         """Begins close(deadline).  Raises ClosedError or BusyError at once."""
         core = self._core
-        with core:
+        with core.lock:
+            core.use()
             handle = self._open_handle()
 
             def parse(op: int, ended: int) -> None:
@@ -648,20 +679,23 @@ class SessionBase:
                 finally:
                     core.dead.append((core.free_session, handle))
 
-            op = c_void_p()
-            status = waits.kv_close_begin(handle, deadline_ms(deadline), byref(op))
-            return begin(core, status, op, Hold(self), parse)
+            return begin(core, Hold(self), parse, waits.kv_close_begin, handle, deadline_ms(deadline))
 
     def _begin_fork(
         self, tokens: int, deadline: Optional[float], make: Callable[[int, Model, int], S]
     ) -> Operation[S]:
         core = self._core
-        with core:
-            op = c_void_p()
-            status = waits.kv_fork_begin(
-                self._open_handle(), number("tokens", tokens), deadline_ms(deadline), byref(op)
+        with core.lock:
+            core.use()
+            return begin(
+                core,
+                Hold(self),
+                session_of(core, self._model, make),
+                waits.kv_fork_begin,
+                self._open_handle(),
+                number("tokens", tokens),
+                deadline_ms(deadline),
             )
-            return begin(core, status, op, Hold(self), session_of(core, self._model, make))
 
 
 def session_of(core: Core, model: Model, make: Callable[[int, Model, int], S]) -> Callable[[int, int], S]:
