@@ -42,6 +42,17 @@ def wait_until(is_true, what, seconds=60.0):
         time.sleep(0.02)
 
 
+def counting(name, counts):
+    """A function of the library, by its name, that counts its calls."""
+    function = getattr(topkv._core.waits, name)
+
+    def count(*arguments):
+        counts[name] += 1
+        return function(*arguments)
+
+    return count
+
+
 def is_alive(pid):
     """Whether a process runs, a zombie excepted."""
     try:

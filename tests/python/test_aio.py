@@ -146,6 +146,129 @@ class Aio(support.NodeCase):
 
         self.run_with(work)
 
+    def test_waited_for_after_close(self):
+        async def work(client):
+            operation = client.begin_exists("a")
+            client.close()
+            with self.assertRaises(topkv.ClosedError):
+                await client.wait(operation)
+
+        self.run_with(work)
+
+    def test_handles_used_again(self):
+        """Two end in one turn; the first task cancels the other and awaits what has the other's handle now."""
+        async def work(client):
+            async def first(other):
+                await client.exists("a")
+                other[0].cancel()
+                await client.exists("next")
+
+            for _ in range(50):
+                other = [None]
+                task = asyncio.ensure_future(first(other))
+                other[0] = asyncio.ensure_future(client.exists("b"))
+                await asyncio.wait_for(task, 20)
+                await asyncio.wait(other)
+            self.assertEqual((client._driver.waiting, client._core.under_way), ({}, {}))
+
+        self.run_with(work)
+
+    def test_ended_by_others(self):
+        """Whoever awaits an operation is woken, also if it is ended by a method of its own, or in another thread."""
+        model = topkv.Model.uniform("others", "others", n_layers=1, n_kv_heads=1, d_k=8, d_v=8)
+
+        async def work(client):
+            loop = asyncio.get_running_loop()
+            session = await client.open_session(model)
+
+            async def cancel(operation):
+                operation.cancel()
+
+            async def cancel_elsewhere(operation):
+                await loop.run_in_executor(None, operation.cancel)
+
+            for end in (cancel, cancel_elsewhere):
+                operation = session.begin_read(0, 1)  # rows that nobody puts
+                waiting = [asyncio.ensure_future(client.wait(operation)) for _ in range(2)]
+                await asyncio.sleep(0)
+                await end(operation)
+                for task in waiting:
+                    with self.assertRaises(topkv.CancelledError):
+                        await asyncio.wait_for(task, 20)
+            for end in (lambda operation: operation.result(), lambda operation: support.wait_until(operation.done, "")):
+                operation = client.begin_exists("a")
+                task = asyncio.ensure_future(client.wait(operation))
+                await asyncio.sleep(0)
+                end(operation)
+                self.assertIs(await asyncio.wait_for(task, 20), False)
+            self.assertEqual((client._driver.waiting, client._core.under_way), ({}, {}))
+
+        self.run_with(work)
+
+    def test_awaited_twice(self):
+        model = topkv.Model.uniform("twice", "twice", n_layers=1, n_kv_heads=1, d_k=8, d_v=8)
+
+        async def work(client):
+            operation = client.begin_exists("a")
+            both = asyncio.gather(client.wait(operation), client.wait(operation))
+            self.assertEqual(await asyncio.wait_for(both, 20), [False, False])
+            session = await client.open_session(model)
+            operation = session.begin_read(0, 1)
+            one, other = [asyncio.ensure_future(client.wait(operation)) for _ in range(2)]
+            await asyncio.sleep(0)
+            one.cancel()  # the other one still wants it
+            await asyncio.wait([one])
+            await session.put(bytes(32), 0)
+            self.assertEqual(memoryview(await asyncio.wait_for(other, 20)).tobytes(), bytes(32))
+            async with opened(self.node) as another:
+                with self.assertRaises(topkv.InvalidError):
+                    await asyncio.wait_for(another.wait(session.begin_length()), 20)
+
+        self.run_with(work)
+
+    def test_memory_of_many_gets(self):
+        """After a large object, many small ones do not take as much memory each, nor do they for ever."""
+        async def work(client):
+            await asyncio.gather(*(client.put(f"small {i}", bytes(100)) for i in range(200)))
+            await client.put("large", bytes(4 << 20))
+            await client.get("large")
+            core = client._core
+            self.assertEqual(core.object_bytes, 4 << 20)
+            waiting = asyncio.gather(*(client.get(f"small {i}") for i in range(200)))
+            await asyncio.sleep(0)
+            self.assertLess(sum(block.nbytes for block in core.blocks.values()), 100 << 20)
+            self.assertEqual(await waiting, [bytes(100)] * 200)
+            self.assertEqual((core.object_bytes, core.staged_bytes), (1 << 16, 0))
+            await client.delete_prefix("small")
+
+        self.run_with(work)
+
+    def test_opened_twice_at_once(self):
+        async def main():
+            client = opened(self.node)
+            outcomes = await asyncio.gather(client.open(), client.open(), return_exceptions=True)
+            self.assertEqual(sum(isinstance(outcome, topkv.InvalidError) for outcome in outcomes), 1)
+            self.assertFalse(await client.exists("a"))
+            client.close()
+            closed = opened(self.node)
+            opening = asyncio.ensure_future(closed.open())
+            await asyncio.sleep(0)
+            closed.close()
+            with self.assertRaises(topkv.ClosedError):
+                await opening
+
+        before = self.clients_open()
+        asyncio.run(main())
+        self.assertEqual(self.clients_open(), before)
+        client = topkv.AsyncClient("127.0.0.1:9", deadline=5)
+        for _ in range(2):  # one that could not be opened may be opened again
+            with self.assertRaises(topkv.UnreachableError):
+                asyncio.run(client.open())
+
+    @staticmethod
+    def clients_open():
+        return sum(core.handle is not None for core in topkv._core._cores)
+
     def test_not_open(self):
         client = topkv.AsyncClient(self.node.address)
         with self.assertRaises(topkv.ClosedError):

@@ -7,6 +7,7 @@ import mmap
 import threading
 import time
 import unittest
+import unittest.mock
 
 import support
 import topkv
@@ -156,6 +157,30 @@ class Objects(support.NodeCase):
             with self.assertRaises(topkv.TopKVError) as caught:
                 call()
             self.assertIn(words, str(caught.exception))
+
+    def test_refused_begins_keep_nothing(self):
+        core, client, data = self.client._core, self.client, bytearray(1000)
+        calls = (
+            lambda: client.put("a", data, deadline=0),
+            lambda: client.put("a", data, ttl=0),
+            lambda: client.get_into("a", data, deadline=-1),
+            lambda: client.get("a", deadline=0),
+            lambda: client.put_many([("a", data), ("", data)]),
+            lambda: client.put_many([("a", data)], deadline=0),
+            lambda: client.get_many_into([("a", data)], deadline=0),
+            lambda: client.put("a", b"", deadline=0),
+        )
+        client.put("a", b"")  # the pool has a block
+        counts = {"kv_buffer_map": 0, "kv_buffer_free": 0}
+        patches = [unittest.mock.patch.object(topkv._core.waits, name, support.counting(name, counts)) for name in counts]
+        with patches[0], patches[1]:
+            for call in calls:
+                with self.assertRaises(topkv.InvalidError):
+                    call()
+        self.assertEqual(counts["kv_buffer_map"], counts["kv_buffer_free"])
+        self.assertEqual((len(core.blocks), core.staged_bytes), (1, 0))
+        data += b"grows"
+        client.delete("a")
 
     def test_nodes_and_tables(self):
         info = self.client.nodes()[0]
@@ -313,6 +338,20 @@ class Clients(support.NodeCase):
         with support.client_of(self.node, tenant=7) as other:
             self.client.put("mine", b"1")
             self.assertFalse(other.exists("mine"))
+
+    def test_closed_by_another_thread(self):
+        """It ends a wait of a minute."""
+        model = topkv.Model.uniform("closer", "closer", n_layers=1, n_kv_heads=1, d_k=16, d_v=16)
+        client = support.client_of(self.node)
+        session = client.open_session(model)
+        begun = time.monotonic()
+        thread = threading.Timer(0.2, client.close)
+        thread.start()
+        with self.assertRaises(topkv.ClosedError):
+            session.read(0, 1)
+        thread.join()
+        self.assertLess(time.monotonic() - begun, 30)
+        self.assertEqual((client._core.handle, client._core.under_way), (None, {}))
 
     def test_threads(self):
         """Several threads may use a client: one at a time."""

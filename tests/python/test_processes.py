@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 import support
 import topkv
@@ -113,6 +114,32 @@ print("fine")
             out = support.run_python(code, self.node.address)
             self.assertEqual((out.returncode, out.stdout, out.stderr), (0, "fine\n", ""))
 
+    def test_buffers_at_exit(self):
+        """Arrays of finalizers and of threads show them until the interpreter has ended."""
+        code = """
+import sys, threading, topkv
+client = topkv.Client(sys.argv[1], deadline=60, peer_timeout=60)
+view = memoryview(client.allocate(8 << 20)).cast("B")
+view[-1] = 7
+class Late:
+    def __init__(self):
+        self.view = view
+    def __del__(self):
+        print("late reads", self.view[-1])
+late = Late()
+late.itself = late
+def read():
+    while True:
+        view.tobytes()
+if sys.argv[2] == "thread":
+    threading.Thread(target=read, daemon=True).start()
+"""
+        for how in ("finalizer", "thread"):
+            out = support.run_python(code, self.node.address, how)
+            self.assertEqual((out.returncode, out.stdout, out.stderr), (0, out.stdout, ""), how)
+            if how == "finalizer":
+                self.assertEqual(out.stdout, "late reads 7\n")
+
 
 class Interrupted(support.NodeCase):
     def test_ctrl_c_ends_a_wait(self):
@@ -140,6 +167,89 @@ except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             self.assertEqual(process.stdout.read(), "interrupted 0\n")
         self.assertLess(time.monotonic() - begun, 50)
+
+    def test_handler_that_closes(self):
+        """It interrupts a wait of a minute, which ends with ClosedError and uses nothing that was freed."""
+        code = """
+import signal, sys, topkv
+from topkv import _core
+freed = set()
+def spy(name):
+    function = getattr(_core.quick, name)
+    def call(*arguments):
+        assert arguments[0] not in freed, name
+        if name == "kv_op_free":
+            freed.add(arguments[0])
+        return function(*arguments)
+    setattr(_core.quick, name, call)
+client = topkv.Client(sys.argv[1], deadline=60, peer_timeout=60)
+session = client.open_session(topkv.Model.uniform("closes", "closes", n_layers=1, n_kv_heads=1, d_k=8, d_v=8))
+out = bytearray(32)
+for name in ("kv_op_status", "kv_op_detail", "kv_cancel", "kv_op_free"):
+    spy(name)
+signal.signal(signal.SIGALRM, lambda *_: client.close())
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    session.read(0, 1, out=out)
+except topkv.ClosedError:
+    print("closed", client._core.handle, client._core.under_way)
+out += b"free again"
+"""
+        out = support.run_python(code, self.node.address)
+        self.assertEqual(out.stdout, "closed None {}\n", out.stderr)
+
+    def test_handler_that_raises_anywhere(self):
+        """A handler may raise where a function begins or where a call has returned: at each such place in turn.
+
+        A profile function raises there.  After that the lock is free, no operation is left, and the client works.
+        """
+        core, client = self.client._core, self.client
+        client.put("a", b"hello")
+        package = os.path.dirname(topkv.__file__)
+        left = 0
+
+        def work():
+            out = bytearray(5)
+            client.get_into("a", out)
+            client.begin_exists("a")  # dropped
+            client.put("b", out)
+            client.delete("b")
+            client.get("a")
+
+        def raise_later(frame, event, _):
+            nonlocal left
+            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(package):
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+
+        work()
+        n_blocks = len(core.blocks)
+        ignored = []
+        with unittest.mock.patch.object(sys, "unraisablehook", ignored.append):
+            for place in range(1, 2000):
+                left = place
+                sys.setprofile(raise_later)
+                try:
+                    work()
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.setprofile(None)
+                self.assertFalse(core.lock._is_owned(), place)
+                gc.collect(0)
+                self.assertTrue(client.exists("a"))
+                if left > 0:
+                    break  # there is no such place
+        self.assertGreater(left, 0)
+        self.assertGreater(place, 100)
+        # Python drops an exception in a finalizer, and with it the rest of that: there is one place in Operation's.
+        self.assertTrue(all(value.exc_type is KeyboardInterrupt for value in ignored), ignored)
+        lost = [value for value in ignored if "Operation" in value.object.__qualname__]
+        self.assertLessEqual(len(core.under_way), len(lost))
+        self.assertLessEqual(len(lost), 6)
+        support.wait_until(lambda: client.poll() or client.exists("a") and not core.quarantine, "it is free")
+        self.assertEqual((len(core.blocks), core.staged_bytes), (n_blocks, 0))
 
 
 class Killed(unittest.TestCase):

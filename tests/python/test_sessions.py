@@ -4,6 +4,7 @@ import ctypes
 import math
 import struct
 import unittest
+import unittest.mock
 
 import support
 import topkv
@@ -247,6 +248,20 @@ class Sessions(support.NodeCase):
         self.assertIsInstance(outcomes[3], topkv.NotReadyError)
         self.assertEqual([outcome for outcome in outcomes if outcome is None], [None] * 7)
         query = topkv.Query([[[0.5] * D_K]] * HEADS, 1, layer=1, ranges=[(0, 1)], answer=topkv.Answer.ROWS)
+        counts = {"kv_buffer_map": 0, "kv_buffer_free": 0}
+        patches = [unittest.mock.patch.object(topkv._core.waits, name, support.counting(name, counts)) for name in counts]
+        with patches[0], patches[1]:
+            for refused in (
+                lambda: sessions[0].query(query, deadline=0),
+                lambda: sessions[0].append(rows_of(1), 1, deadline=0),
+                lambda: sessions[0].read(0, 1, deadline=0),
+                lambda: sessions[0].fetch([[0]], layer=1, deadline=0),
+                lambda: self.client.append_many(entries, deadline=0),
+                lambda: self.client.query_many([topkv.QueryEntry(sessions[0], query)], deadline=0),
+            ):
+                with self.assertRaises(topkv.InvalidError):
+                    refused()
+        self.assertEqual(counts["kv_buffer_map"], counts["kv_buffer_free"])
         results = self.client.query_many([topkv.QueryEntry(session, query) for session in sessions])
         for at, result in enumerate(results):
             first = rows_of(1, at)[HEADS * ROW :][:ROW]

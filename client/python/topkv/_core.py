@@ -213,6 +213,8 @@ class Core:
         # (kv_buffer, what to do when the transport has let go of it, with what)
         self.quarantine: List[Tuple[int, Callable[[Any], None], Any]] = []
         self.under_way: Dict[int, Hold] = {}
+        # Of the begin that is running; left over, of one that a signal handler ended.
+        self.loose: List[Hold] = []
         self.sessions: "Dict[int, None]" = {}
         self.blocks: Dict[int, _Block] = {}
         self.block_starts: List[int] = []
@@ -262,7 +264,7 @@ class Core:
         if self.is_closed or handle is None:
             self.finish()
             raise ClosedError("client: closed")
-        if (self.dead or self.quarantine) and self.is_outermost():
+        if (self.dead or self.quarantine or self.loose) and self.is_outermost():
             self.sweep()
         return handle
 
@@ -285,7 +287,12 @@ class Core:
                 self.lock.release()
 
     def sweep(self) -> None:
-        """Frees what finalizers left, and memory whose quarantine is over."""
+        """Frees what finalizers and failed begins left, and memory whose quarantine is over."""
+        while self.loose:
+            hold = self.loose[-1]
+            if hold not in self.under_way.values():
+                hold.release(self)
+            del self.loose[-1]
         while self.dead:
             free, what = self.dead[0]
             free(what)  # nothing happens the second time, if a signal handler raises here
@@ -345,6 +352,7 @@ class Core:
     def staging(self, nbytes: int, hold: "Hold") -> _Block:
         """Memory from the pool, for at least so many bytes, until `hold` lets go of it."""
         size = max(STAGING_LEAST, 1 << (nbytes - 1).bit_length())
+        self.loose += [hold]
         free = self.pool.setdefault(size, [])
         if free:
             block = free[-1]
@@ -356,19 +364,24 @@ class Core:
         hold.staged += [block]
         return block
 
-    def unstage(self, block: _Block) -> None:
-        if self.blocks.get(block.address) is not block:
-            return
+    def unstage(self, block: _Block, hold: "Optional[Hold]" = None) -> None:
+        """Gives a block back to the pool, when the transport has let go of it: `hold`'s last one, if given."""
         if quick.kv_buffer_busy(block.handle):
-            self.quarantine += [(block.handle, self.unstage, block)]
-            return
-        self.staged_bytes -= block.nbytes
-        if self.pool_bytes + block.nbytes > STAGING_KEPT:
-            self.free_block(block)
+            entry = (block.handle, self.unstage, block)
+            if hold is not None:
+                del hold.staged[-1]
+            self.quarantine += [entry]
             return
         free = self.pool[block.nbytes]
+        if hold is not None:
+            del hold.staged[-1]
+        self.staged_bytes -= block.nbytes
         self.pool_bytes += block.nbytes
         free += [block]
+        if self.pool_bytes > STAGING_KEPT:
+            del free[-1]
+            self.pool_bytes -= block.nbytes
+            self.free_block(block)
 
     def guess(self) -> int:
         """How much memory a get of an object of unknown size takes: as others were, while that is not too much."""
@@ -383,6 +396,7 @@ class Core:
 
     def place(self, memory: "BufferProtocol", writable: bool, what: str, hold: "Hold") -> Place:
         """Makes the caller's memory known to the transports, in place, for as long as `hold` has it."""
+        self.loose += [hold]
         if isinstance(memory, Buffer) and memory._core is self:
             hold.kept.append(memory)
             return Place(memory._block.handle, 0, memory.nbytes)
@@ -425,7 +439,7 @@ class Core:
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends operations and sessions.  The connection ends with the last Buffer."""
+        """Ends operations and sessions, and the call of another thread.  The connection ends with the last Buffer."""
         self.is_closed = True
         if self.pid == process.pid:  # else it is the parent's
             with self.lock:
@@ -480,8 +494,12 @@ class Core:
         if self.told is not None:
             self.told(handle)  # before another operation can have this handle
         del self.under_way[handle]
-        quick.kv_op_free(handle)
-        hold.release(self)
+        try:
+            quick.kv_op_free(handle)
+            hold.release(self)
+        except BaseException:  # of a signal handler
+            self.loose += [hold]
+            raise
 
     def free_session(self, handle: int) -> None:
         if handle in self.sessions:
@@ -489,7 +507,7 @@ class Core:
             quick.kv_session_free(handle)
 
     def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None and not self.is_closed:
+        if getattr(self, "handle", None) is not None:
             self.close()
 
 
@@ -499,10 +517,13 @@ def _close_all() -> None:
         if core.pid != process.pid:
             continue
         if core.lock.acquire(timeout=1):
-            core.close()
-            if core.handle is not None:  # there are Buffers
-                core.close_at_exit()
-            core.lock.release()
+            try:
+                core.is_closed = True
+                core.finish()
+                if core.handle is not None:  # there are Buffers
+                    core.close_at_exit()
+            finally:
+                core.lock.release()
 
 
 atexit.register(_close_all)
@@ -537,27 +558,22 @@ class Hold:
 
     def release(self, core: Core) -> None:
         """Gives back the memory; what the transport still uses, when it does not any more.  May be called twice."""
-        try:
-            while self.mapped:
-                handle, view = self.mapped[-1]
-                if quick.kv_buffer_busy(handle):
-                    free = _Mapped(core, handle).free
-                    core.quarantine += [(handle, free, view)]
-                    del self.mapped[-1]
-                else:
-                    del self.mapped[-1]
-                    waits.kv_buffer_free(handle)
-                    view.release()
-            while self.staged:
-                core.unstage(self.staged[-1])
-                del self.staged[-1]
-            while self.shown:
-                self.shown[-1].release()
-                del self.shown[-1]
-            self.kept = []
-        except BaseException:  # of a signal handler
-            core.dead.append((self.release, core))
-            raise
+        while self.mapped:
+            handle, view = self.mapped[-1]
+            if quick.kv_buffer_busy(handle):
+                free = _Mapped(core, handle).free
+                core.quarantine += [(handle, free, view)]
+                del self.mapped[-1]
+            else:
+                del self.mapped[-1]
+                waits.kv_buffer_free(handle)
+                view.release()
+        while self.staged:
+            core.unstage(self.staged[-1], self)
+        while self.shown:
+            self.shown[-1].release()
+            del self.shown[-1]
+        self.kept = []
 
 
 class Operation(Generic[T]):
@@ -585,9 +601,12 @@ class Operation(Generic[T]):
         core.under_way[handle] = hold
 
     def __del__(self) -> None:
-        handle = getattr(self, "_handle", 0)
-        if handle != 0:
-            self._core.bury(self._core.drop_operation, (handle, self._hold))
+        try:
+            handle, core = self._handle, self._core
+        except AttributeError:  # a signal handler raised before it had them
+            return
+        if handle != 0 and not core.is_closed:
+            core.dead.append((core.drop_operation, (handle, self._hold)))  # as bury() does, in fewer calls
 
     def _end(self) -> None:
         """Takes the result of the operation, which has ended, and frees it."""
@@ -676,9 +695,12 @@ def begin(
     """Begins an operation by a function of the library, or raises its failure.  Its memory is let go if it fails."""
     op = c_void_p()
     try:
-        return begun(core, function(*arguments, byref(op)), op.value, hold, parse)
+        operation = begun(core, function(*arguments, byref(op)), op.value, hold, parse)
+        del core.loose[:]
+        return operation
     except BaseException:
         abandon(core, op.value, hold)
+        del core.loose[:]
         raise
 
 

@@ -75,7 +75,8 @@ class View:
             _release(at)
 
     def __del__(self) -> None:
-        self.release()
+        if getattr(self, "_at", 0):  # a signal handler may have raised before there was one
+            self.release()
 
 
 assert _PyBuffer.buf.offset == 0 and _PyBuffer.len.offset == 16

@@ -752,7 +752,9 @@ class ClientBase(Generic[S]):
                     hold.release(core)
                 raise
             waits.kv_append_begin_batch(array, len(entries), limit_ms)
-            return [self._begun(c, hold, none(core)) for c, hold in zip(array, holds)]
+            operations = [self._begun(c, hold, none(core)) for c, hold in zip(array, holds)]
+            del core.loose[:]
+            return operations
 
     def begin_query_many(
         self, entries: Sequence[QueryEntry], *, deadline: Optional[float] = None
@@ -784,7 +786,9 @@ class ClientBase(Generic[S]):
                     hold.release(core)
                 raise
             waits.kv_query_begin_batch(array, len(entries), limit_ms)
-            return [self._begun(c, hold, parse) for c, hold, parse in zip(array, holds, parses)]
+            operations = [self._begun(c, hold, parse) for c, hold, parse in zip(array, holds, parses)]
+            del core.loose[:]
+            return operations
 
     def _own(self, session: SessionBase) -> SessionBase:
         if session._core is not self._core:
@@ -817,7 +821,7 @@ class Client(ClientBase[Session]):
     calls; then begin the puts of a session in token order.
 
     A client is used by one thread at a time: a second one waits until the first one's call has
-    returned, up to that call's deadline; its own deadline starts only then, and so does its close().
+    returned, up to that call's deadline, and its own deadline starts only then.  close() ends such a call.
     Open one client for each thread that is to work in parallel; pass sessions by ticket.
 
     A fork of the process cannot use its parent's clients: ForkedError.  It opens its own if none was open in
@@ -878,7 +882,7 @@ class Client(ClientBase[Session]):
     def close(self) -> None:
         """Cancels outstanding operations and closes the client.  May be called twice.
 
-        In a signal handler it may interrupt a call, which then raises ClosedError; the rest is done after that.
+        A call that waits, in another thread or interrupted by a signal handler which closes, raises ClosedError.
         Sessions stay in the nodes until their leases expire.  While a Buffer of the client's exists, or an
         array that shows one, its memory stays, and so does the connection.
         """
