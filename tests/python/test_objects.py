@@ -172,7 +172,10 @@ class Objects(support.NodeCase):
         )
         client.put("a", b"")  # the pool has a block
         counts = {"kv_buffer_map": 0, "kv_buffer_free": 0}
-        patches = [unittest.mock.patch.object(topkv._core.waits, name, support.counting(name, counts)) for name in counts]
+        patches = [
+            unittest.mock.patch.object(topkv._core.waits, name, support.counting(name, counts))
+            for name in counts
+        ]
         with patches[0], patches[1]:
             for call in calls:
                 with self.assertRaises(topkv.InvalidError):

@@ -249,7 +249,10 @@ class Sessions(support.NodeCase):
         self.assertEqual([outcome for outcome in outcomes if outcome is None], [None] * 7)
         query = topkv.Query([[[0.5] * D_K]] * HEADS, 1, layer=1, ranges=[(0, 1)], answer=topkv.Answer.ROWS)
         counts = {"kv_buffer_map": 0, "kv_buffer_free": 0}
-        patches = [unittest.mock.patch.object(topkv._core.waits, name, support.counting(name, counts)) for name in counts]
+        patches = [
+            unittest.mock.patch.object(topkv._core.waits, name, support.counting(name, counts))
+            for name in counts
+        ]
         with patches[0], patches[1]:
             for refused in (
                 lambda: sessions[0].query(query, deadline=0),

@@ -618,11 +618,15 @@ class Operation(Generic[T]):
                 self._outcome = self._parse(handle, quick.kv_op_status(handle))
             except BaseException as error:
                 self._error = error
-        self._handle = 0
+        if core.told is not None:
+            core.told(handle)
+        self._handle = 0  # from here on as drop_operation(), in fewer calls
+        del core.under_way[handle]
         try:
-            core.drop_operation((handle, hold))
+            quick.kv_op_free(handle)
+            hold.release(core)
         except BaseException:
-            core.dead.append((core.drop_operation, (handle, hold)))
+            core.loose += [hold]
             raise
 
     def _cancel(self) -> None:
@@ -695,7 +699,10 @@ def begin(
     """Begins an operation by a function of the library, or raises its failure.  Its memory is let go if it fails."""
     op = c_void_p()
     try:
-        operation = begun(core, function(*arguments, byref(op)), op.value, hold, parse)
+        status = function(*arguments, byref(op))
+        if status != OK:
+            core.check(status)
+        operation = Operation(core, op.value or 0, parse, hold)
         del core.loose[:]
         return operation
     except BaseException:
@@ -706,8 +713,7 @@ def begin(
 
 def begun(core: Core, status: int, handle: Optional[int], hold: Hold, parse: Callable[[int, int], T]) -> Operation[T]:
     """Makes the operation of a begin, or raises its failure."""
-    if status != OK:
-        raise error_of(status, core.detail())
+    core.check(status)
     return Operation(core, handle or 0, parse, hold)
 
 

@@ -5,8 +5,8 @@ is due, and hands every ended operation to whoever awaits it.
 """
 
 import asyncio
-import threading
 from ctypes import byref, c_uint64
+from threading import get_ident
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -42,7 +42,7 @@ class Driver:
     def __init__(self, core: Core, loop: asyncio.AbstractEventLoop) -> None:
         self.core = core
         self.loop = loop
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         # By handle, for as long as the operation has it: see on_freed().  Several tasks may await one.
         self.waiting: "Dict[int, Tuple[Operation[Any], List[asyncio.Future[None]]]]" = {}
         self.is_stopped = False
@@ -119,11 +119,13 @@ class Driver:
     def on_freed(self, handle: int) -> None:
         """Wakes the tasks that await an operation, whoever ended it.  Another one may have the handle next."""
         entry = self.waiting.pop(handle, None)
-        if entry is None:
+        if entry is None or self.loop.is_closed():
             return
-        if threading.get_ident() == self.thread:
-            self.wake(entry[1])
-        elif not self.loop.is_closed():
+        if get_ident() == self.thread:
+            for future in entry[1]:
+                if not future.done():
+                    future.set_result(None)
+        else:
             self.loop.call_soon_threadsafe(self.wake, entry[1])
 
     def wake(self, futures: "List[asyncio.Future[None]]") -> None:
@@ -136,35 +138,32 @@ class Driver:
         """Waits until an operation has ended.  A task that is cancelled cancels it, unless another one awaits it."""
         if operation._handle != 0:
             future = self.loop.create_future()
-            self.watch(operation, future)
+            core = self.core
+            if operation._core is not core:
+                raise InvalidError("operation: of another client")
+            with core.lock:
+                core.use()
+                handle = operation._handle
+                entry = self.waiting.get(handle)
+                if handle == 0:  # it ended meanwhile, in another thread
+                    future.set_result(None)
+                elif entry is not None:
+                    entry[1].append(future)
+                else:
+                    self.waiting[handle] = (operation, [future])
+                    quick.kv_op_set_user(handle, handle)
+            if not self.is_scheduled:
+                self.schedule()
             try:
                 await future
             except BaseException:
                 entry = self.waiting.get(operation._handle)
                 if entry is not None and entry[0] is operation:
                     entry[1].remove(future)
-                    if not entry[1]:
+                    if not entry[1] and not core.is_closed:
                         operation.cancel()
                 raise
         return operation._take()
-
-    def watch(self, operation: Operation[Any], future: "asyncio.Future[None]") -> None:
-        core = self.core
-        if operation._core is not core:
-            raise InvalidError("operation: of another client")
-        with core.lock:
-            core.use()
-            handle = operation._handle
-            entry = self.waiting.get(handle)
-            if handle == 0:  # it ended meanwhile, in another thread
-                future.set_result(None)
-            elif entry is not None:
-                entry[1].append(future)
-            else:
-                self.waiting[handle] = (operation, [future])
-                quick.kv_op_set_user(handle, handle)
-        if not self.is_scheduled:
-            self.schedule()
 
 
 class AsyncSession(SessionBase):
