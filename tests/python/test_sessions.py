@@ -111,7 +111,7 @@ class Sessions(support.NodeCase):
             (lambda: session.put(rows_of(1), 0, n_layers=3), "layers"),
             (lambda: session.put(rows_of(1), 0, kv_head=2), "kv heads"),
             (lambda: session.put(rows_of(1), 1 << 32), "token"),
-            (lambda: session.read(0, 0), "none"),
+            (lambda: session.read(0, 0), "n_tokens"),
             (lambda: session.read(0, 2, out=bytearray(3)), "out"),
             (lambda: session.read(0, 2, out=bytes(2 * ROW * LAYERS * HEADS)), "writable"),
             (lambda: session.fetch([[], []], layer=0), "none"),

@@ -3,6 +3,7 @@
 import array
 import ctypes
 import functools
+import sys
 from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 
 from ._library import DType
@@ -42,9 +43,12 @@ def shaped(memory: "BufferProtocol", kind: Tuple[int, str, str], shape: Sequence
     if module is not None:
         return module.frombuffer(memory, kind[1]).reshape(shape)
     view: Any = memoryview(memory).cast("B")
-    if 0 in shape or kind[2] == "e" and len(shape) != 1:  # neither can be cast to
-        return view.cast(kind[2]) if kind[2] != "e" else view
-    return view.cast(kind[2], list(shape))
+    if 0 in shape:  # cannot be cast to
+        return view.cast("H" if kind[2] == "e" else kind[2])
+    try:
+        return view.cast(kind[2], list(shape))
+    except ValueError:  # Python cannot cast to "e", fp16: its bits
+        return view.cast("H", list(shape))
 
 
 def elements(memory: "BufferProtocol", dtype: DType, shape: Sequence[int]) -> Array:
@@ -74,8 +78,13 @@ def _copy(address: int, shape: Sequence[int]) -> bytearray:
     return bytearray(ctypes.string_at(address, 4 * count))
 
 
-def u32_of(what: str, values: Any) -> "ctypes.Array[ctypes.c_uint32]":
-    """Makes a C array of whole numbers: of a sequence, or of an array of any whole type."""
+def u32_of(what: str, values: Any, n_dims: Optional[int] = None) -> "ctypes.Array[ctypes.c_uint32]":
+    """Makes a C array of whole numbers: of a sequence, or of an array of any whole type, of `n_dims` dimensions."""
+    have = getattr(values, "ndim", None)
+    if n_dims is not None and isinstance(have, int) and have != n_dims:
+        raise InvalidError(f"{what}: an array of shape {tuple(values.shape)}: not of {n_dims} dimension(s)")
+    if isinstance(values, (str, bytes)):  # array.array() takes them for its own format
+        raise InvalidError(f"{what}: a {type(values).__name__}: not whole numbers")
     if isinstance(values, memoryview):
         values = values.tolist()
     module = numpy()
@@ -99,7 +108,10 @@ def f32_of(what: str, values: Any) -> Tuple["ctypes.Array[ctypes.c_float]", Tupl
     module = numpy()
     if module is not None:
         try:
-            made = module.ascontiguousarray(values, module.float32)
+            given = module.asarray(values)
+            if given.dtype.kind in "cSUMm":
+                raise TypeError(f"{given.dtype}")
+            made = module.ascontiguousarray(given, module.float32)
         except (TypeError, ValueError) as error:
             raise InvalidError(f"{what}: not numbers: {error}") from None
         packed = (ctypes.c_float * made.size)
@@ -129,20 +141,43 @@ def _flatten(what: str, values: Any) -> Tuple[Sequence[float], Tuple[int, ...]]:
     return [number for part, _ in parts for number in part], (len(values), *parts[0][1])
 
 
-def check_rows(what: str, memory: "BufferProtocol", dtype: DType, shape: Sequence[int]) -> None:
-    """Refuses arrays whose type or shape says that they are not these rows."""
+# What memory of rows may say that it has, beside the type itself: the bits of a 2-byte type, bytes.
+_BITS = {DType.FP32: "", DType.FP16: "H", DType.BF16: "H", DType.INT8: ""}
+_BYTES = ("B", "b", "c")
+
+
+def check_rows(what: str, memory: "BufferProtocol", dtype: DType, shape: Optional[Sequence[int]]) -> None:
+    """Refuses arrays whose type, byte order or shape says that they are not these rows.
+
+    Taken as they are: bytes; one-dimensional arrays of the type, or of uint16 for the bits of fp16 and bf16; arrays of
+    these in `shape` (None: not checked), of which dimensions of 1 in front may be missing.  bf16 also in ml_dtypes'
+    bfloat16.
+    """
+    bytes_each, name, own = _TYPES[dtype]
     try:
         with memoryview(memory) as view:
-            itemsize, form, have = view.itemsize, view.format, view.shape
-    except (TypeError, ValueError, BufferError):
-        return  # View says what is wrong, or the type is one that memoryview does not know
-    bytes_each, name, own = _TYPES[dtype]
-    if itemsize not in (1, bytes_each) or form in ("f", "e", "d") and form != own:
+            itemsize, form, have = view.itemsize, view.format or "B", view.shape or (view.nbytes,)
+    except (TypeError, ValueError, BufferError):  # memoryview does not know the type
+        kind = str(getattr(memory, "dtype", type(memory).__name__))
+        if dtype is not DType.BF16 or kind != "bfloat16":
+            raise InvalidError(f"{what}: elements of {kind}; the model has {name} ({dtype.name.lower()})") from None
+        itemsize, form, have = 2, "H", tuple(memory.shape)  # type: ignore[attr-defined]
+    plain = form[1:] if len(form) == 2 and form[0] in _NATIVE else form
+    if not (plain in _BYTES and itemsize == 1) and not (
+        itemsize == bytes_each and plain and plain in own + _BITS[dtype]
+    ):
         raise InvalidError(
             f"{what}: elements of format {form!r}, {itemsize} bytes; the model has {name} "
-            f"({dtype.name.lower()}), {bytes_each} bytes"
+            f"({dtype.name.lower()}), {bytes_each} bytes, of this machine's byte order"
         )
-    if have is not None and len(have) == 4 and itemsize == bytes_each and have != tuple(shape):
-        raise InvalidError(
-            f"{what}: shape {have}: not {tuple(shape)}, which is (n_layers, n_kv_heads, n_tokens, d_k + d_v)"
-        )
+    if shape is None or itemsize != bytes_each or len(have) == 1:
+        return
+    wanted = tuple(shape)
+    while len(wanted) > len(have) and wanted[0] == 1:
+        wanted = wanted[1:]
+    if have != wanted:
+        raise InvalidError(f"{what}: shape {have}: not {tuple(shape)}, {_AXES[len(shape)]}")
+
+
+_NATIVE = "@=" + ("<" if sys.byteorder == "little" else ">")
+_AXES = {4: "which is (n_layers, n_kv_heads, n_tokens, d_k + d_v)", 2: "which is (n_ids, d_k + d_v)"}

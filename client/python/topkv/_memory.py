@@ -1,6 +1,7 @@
 """Memory of the caller's, by the buffer protocol: its address, and that it stays where it is."""
 
 import ctypes
+import re
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidError
@@ -47,6 +48,22 @@ _buf_of = ctypes.c_void_p.from_address
 _len_of = ctypes.c_ssize_t.from_address
 
 
+_PLAIN = (bytes, bytearray)
+
+
+def _has_objects(memory: Any) -> bool:
+    """Whether its elements are references to Python objects, which must be neither sent nor overwritten."""
+    dtype = getattr(memory, "dtype", None)
+    if dtype is not None:
+        return bool(getattr(dtype, "hasobject", False))
+    try:
+        with memoryview(memory) as view:
+            form = view.format or "B"
+    except (TypeError, ValueError, BufferError):
+        return False
+    return "O" in form and "O" in re.sub(":[^:]*:", "", form)  # between colons are names of fields
+
+
 class View:
     """A hold on the memory of an object: until release(), it is neither freed nor moved nor resized."""
 
@@ -54,6 +71,8 @@ class View:
 
     def __init__(self, memory: "BufferProtocol", writable: bool, what: str) -> None:
         self._at = 0
+        if type(memory) not in _PLAIN and _has_objects(memory):
+            raise InvalidError(f"{what}: {type(memory).__name__} of Python objects: their addresses, not their values")
         raw = _create(_PY_BUFFER_BYTES)
         at = _address_of(raw)
         try:

@@ -20,7 +20,18 @@ from typing import (
 )
 
 from . import _arrays, _library
-from ._core import OK, Buffer, Core, Hold, Operation, Place, begin, begun, deadline_ms, fail, number
+from ._checks import (
+    client_arguments,
+    deadline_ms,
+    instance,
+    listed,
+    member,
+    milliseconds,
+    pairs,
+    shown,
+    text_of,
+)
+from ._core import OK, Buffer, Core, Hold, Operation, Place, begin, begun, fail, number
 from ._library import NodeState, ObjectVerb, PrefixVerb, Status, quick, waits
 from .errors import InvalidError, TooLargeError, TopKVError
 from .model import Model, Ticket, id128, set_id128
@@ -86,6 +97,8 @@ def _text(text: Optional[bytes]) -> str:
 def _ttl_ms(ttl: Optional[float]) -> int:
     if ttl is None:
         return 0
+    if isinstance(ttl, (str, bytes)) or not hasattr(ttl, "__float__"):
+        raise InvalidError(f"ttl: {shown(ttl)}: not seconds")
     if ttl == float("inf"):
         return _library.OBJECT_TTL_NONE
     if not 0 < ttl <= _library.OBJECT_TTL_MAX_MS / 1000:
@@ -315,13 +328,13 @@ class ClientBase(Generic[S]):
 
         Raises InvalidError, TooLargeError, ClosedError or BusyError at once; data must not change until the end.
         """
-        pairs = list(objects)
+        items = pairs("objects", objects, "(name, data)")
         ttl_ms = _ttl_ms(ttl)
         with self._core.lock:
             self._core.use()
-            hold, places = self._places([data for _, data in pairs], False, "data")
+            hold, places = self._places([data for _, data in items], False, "data")
             return self._begin_objects(
-                _PUT, [name for name, _ in pairs], places, hold, deadline, ttl_ms, evictable
+                _PUT, [name for name, _ in items], places, hold, deadline, ttl_ms, evictable
             )
 
     def begin_get_many_into(
@@ -331,11 +344,11 @@ class ClientBase(Generic[S]):
 
         Raises InvalidError, ClosedError or BusyError at once; the memory is written until the end.
         """
-        pairs = list(objects)
+        items = pairs("objects", objects, "(name, memory)")
         with self._core.lock:
             self._core.use()
-            hold, places = self._places([out for _, out in pairs], True, "out")
-            return self._begin_objects(_GET, [name for name, _ in pairs], places, hold, deadline)
+            hold, places = self._places([out for _, out in items], True, "out")
+            return self._begin_objects(_GET, [name for name, _ in items], places, hold, deadline)
 
     def _places(
         self, memories: "Sequence[BufferProtocol]", writable: bool, what: str
@@ -353,7 +366,7 @@ class ClientBase(Generic[S]):
         """Begins exists_many(names, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
         with self._core.lock:
             self._core.use()
-            return self._begin_objects(_EXISTS, list(names), [], Hold(), deadline)
+            return self._begin_objects(_EXISTS, listed("names", names, "names"), [], Hold(), deadline)
 
     def begin_delete_many(
         self, names: Iterable[Union[str, bytes]], *, deadline: Optional[float] = None
@@ -361,13 +374,13 @@ class ClientBase(Generic[S]):
         """Begins delete_many(names, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
         with self._core.lock:
             self._core.use()
-            return self._begin_objects(_DELETE, list(names), [], Hold(), deadline)
+            return self._begin_objects(_DELETE, listed("names", names, "names"), [], Hold(), deadline)
 
     def _get_many_steps(
         self, names: Iterable[Union[str, bytes]], deadline: Optional[float]
     ) -> "Steps[List[ObjectResult]]":
         """Asks for the sizes, then gets up to 64 MiB at a time, or one larger object."""
-        asked: List[ObjectResult] = yield self.begin_exists_many(list(names), deadline=deadline)
+        asked: List[ObjectResult] = yield self.begin_exists_many(names, deadline=deadline)
         results = list(asked)
         at = 0
         while at < len(asked):
@@ -508,6 +521,7 @@ class ClientBase(Generic[S]):
     ) -> Operation[List[Dict[str, Union[str, float]]]]:
         """Begins table(name, node, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
         core = self._core
+        text = text_of("table", name)
 
         def parse(handle: int, ended: int) -> List[Dict[str, Union[str, float]]]:
             fail(core, handle, ended)
@@ -529,7 +543,7 @@ class ClientBase(Generic[S]):
                 waits.kv_table_begin,
                 client,
                 number("node", node),
-                name.encode(),
+                text,
                 deadline_ms(deadline),
             )
 
@@ -575,12 +589,16 @@ class ClientBase(Generic[S]):
         `tokens`: (n_tokens) uint32, of `model`; `extra_keys`: ExtraKey of adapters and images.  Returns
         n_tokens // 128 names of 16 bytes.  Names depend on the client's salt.  Raises InvalidError.
         """
-        values = _arrays.u32_of("tokens", tokens)
+        instance("model", model, Model)
+        values = _arrays.u32_of("tokens", tokens, 1)
         n_names = len(values) // _library.BLOCK_TOKENS
         ids = (_library.CId128 * max(1, n_names))()
+        extra_keys = listed("extra_keys", extra_keys, "ExtraKey")
         keys = (_library.CExtraKey * max(1, len(extra_keys)))()
         kept = []
         for to, key in zip(keys, extra_keys):
+            if not isinstance(instance("extra_keys", key, ExtraKey).value, (bytes, bytearray, memoryview)):
+                raise InvalidError(f"extra key: value: {shown(key.value)}: not bytes")
             text = ctypes.create_string_buffer(bytes(key.value), max(1, len(key.value)))
             kept.append(text)
             to.first_token = number("extra key: first_token", key.first_token)
@@ -609,12 +627,14 @@ class ClientBase(Generic[S]):
         Raises InvalidError, ClosedError or BusyError at once.
         """
         core = self._core
+        instance("model", model, Model)
         options = _library.CSessionOptions(
-            lease_ms=number("lease", int(lease * 1000)),
+            lease_ms=milliseconds("lease", lease),
             tokens_max=number("tokens_max", tokens_max),
             match_blocks_max=number("match_blocks_max", match_blocks_max),
             is_fresh=fresh,
         )
+        names = None if names is None else listed("names", names, "16 bytes")
         if names:
             options.block_names = cast(ids_of(names), POINTER(_library.CId128))
             options.n_block_names = len(names)
@@ -634,6 +654,9 @@ class ClientBase(Generic[S]):
     def begin_resume(self, ticket: Ticket, model: Model, *, deadline: Optional[float] = None) -> Operation[S]:
         """Begins resume(ticket, model, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
         core = self._core
+        instance("model", model, Model)
+        if not isinstance(ticket, Ticket):  # a secret: not its value
+            raise InvalidError(f"ticket: a {type(ticket).__name__}: not a topkv.Ticket; Ticket.from_bytes() makes one")
         c = _library.CTicket(root=number("ticket: root", ticket.root, 0, (1 << 64) - 1))
         set_id128(c.session_id, id128("ticket: session_id", ticket.session_id))
         set_id128(c.token, id128("ticket: token", ticket.token))
@@ -694,7 +717,7 @@ class ClientBase(Generic[S]):
         Raises InvalidError, ClosedError or BusyError at once.
         """
         core = self._core
-        c = _library.CPrefix(verb=number("verb", verb), for_ms=number("seconds", int(seconds * 1000)))
+        c = _library.CPrefix(verb=member("verb", verb, PrefixVerb), for_ms=milliseconds("seconds", seconds))
         if name is not None:
             c.name = cast(ids_of([name]), POINTER(_library.CId128))
         if session_id is not None:
@@ -731,6 +754,7 @@ class ClientBase(Generic[S]):
         with core.lock:
             core.use()
             holds: List[Hold] = []
+            entries = [instance("entries", entry, AppendEntry) for entry in listed("entries", entries, "AppendEntry")]
             array = (_library.CAppendEntry * max(1, len(entries)))()
             try:
                 for c, entry in zip(array, entries):
@@ -769,6 +793,7 @@ class ClientBase(Generic[S]):
             core.use()
             holds: List[Hold] = []
             parses = []
+            entries = [instance("entries", entry, QueryEntry) for entry in listed("entries", entries, "QueryEntry")]
             array = (_library.CQueryEntry * max(1, len(entries)))()
             try:
                 for c, entry in zip(array, entries):
@@ -791,6 +816,8 @@ class ClientBase(Generic[S]):
             return operations
 
     def _own(self, session: SessionBase) -> SessionBase:
+        if not isinstance(session, SessionBase):
+            raise InvalidError(f"session: {shown(session)}: not a session")
         if session._core is not self._core:
             raise InvalidError("session: of another client")
         session._open_handle()
@@ -853,6 +880,7 @@ class Client(ClientBase[Session]):
         poll: Optional[str] = None,
         progress_thread: bool = True,
     ) -> None:
+        client_arguments(deadline, peer_timeout, salt)
         self._core = Core(
             nodes,
             transport=transport,
@@ -1078,7 +1106,7 @@ class Client(ClientBase[Session]):
         """Opens an existing session by its `ticket`, whichever client created it; `model`: the one it was opened for.
 
         Raises NotFoundError if there is no such session, DeniedError if it is another tenant's, StaleError
-        if a node missed too much, InvalidError if the model has another fingerprint.
+        if a node missed too much, InvalidError if the model has another fingerprint or other layers.
         """
         return self.begin_resume(ticket, model, deadline=deadline).result()
 

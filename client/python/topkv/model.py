@@ -5,6 +5,7 @@ from ctypes import byref, create_string_buffer, memmove, sizeof, addressof
 from typing import NamedTuple, Sequence, Tuple, Union
 
 from . import _library
+from ._checks import listed, member, shown, text_of
 from ._core import number
 from ._library import DType, LayerKind, quick
 from .errors import InvalidError, error_of
@@ -19,7 +20,7 @@ def dtype_of(dtype: Union[str, DType]) -> DType:
         if found is None:
             raise InvalidError(f"dtype: {dtype!r}: not one of {', '.join(_DTYPES)}")
         return found
-    return DType(dtype)
+    return member("dtype", dtype, DType)
 
 
 class Layer(NamedTuple):
@@ -35,10 +36,28 @@ class Layer(NamedTuple):
     dtype: Union[str, DType] = "fp16"
 
 
+def check_schema(model: "Model", have: "_library.CSchema") -> None:
+    """Refuses a model whose layers are not those that a session has."""
+    own = model._c.schema
+    if have.n_layers != own.n_layers:
+        raise InvalidError(f"model {model.name!r}: {own.n_layers} layers; the session has {have.n_layers}")
+    for layer in range(own.n_layers):
+        a, b = own.layers[layer], have.layers[layer]
+        if bytes(a) != bytes(b):
+            raise InvalidError(
+                f"model {model.name!r}: layer {layer}: {_layer_words(a)}; the session has {_layer_words(b)}"
+            )
+
+
+def _layer_words(c: "_library.CLayerSchema") -> str:
+    names = {int(value): name for name, value in _DTYPES.items()}
+    return f"{c.n_kv_heads} kv heads, d_k {c.d_k}, d_v {c.d_v}, {names.get(c.dtype, c.dtype)}"
+
+
 def id128(what: str, value: Union[bytes, bytearray, memoryview]) -> bytes:
     """Checks 16 bytes."""
     if not isinstance(value, (bytes, bytearray, memoryview)) or len(bytes(value)) != 16:
-        raise InvalidError(f"{what}: {value!r}: not 16 bytes")
+        raise InvalidError(f"{what}: {shown(value)}: not 16 bytes")
     return bytes(value)
 
 
@@ -59,11 +78,14 @@ class Model:
     """
 
     def __init__(self, name: str, fingerprint: Union[bytes, str], layers: Sequence[Layer]) -> None:
-        text = name.encode()
-        if not 1 <= len(text) <= _library.NAME_BYTES_MAX or b"\0" in text:
-            raise InvalidError(f"model: name: {name!r}: not 1..{_library.NAME_BYTES_MAX} bytes without NUL")
+        text = text_of("model: name", name)
+        if not 1 <= len(text) <= _library.NAME_BYTES_MAX:
+            raise InvalidError(f"model: name: {shown(name)}: not 1..{_library.NAME_BYTES_MAX} bytes")
         if isinstance(fingerprint, str):
             fingerprint = hashlib.sha256(fingerprint.encode()).digest()[:16]
+        for at, layer in enumerate(listed("model: layers", layers, "Layer")):
+            if not isinstance(layer, Layer):
+                raise InvalidError(f"model: layers: {at}: {shown(layer)}: not a topkv.Layer")
         if not 1 <= len(layers) <= _library.LAYERS_MAX:
             raise InvalidError(f"model: {len(layers)} layers: not 1..{_library.LAYERS_MAX}")
         self.name = name
@@ -129,6 +151,7 @@ class Ticket(NamedTuple):
     @classmethod
     def from_bytes(cls, text: bytes) -> "Ticket":
         """Makes the ticket of `text`, the 40 bytes of to_bytes().  Raises InvalidError if it is not 40 bytes."""
-        if len(text) != 40:
-            raise InvalidError(f"ticket: {len(text)} bytes, not 40")
-        return cls(bytes(text[:16]), bytes(text[16:32]), int.from_bytes(text[32:], "little"))
+        if not isinstance(text, (bytes, bytearray, memoryview)) or len(bytes(text)) != 40:
+            raise InvalidError(f"ticket: a {type(text).__name__}: not the 40 bytes of to_bytes()")  # a secret
+        text = bytes(text)
+        return cls(text[:16], text[16:32], int.from_bytes(text[32:], "little"))

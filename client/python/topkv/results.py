@@ -133,15 +133,16 @@ class IndexResult(NamedTuple):
 class HeadResult(NamedTuple):
     """The result of a query for one kv head.  Arrays are numpy's, or memoryviews without numpy; None: not asked for.
 
-    `ids`: (n_ids) uint32, tokens, ascending.  `row_index`: (n_ids) uint32, the row in `rows`, or
-    ROW_CACHED.  `rows`: (n_rows, d_k + d_v) elements, ascending by token (Answer.ROWS); bf16 as
-    uint16.  `crcs`: (n_rows) uint32.  `weights`: (n_ids) float32, merged.  `query_mask`: (n_ids)
-    uint32 (Merge.NONE): bit i is set if query vector i selected the row.  `outputs`: (n_queries, d_v)
-    float32, attention over the selected rows, and `lses`: (n_queries) float32, natural log-sum-exps
-    (Answer.ATTEND).  Counts of rows: `n_selected`, `n_estimated`, `n_scored_by_code`,
-    `n_scored_by_key`, `n_reranked`; of codebooks: `n_chapters`.  `recall` of exact top-k as the node
-    estimates it, NaN: unknown.  `node`: a position in the list.  `queue_us`, `service_us`:
-    microseconds in the node before work began, and from there to the reply.
+    `ids`: (n_ids) uint32, tokens, ascending; with Answer.ATTEND all of them if `want_ids`, else the
+    cached ones, None without `cached`.  `row_index`: (n_ids) uint32, the row in `rows`, or ROW_CACHED;
+    None with Answer.IDS.  `rows`: (n_rows, d_k + d_v) elements, ascending by token (Answer.ROWS); bf16 as
+    uint16 (without numpy fp16 too, before Python 3.12).  `crcs`: (n_rows) uint32.  `weights`: (n_ids)
+    float32, merged.  `query_mask`: (n_ids) uint32 (Merge.NONE): bit i is set if query vector i selected
+    the row.  `outputs`: (n_queries, d_v) float32, attention over the selected rows, and `lses`:
+    (n_queries) float32, natural log-sum-exps (Answer.ATTEND).  Counts of rows: `n_selected`,
+    `n_estimated`, `n_scored_by_code`, `n_scored_by_key`, `n_reranked`; of codebooks: `n_chapters`.
+    `recall` of exact top-k as the node estimates it, NaN: unknown.  `node`: a position in the list.
+    `queue_us`, `service_us`: microseconds in the node before work began, and from there to the reply.
     """
 
     ids: Any

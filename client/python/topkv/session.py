@@ -14,11 +14,12 @@ from typing import (
 )
 
 from . import _arrays, _library
-from ._core import OK, Core, Hold, Operation, Place, begin, deadline_ms, fail, number
+from ._checks import deadline_ms, instance, listed, member, milliseconds, real, shown
+from ._core import OK, Core, Hold, Operation, Place, begin, fail, number
 from ._library import Answer, FirstCut, Merge, Selection, quick, waits
 from ._memory import View
 from .errors import ClosedError, InvalidError, TopKVError
-from .model import Model, Ticket, dtype_of, id128, set_id128
+from .model import Model, Ticket, check_schema, dtype_of, id128, set_id128
 from .results import HeadResult, IndexResult, Length, QueryReads, QueryResult
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ S = TypeVar("S", bound="SessionBase")
 
 def ids_of(names: Sequence[bytes]) -> Any:
     """Makes a C array of names, 16 bytes each."""
+    names = listed("names", names, "16 bytes")
     ids = (_library.CId128 * max(1, len(names)))()
     for to, name in zip(ids, names):
         set_id128(to, id128("block name", name))
@@ -53,6 +55,15 @@ def tokens_reported(core: Core) -> Callable[[int, int], int]:
         return int(quick.kv_op_tokens(op))
 
     return parse
+
+
+def _pairs_of(what: str, values: Any, of: str) -> List[Any]:
+    """A list of pairs; a pair may be anything of length 2, a line of a numpy array too."""
+    made = listed(what, values, f"{of} pairs")
+    for at, pair in enumerate(made):
+        if isinstance(pair, (str, bytes)) or not hasattr(pair, "__getitem__") or len(pair) != 2:
+            raise InvalidError(f"{what}: {at}: {shown(pair)}: not a {of} pair")
+    return made
 
 
 class Query:
@@ -104,23 +115,27 @@ class Query:
             raise InvalidError(f"queries: shape {shape}: not (n_kv_heads, n_queries, d_k)")
         self.shape = shape
         c = self._c = _library.CQuery()
+        answer = member("answer", answer, Answer)
+        if want_ids and answer is not Answer.ATTEND:
+            raise InvalidError(f"want_ids: Answer.{answer.name}: only with Answer.ATTEND; others return ids anyway")
         c.layer = number("layer", layer)
         c.kv_head_begin = number("kv_head", kv_head)
         c.n_kv_heads, c.n_queries = shape[0], shape[1]
         c.queries = addressof(values)
-        c.scale = shape[2] ** -0.5 if scale is None else scale
-        c.merge = number("merge", merge)
-        c.answer = number("answer", answer)
+        c.scale = shape[2] ** -0.5 if scale is None else real("scale", scale)
+        c.merge = member("merge", merge, Merge)
+        c.answer = answer
         c.k = number("k", k)
-        c.selection = number("selection", selection)
-        c.fraction = fraction
+        c.selection = member("selection", selection, Selection)
+        c.fraction = real("fraction", fraction)
         c.rerank = number("rerank", rerank)
-        c.first_cut = number("first_cut", first_cut)
+        c.first_cut = member("first_cut", first_cut, FirstCut)
         c.candidates = number("candidates", candidates)
         c.want_weights, c.want_ids, c.want_reads = want_weights, want_ids, want_reads
         c.summaries = number("summaries", summaries)
         c.summary_rows = number("summary_rows", summary_rows)
         c.snapshot = number("snapshot", snapshot)
+        ranges = _pairs_of("ranges", ranges, "(begin, end)")
         c.n_ranges = len(ranges)
         spans = (_library.CRange * max(1, len(ranges)))()
         for span, pair in zip(spans, ranges):
@@ -131,8 +146,11 @@ class Query:
             each = self._of_heads("candidates_each", _arrays.u32_of("candidates_each", candidates_each))
             c.candidates_each = cast(each, POINTER(c_uint32))
         if cached is not None:
-            n_cached = self._of_heads("cached", _arrays.u32_of("cached", [len(blocks) for blocks in cached]))
-            pairs = [pair for blocks in cached for pair in blocks]
+            of_heads = [
+                _pairs_of("cached", blocks, "(block, fingerprint)") for blocks in listed("cached", cached, "lists")
+            ]
+            n_cached = self._of_heads("cached", _arrays.u32_of("cached", [len(blocks) for blocks in of_heads]))
+            pairs = [pair for blocks in of_heads for pair in blocks]
             blocks_c = (_library.CCachedBlock * max(1, len(pairs)))()
             for to, (block, fingerprint) in zip(blocks_c, pairs):
                 to.block = number("cached: block", block)
@@ -258,9 +276,8 @@ class SessionBase:
         nbytes = int(quick.kv_rows_bytes(byref(self._model._c.schema), byref(rows)))
         if nbytes == 0:
             raise InvalidError(
-                f"rows: layers {rows.layer_begin}..{rows.layer_begin + rows.n_layers}, kv heads "
-                f"{rows.kv_head_begin}..{rows.kv_head_begin + rows.n_kv_heads}, {rows.n_tokens} tokens from "
-                f"{rows.token_begin}: not in the model, or none"
+                f"rows: {rows.n_layers} layers from {rows.layer_begin} on, {rows.n_kv_heads or 'all'} kv heads from "
+                f"{rows.kv_head_begin} on, {rows.n_tokens} tokens from {rows.token_begin} on: not in the model, or none"
             )
         return nbytes
 
@@ -304,11 +321,10 @@ class SessionBase:
                 raise
             return begin(core, hold, none(core), function, session, byref(rows), byref(io), limit_ms)
 
-    def _check_rows(self, data: "BufferProtocol", rows: "_library.CRows") -> None:
-        shape = self._shape_of(rows)
-        if shape is not None:
-            dtype = dtype_of(self._model.layers[rows.layer_begin].dtype)
-            _arrays.check_rows("rows", data, dtype, shape)
+    def _check_rows(self, data: "BufferProtocol", rows: "_library.CRows", what: str = "rows") -> None:
+        layers = self._model.layers[rows.layer_begin : rows.layer_begin + rows.n_layers]
+        if len({layer.dtype for layer in layers}) == 1:
+            _arrays.check_rows(what, data, dtype_of(layers[0].dtype), self._shape_of(rows))
 
     def _io(self, place: Place, rows: "_library.CRows", crcs: Any, hold: Hold) -> "_library.CRowsIo":
         io = _library.CRowsIo(place.buffer, place.offset, None)
@@ -367,7 +383,7 @@ class SessionBase:
         Raises InvalidError, ClosedError or BusyError at once.
         """
         core = self._core
-        rows = self._range(token, number("n_tokens", n_tokens), layer, n_layers, kv_head, n_kv_heads)
+        rows = self._range(token, number("n_tokens", n_tokens, 1), layer, n_layers, kv_head, n_kv_heads)
         nbytes = self._bytes_of(rows)
         shape = self._shape_of(rows)
         dtype = dtype_of(self._model.layers[rows.layer_begin].dtype)
@@ -380,6 +396,8 @@ class SessionBase:
             place = core.place(memory, True, "out", hold)
             try:
                 self._check_out(place, nbytes)
+                if out is not None:
+                    self._check_rows(out, rows, "out")
             except BaseException:
                 hold.release(core)
                 raise
@@ -416,7 +434,7 @@ class SessionBase:
         layers = self._model.layers
         shape = layers[number("layer", layer, 0, len(layers) - 1)]
         dtype = dtype_of(shape.dtype)
-        heads = [_arrays.u32_of("ids", of_head) for of_head in ids]
+        heads = [_arrays.u32_of("ids", of_head, 1) for of_head in listed("ids", ids, "tokens for each kv head")]
         n_ids = _arrays.u32_of("ids", [len(of_head) for of_head in heads])
         tokens = (c_uint32 * max(1, sum(n_ids)))()
         at = 0
@@ -443,6 +461,8 @@ class SessionBase:
             place = core.place(memory, True, "out", hold)
             try:
                 self._check_out(place, at * row_bytes)
+                if out is not None:
+                    _arrays.check_rows("out", out, dtype, (at, shape.d_k + shape.d_v))
             except BaseException:
                 hold.release(core)
                 raise
@@ -534,6 +554,7 @@ class SessionBase:
 
     def _query_io(self, query: Query, hold: Hold) -> Tuple[Optional["_library.CRowsIo"], Any]:
         """Memory for the rows that a query returns, if it returns rows."""
+        instance("query", query, Query)
         layers = self._model.layers
         if query._c.layer >= len(layers):
             raise InvalidError(f"query: layer {query._c.layer}: the model has {len(layers)}")
@@ -615,13 +636,14 @@ class SessionBase:
         """Begins renew(lease, deadline).  Raises InvalidError, ClosedError or BusyError at once."""
         with self._core.lock:
             self._core.use()
+            lease_ms = milliseconds("lease", lease)
             return begin(
                 self._core,
                 Hold(self),
                 none(self._core),
                 waits.kv_renew_begin,
                 self._open_handle(),
-                number("lease", int(lease * 1000)),
+                lease_ms,
                 deadline_ms(deadline),
             )
 
@@ -704,6 +726,11 @@ def session_of(core: Core, model: Model, make: Callable[[int, Model, int], S]) -
     def parse(op: int, status: int) -> S:
         fail(core, op, status)
         handle = quick.kv_op_session(op)
+        try:  # all that counts rows and bytes here goes by the model's schema
+            check_schema(model, quick.kv_session_schema(handle).contents)
+        except InvalidError:
+            quick.kv_session_free(handle)
+            raise
         return make(handle, model, int(quick.kv_op_tokens(op)))
 
     return parse
@@ -721,9 +748,10 @@ def _head_result(handle: int, head: int, query: Query, layer: Any, memory: Any, 
         part = memoryview(memory)[at : at + c.n_rows * row_bytes]
         rows = _arrays.elements(part, dtype_of(layer.dtype), (c.n_rows, layer.d_k + layer.d_v))
     n_queries = query.shape[1]
+    has_ids = query._c.answer != Answer.ATTEND or query._c.want_ids or bool(query._c.cached)
     return HeadResult(
-        _arrays.u32_at(c.ids, (c.n_ids,)),
-        _arrays.u32_at(c.row_index, (c.n_ids,)),
+        _arrays.u32_at(c.ids, (c.n_ids,)) if has_ids else None,
+        _arrays.u32_at(c.row_index, (c.n_ids,)) if has_ids else None,
         rows,
         _arrays.u32_at(c.crcs, (c.n_rows,)),
         _arrays.f32_at(c.weights, (c.n_ids,)),
@@ -747,7 +775,9 @@ class Session(SessionBase):
     """A session: one sequence's rows, on the nodes.  Made by Client.open_session(), resume() and fork().
 
     A row is one token's key and value in one layer and kv head.  Rows are elements of the model's type,
-    dense, as (n_layers, n_kv_heads, n_tokens, d_k + d_v), the key first; bf16 is uint16 in numpy.
+    dense, as (n_layers, n_kv_heads, n_tokens, d_k + d_v), the key first; bf16 is uint16 in numpy.  Memory that is
+    given may be such an array (without leading dimensions of 1), a one-dimensional one, or bytes; uint16 for
+    the bits of fp16 and bf16, ml_dtypes' bfloat16 for bf16.  Another type, byte order or shape is an InvalidError.
     Times are in seconds; `deadline` None is the client's.  Every method raises the exception of its
     status (topkv.errors): NotFoundError if the session's lease has expired, StaleError if another client
     truncated it, DeadlineError, UnreachableError, CorruptError, ClosedError, and what it names itself.
@@ -812,7 +842,8 @@ class Session(SessionBase):
         """Reads `n_tokens` tokens from `token` on, of `layer`, `n_layers`, `kv_head`, `n_kv_heads` as in put().
 
         Returns an array (n_layers, n_kv_heads, n_tokens, d_k + d_v), bytes if the layers differ; or
-        `out`, writable memory of that size, filled in place.  Waits until the rows are committed.
+        `out`, writable memory of that size, filled in place.  Waits until the rows are committed.  Without numpy the
+        array is a memoryview; of fp16, its bits as uint16 where Python cannot make one of "e" (before 3.12).
 
         Raises NotReadyError if they are not by the deadline.
         """
