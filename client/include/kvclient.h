@@ -21,7 +21,7 @@
  *       it until it is put again; the same put repairs it.
  *   (3) All operations are idempotent: any of them may be repeated after any failure.  A fork
  *       or a truncate that failed without a reply may have been applied.  If it was, other
- *       clients of the session get KV_STALE until they resume.
+ *       clients of the session may get KV_STALE until they resume.
  *   (4) After a deadline, a cancel or a failure, the transport may still read and write the
  *       operation's buffer.  The buffer is then in quarantine: kv_buffer_busy() returns true and
  *       kv_buffer_free() returns KV_BUSY until it is the caller's alone.
@@ -67,8 +67,9 @@
  *                       memory;
  *   every operation     may end with KV_DEADLINE, KV_CANCELLED, KV_UNREACHABLE (a node is down
  *                       or was lost) or KV_CORRUPT; an operation on a session also with
- *                       KV_NOT_FOUND (its lease has expired) or KV_STALE (another client forked
- *                       or truncated it: resume the session).
+ *                       KV_NOT_FOUND (its lease has expired) or KV_STALE (another client
+ *                       truncated it, or forked it on nodes that speak no version 9 of the
+ *                       protocol: resume the session).
  */
 #ifndef KVCLIENT_H
 #define KVCLIENT_H

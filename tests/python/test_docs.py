@@ -131,6 +131,14 @@ class Readme(unittest.TestCase):
         common = re.fullmatch(r"the same 32 rows as numpy for each head; by code, ([0-9.]+) of them\n", out.stdout)
         self.assertGreater(float(common[1]), 20)
 
+    def test_install(self):
+        """What the install lines install is what the example imports; they write only what git ignores."""
+        text = (PACKAGE / "README.md").read_text()
+        install = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+        self.assertRegex(install, r"pip install build-wheel/topkv-\*\.whl numpy\b")
+        self.assertRegex(install, r"build_wheel\.sh +#")
+        self.assertIn("OUT: default build-wheel/", (PACKAGE / "build_wheel.sh").read_text())
+
     def test_one_page(self):
         self.assertLess(len((PACKAGE / "README.md").read_text().splitlines()), 85)
 

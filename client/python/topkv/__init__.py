@@ -17,11 +17,20 @@ import sys
 
 from ._version import __version__
 
+
+def _is_run() -> bool:
+    """Whether `python -m topkv` imports this: the interpreter's runpy, and not another module that it runs."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("importlib.", "topkv")):
+        frame = frame.f_back
+    return bool(frame.f_globals.get("__name__") == "runpy")
+
+
 try:
     from . import _library
 except ImportError:
     # `python -m topkv doctor` says itself what is wrong with the library.
-    if sys.argv[:1] != ["-m"]:
+    if not _is_run():
         raise
 else:
     from . import errors

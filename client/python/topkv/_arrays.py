@@ -150,8 +150,8 @@ def check_rows(what: str, memory: "BufferProtocol", dtype: DType, shape: Optiona
     """Refuses arrays whose type, byte order or shape says that they are not these rows.
 
     Taken as they are: bytes; one-dimensional arrays of the type, or of uint16 for the bits of fp16 and bf16; arrays of
-    these in `shape` (None: not checked), of which dimensions of 1 in front may be missing.  bf16 also in ml_dtypes'
-    bfloat16.
+    these in `shape` (None: not checked), of which dimensions of 1 in front may be missing.  bf16 also in a
+    type of that name, bfloat16, which packages add to numpy.
     """
     bytes_each, name, own = _TYPES[dtype]
     try:

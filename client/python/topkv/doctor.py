@@ -107,9 +107,9 @@ def check_ucx() -> Check:
     """UCX, and its modules beside it."""
     paths = set()
     for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
-        found = re.search(r"(/\S*/libuc[stpm][^/]*\.so\S*)$", line)
-        if found:
-            paths.add(found[1])
+        path = (line.split(maxsplit=5) + [""])[5]  # which may have spaces
+        if re.search(r"/libuc[stpm][^/]*\.so[^/ ]*$", path):
+            paths.add(path)
     ucs = next((path for path in sorted(paths) if "/libucs" in path), None)
     if ucs is None:
         return Check("warn", "ucx", "not loaded", "the library was built without a network")
@@ -156,7 +156,10 @@ def check_nodes(server: str, deadline: float) -> List[Check]:
             except TopKVError as error:
                 checks.append(Check("fail", "objects", str(error)))
     except TopKVError as error:
-        checks.append(Check("fail", "nodes", str(error), "start a node, or correct --server"))
+        advice = "start a node, or correct --server"
+        if "http1.x" in str(error):  # gRPC's words
+            advice = "that is not a control port, but of an HTTP server, such as a node's --metrics; correct --server"
+        checks.append(Check("fail", "nodes", str(error), advice))
     return checks
 
 
@@ -181,14 +184,25 @@ def run(server: Optional[str], deadline: float) -> List[Check]:
     checks += [check_numpy(), check_shared_memory()]
     if any(check.name == "library" and check.state == "fail" for check in checks):
         return checks
-    return checks + (check_nodes(server, deadline) if server else check_own_node(deadline))
+    return checks + (check_own_node(deadline) if server is None else check_nodes(server, deadline))
+
+
+def _seconds(text: str) -> float:
+    """A deadline of the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: not seconds above 0")
+    return value
 
 
 def main(arguments: List[str]) -> int:
     """Runs the command line `arguments`; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m topkv doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--server", help="HOST:PORT,... of the nodes; default: a node is started for the checks")
-    parser.add_argument("--deadline", type=float, default=5.0, help="seconds for each operation (5)")
+    parser.add_argument("--deadline", type=_seconds, default=5.0, help="seconds for each operation (5)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
     checks = run(options.server, options.deadline)

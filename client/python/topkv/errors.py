@@ -74,7 +74,8 @@ class ConflictError(TopKVError):
 
 
 class StaleError(TopKVError):
-    """Status.STALE: another client forked or truncated the session.  Resume it, then repeat."""
+    """Status.STALE: another client truncated the session (or forked it, on nodes that speak no version 9 of
+    the protocol).  Resume it, then repeat."""
 
     status = Status.STALE
 

@@ -12,7 +12,8 @@ import time
 import weakref
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from ._core import process
+from ._checks import real
+from ._core import number, process
 from .errors import InvalidError, NodeError
 
 VARIABLE = "TOPKV_KVSERVER"
@@ -79,9 +80,9 @@ class _Child:
 
     def words(self) -> str:
         """The last lines that it wrote to stderr."""
-        with open(self.log.name, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+        fd = self.log.fileno()  # pread: the node writes where the file's offset is
+        text = os.pread(fd, 4096, max(0, os.fstat(fd).st_size - 4096))
+        lines = text.decode(errors="replace").strip().splitlines()
         return "; ".join(line for line in lines[-3:]) or "no word of why"
 
     def end(self, seconds: float = 15.0) -> None:
@@ -99,8 +100,47 @@ class _Child:
             if self.popen.stdout is not None:
                 self.popen.stdout.close()
         self.log.close()
-        if self.directory is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        self.remove_directory()
+
+    def remove_directory(self) -> None:
+        """Removes the directory of a node that saves nothing.
+
+        Once it is ready it only keeps its lock there open, so the directory goes then: nobody has to outlive a
+        process that is killed in order to remove it.
+        """
+        directory, self.directory = self.directory, None
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+# Options that are arguments of Node, and the argument that says the same.
+_ARGUMENTS = {
+    "dir": "data_dir",
+    **{name: name for name in ("memory", "disk", "threads", "name", "listen", "transport")},
+}
+
+
+def _check(memory: Any, data_dir: Any, disk: Any, options: Any, timeout: Any) -> None:
+    """Checks the arguments of Node that kvserver would understand in another way, or not at all."""
+    for what, value in (("memory", memory), ("disk", disk)):
+        is_number = hasattr(value, "__index__") and not isinstance(value, bool)
+        if not is_number and not isinstance(value, str) or value == "":
+            raise InvalidError(f"node: {what}: {value!r}: neither bytes nor a text like \"512M\"")
+        if value <= 0 if is_number else re.fullmatch("0+[A-Za-z]*", value):
+            raise InvalidError(f"node: {what}: {value!r}: not above 0")
+    if data_dir is not None and not isinstance(data_dir, (str, os.PathLike)):
+        raise InvalidError(f"node: data_dir: {data_dir!r}: not a path")
+    if data_dir is None and disk not in ("auto", "none"):
+        raise InvalidError(f"node: disk: {disk!r}: without data_dir, so nothing would be saved")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidError(f"node: options: {options!r}: not a dict, {{name: value}}")
+    for key in options or {}:
+        if not isinstance(key, str) or not re.fullmatch("[a-z][a-z-]*", key):
+            raise InvalidError(f"node: option: {key!r}: not small letters and dashes, as \"lease-ms\"")
+        if key in _ARGUMENTS:
+            raise InvalidError(f"node: option: {key!r}: is the argument {_ARGUMENTS[key]} of Node")
+    if not real("node: timeout", timeout) > 0:
+        raise InvalidError(f"node: timeout: {timeout!r}: not seconds above 0")
 
 
 class Node:
@@ -109,16 +149,16 @@ class Node:
         with topkv.Node(memory="1G") as node, topkv.Client(node.address) as client:
             ...
 
-    `memory`: for rows, objects and the work of queries: bytes, or a text like "512M", "1G".
+    `memory`: for rows, objects and the work of queries: bytes, above 0, or a text like "512M", "1G".
     `data_dir`: a directory in which prefixes and objects are saved, and found again; None: nothing
-    is saved.  `disk`: room in it, like `memory`, or "auto", half of what is free.  `threads`: data
+    is saved.  `disk`: room in it, like `memory`, "auto", half of what is free, or "none".  `threads`: data
     threads; 0: one per core.  `name`: of the node in lists.  `listen`: HOST:PORT of the control port,
     port 0: a free one.  `transport`: "auto", "tcp" or "shm".  `options`: kvserver's other options by
     name, {"lease-ms": 10000}.  `timeout`: seconds within which it must be ready.
 
     It ends with close(), with the object, with the process, also when that is killed, and not with a
-    fork of the process.  `address`: HOST:PORT, for Client; `metrics`: HOST:PORT of the
-    HTTP server; `pid`: of the process.
+    fork of the process, and leaves no files but those in `data_dir`.  `address`: HOST:PORT, for
+    Client; `metrics`: HOST:PORT of the HTTP server; `pid`: of the process.
 
     Raises NodeError with kvserver's own words if it does not start, InvalidError if an argument is wrong.
     """
@@ -138,6 +178,8 @@ class Node:
     ) -> None:
         if not sys.executable:
             raise NodeError("node: sys.executable is not set: no interpreter to start it with")
+        _check(memory, data_dir, disk, options, timeout)
+        threads = number("node: threads", threads)
         directory = None
         if data_dir is None:
             directory = tempfile.mkdtemp(prefix="topkv-")
@@ -153,15 +195,18 @@ class Node:
             **({"name": name} if name else {}),
             **(options or {}),
         }
-        for key in settings:
-            if not re.fullmatch("[a-z][a-z-]*", key):
-                raise InvalidError(f"node: option: {key!r}: a name without dashes in front")
-        arguments = [program()] + [f"--{key}={value}" for key, value in settings.items()]
-        log = tempfile.NamedTemporaryFile(prefix="topkv-node-", suffix=".log")
-        self._child = _Child(arguments, directory, log)
+        try:
+            arguments = [program()] + [f"--{key}={value}" for key, value in settings.items()]
+            log = tempfile.TemporaryFile(prefix="topkv-node-")  # without a name: it goes with who has it open
+            self._child = _Child(arguments, directory, log)
+        except BaseException:
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
         self._end = weakref.finalize(self, self._child.end)
         try:
             ready = self._wait(time.monotonic() + timeout, timeout)
+            self._child.remove_directory()
         except BaseException:
             self._end()
             raise

@@ -777,7 +777,7 @@ class Session(SessionBase):
     A row is one token's key and value in one layer and kv head.  Rows are elements of the model's type,
     dense, as (n_layers, n_kv_heads, n_tokens, d_k + d_v), the key first; bf16 is uint16 in numpy.  Memory that is
     given may be such an array (without leading dimensions of 1), a one-dimensional one, or bytes; uint16 for
-    the bits of fp16 and bf16, ml_dtypes' bfloat16 for bf16.  Another type, byte order or shape is an InvalidError.
+    the bits of fp16 and bf16, an extension's bfloat16 for bf16.  Another type, byte order or shape is an InvalidError.
     Times are in seconds; `deadline` None is the client's.  Every method raises the exception of its
     status (topkv.errors): NotFoundError if the session's lease has expired, StaleError if another client
     truncated it, DeadlineError, UnreachableError, CorruptError, ClosedError, and what it names itself.
