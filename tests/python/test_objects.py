@@ -382,20 +382,35 @@ class Clients(support.NodeCase):
         """Other threads run while one waits for rows that never come."""
         model = topkv.Model.uniform("gil", "gil", n_layers=1, n_kv_heads=1, d_k=16, d_v=16)
         session = self.client.open_session(model)
-        ticks = []
 
-        def tick():
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
-                ticks.append(time.monotonic())
-                time.sleep(0.001)
+        def ticks_during(call):
+            """How often a second another thread gets to run."""
+            ticks, is_over = [], threading.Event()
 
-        thread = threading.Thread(target=tick)
-        thread.start()
-        with self.assertRaises(topkv.TopKVError):
-            session.read(0, 1, deadline=1.0)
-        thread.join()
-        self.assertGreater(len(ticks), 20)
+            def tick():
+                while not is_over.is_set():
+                    ticks.append(None)
+                    time.sleep(0.001)
+
+            thread = threading.Thread(target=tick)
+            begun = time.monotonic()
+            thread.start()
+            call()
+            seconds = time.monotonic() - begun
+            is_over.set()
+            thread.join()
+            return len(ticks) / seconds
+
+        def wait():
+            with self.assertRaises(topkv.TopKVError):
+                session.read(0, 1, deadline=1.0)
+
+        alone = ticks_during(lambda: time.sleep(0.5))
+        beside = ticks_during(wait)
+        alone = min(alone, ticks_during(lambda: time.sleep(0.5)))  # the machine may be busy with other tests
+        # A wait sleeps for a tenth of a second at a time: with the GIL kept there were some ten.
+        self.assertGreater(alone, 40)
+        self.assertGreater(beside, alone / 4)
         session.close()
 
 
