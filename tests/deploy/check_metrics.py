@@ -443,10 +443,19 @@ def read_rules(text, runbook):
     return records, alerts, errors
 
 
+def errors_of_panels(dashboard, runbook):
+    """What the README names in italics is a panel, a row or a series of the dashboard."""
+    titles = re.findall(r'"title": "([^"]*)"', dashboard)
+    series = [re.sub(r"\{\{\w+\}\} *", "", text) for text in re.findall(r'"legendFormat": "([^"]*)"', dashboard)]
+    named = re.findall(r"(?<![*\w])\*([^*\s][^*\n]*)\*(?!\*)", runbook)
+    return [f"README.md: *{name}*: no panel, row or series" for name in named if name not in titles + series]
+
+
 def check(metrics, dashboard, rules, runbook):
     """(expressions, errors) of the two files' texts against the metrics of a node."""
     shown, errors = read_dashboard(dashboard)
     records, alerts, more = read_rules(rules, runbook)
+    errors += errors_of_panels(dashboard, runbook)
     return [*records, *alerts, *shown], [*errors, *more, *errors_of([*alerts, *shown], records, metrics)]
 
 
@@ -643,6 +652,10 @@ def self_test():
     for page, wanted in SELF_TEST_PAGES:
         if (found := [*errors_of_page(read_page(page))]) != wanted:
             faults.append(f"{found}, not {wanted}")
+    panels = '"title": "Disk traffic and errors", "legendFormat": "{{instance}} failed channels"'
+    found = errors_of_panels(panels, "at *Disk traffic*, **bold** and 2 * 3 (*failed channels*, *Disk traffic and errors*)")
+    if found != ["README.md: *Disk traffic*: no panel, row or series"]:
+        faults.append(f"panels: {found}")
     for text, wanted in SELF_TEST_YAML:
         if (found := yaml_or_none(text)) != wanted:
             faults.append(f"{text!r}: {found}, not {wanted}")
