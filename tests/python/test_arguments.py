@@ -120,6 +120,7 @@ class Rows(ArgumentCase):
         self.refused(lambda: session.renew(-1), "lease: -1: ")
         self.refused(lambda: session.fetch(3, layer=0), "ids: 3: ")
         self.refused(lambda: session.fetch("ab", layer=0), "ids: 'ab': ")
+        self.refused(lambda: session.row_crc(b"", layer="x", kv_head=0, token=0), "layer: 'x'")
         self.refused(lambda: session.query("abc"), "query: 'abc': not a topkv.Query")
 
     def test_without_numpy(self):
@@ -165,6 +166,7 @@ class Objects(ArgumentCase):
             self.refused(lambda: call({"k1": b"1"}), "objects: a dict: ", "items()")
             self.refused(lambda: call(["k1"]), "objects: 0: 'k1': not a (name, ")
         self.refused(lambda: client.table(5), "table: 5")
+        self.refused(lambda: client.list_objects(limit="x"), "limit: 'x'")
 
     def test_opening(self):
         for changed, words in (({"salt": "x"}, "salt: a str"), ({"deadline": "5"}, "deadline: '5'"),

@@ -458,6 +458,7 @@ class ClientBase(Generic[S]):
         self, prefix: Union[str, bytes], node: Optional[int], limit: Optional[int], deadline: Optional[float]
     ) -> "Steps[List[ObjectInfo]]":
         text = _name(prefix) if prefix else b""
+        limit = None if limit is None else number("limit", limit)
         made: List[ObjectInfo] = []
         for place in self._positions(node):
             cursor, is_last = None, False

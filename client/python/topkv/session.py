@@ -238,6 +238,7 @@ class SessionBase:
         `row`: (row_bytes) bytes, of that `layer`, `kv_head` and `token`.  Raises InvalidError if the row
         has another size, or the place is not the model's.
         """
+        layer, kv_head = number("layer", layer), number("kv_head", kv_head)
         if not 0 <= layer < len(self._model.layers) or not 0 <= kv_head < self._model.layers[layer].n_kv_heads:
             raise InvalidError(f"row: layer {layer}, kv head {kv_head}: not the model's")
         row_bytes = self._model._c.schema.layers[layer].row_bytes
