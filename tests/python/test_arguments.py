@@ -171,7 +171,8 @@ class Objects(ArgumentCase):
     def test_opening(self):
         for changed, words in (({"salt": "x"}, "salt: a str"), ({"deadline": "5"}, "deadline: '5'"),
                                ({"peer_timeout": 0}, "peer_timeout: 0: ")):
-            self.refused(lambda: topkv.Client(self.node.address, **changed), words)
+            for kind in (topkv.Client, topkv.AsyncClient):
+                self.refused(lambda: kind(self.node.address, **changed), words)
 
 
 class Sessions(ArgumentCase):

@@ -20,6 +20,7 @@ from typing import (
     Union,
 )
 
+from ._checks import client_arguments
 from ._core import Core, Operation, process
 from ._library import PrefixVerb, quick, waits
 from .client import ALL_NODES, AppendEntry, ClientBase, QueryEntry, Steps
@@ -373,6 +374,7 @@ class AsyncClient(ClientBase[AsyncSession]):
         ops_max: int = 1024,
         poll: Optional[str] = None,
     ) -> None:
+        client_arguments(deadline, peer_timeout, salt)
         self._options: Dict[str, Any] = {
             "transport": transport,
             "net_devices": net_devices,
