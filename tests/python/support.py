@@ -4,6 +4,7 @@ Environment: TOPKV_LIBRARY, TOPKV_KVSERVER: of the build; PYTHONPATH: client/pyt
 """
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -53,12 +54,24 @@ def counting(name, counts):
     return count
 
 
+def state_of(stat):
+    """The letter of /proc/PID/stat, or of a thread's, for what it does."""
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
 def is_alive(pid):
     """Whether a process runs, a zombie excepted."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state_of(pathlib.Path(f"/proc/{pid}/stat")) != "Z"
     except FileNotFoundError:
         return False
+
+
+def freeze(pid):
+    """Stops a process, and returns when all its threads have stopped: some run on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = list(pathlib.Path(f"/proc/{pid}/task").glob("*/stat"))
+    wait_until(lambda: all(state_of(thread) == "T" for thread in threads), f"process {pid} stops")
 
 
 class NodeCase(unittest.TestCase):

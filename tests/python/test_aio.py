@@ -187,7 +187,23 @@ class Aio(support.NodeCase):
             async def cancel_elsewhere(operation):
                 await loop.run_in_executor(None, operation.cancel)
 
-            for end in (cancel, cancel_elsewhere):
+            async def cancel_elsewhere_slowly(operation):
+                told = client._core.told
+
+                def slowly(handle):
+                    told(handle)
+                    time.sleep(0.1)  # the tasks are awake before the operation has ended
+
+                client._core.told = slowly
+                client._driver.is_stopped = True  # it would wait for the lock
+                try:
+                    await cancel_elsewhere(operation)
+                finally:
+                    client._core.told = told
+                    client._driver.is_stopped = False
+                    client._driver.schedule()
+
+            for end in (cancel, cancel_elsewhere, cancel_elsewhere_slowly):
                 operation = session.begin_read(0, 1)  # rows that nobody puts
                 waiting = [asyncio.ensure_future(client.wait(operation)) for _ in range(2)]
                 await asyncio.sleep(0)
@@ -301,7 +317,7 @@ class Stopped(unittest.TestCase):
         async def main(node):
             async with topkv.AsyncClient(node.address, deadline=2.0, peer_timeout=1.0) as client:
                 await client.put("a", b"hello")
-                os.kill(node.pid, signal.SIGSTOP)
+                support.freeze(node.pid)
                 ticks = 0
                 begun = time.monotonic()
                 waiting = asyncio.gather(*(client.get("a") for _ in range(24)), return_exceptions=True)

@@ -164,6 +164,9 @@ class Driver:
                     if not entry[1] and not core.is_closed:
                         operation.cancel()
                 raise
+            if operation._handle != 0:  # another thread is about to end it, or the client is closed
+                with core.lock:
+                    pass
         return operation._take()
 
 
