@@ -4,8 +4,9 @@ import enum
 import math
 from typing import Any, Iterable, List, Type, TypeVar
 
-from ._core import DEADLINE_MS_MAX
 from .errors import InvalidError
+
+DEADLINE_MS_MAX = 600000  # of an operation: the library's
 
 E = TypeVar("E", bound=enum.IntEnum)
 T = TypeVar("T")

@@ -38,6 +38,7 @@ from typing import (
 )
 
 from . import _library
+from ._checks import deadline_ms
 from ._library import Status, quick, waits
 from ._memory import View
 from .errors import BusyError, ClosedError, ForkedError, InvalidError, error_of
@@ -52,7 +53,6 @@ BUSY = int(Status.BUSY)
 
 # How long one call into the library may sleep: Python sees signals, Ctrl-C too, only between calls.
 SLICE_US = 100000
-DEADLINE_MS_MAX = 600000
 
 _MIB = 1 << 20
 STAGING_LEAST = 1 << 16
@@ -94,15 +94,6 @@ process = _Process()
 os.register_at_fork(after_in_child=process.renew)
 
 _cores: "weakref.WeakSet[Core]" = weakref.WeakSet()
-
-
-def deadline_ms(seconds: Optional[float]) -> int:
-    """An operation's deadline in milliseconds, 0 for the client's default."""
-    if seconds is None:
-        return 0
-    if not seconds > 0:
-        raise InvalidError(f"deadline: {seconds!r}: seconds, above 0, or None for the client's")
-    return max(1, int(min(seconds * 1000, DEADLINE_MS_MAX)))
 
 
 def number(what: str, value: int, least: int = 0, most: int = 0xFFFFFFFF) -> int:
@@ -229,7 +220,7 @@ class Core:
         secret = ctypes.create_string_buffer(bytes(salt), len(salt)) if salt else None
         options = _library.CClientOptions(
             deadline_ms=deadline_ms(deadline),
-            peer_timeout_ms=deadline_ms(peer_timeout),
+            peer_timeout_ms=deadline_ms(peer_timeout, "peer_timeout"),
             tenant=number("tenant", tenant),
             ops_max=number("ops_max", ops_max),
             salt=ctypes.cast(secret, c_void_p) if secret is not None else None,
@@ -273,7 +264,7 @@ class Core:
 
         The lock alone knows: a count beside it would be wrong after an exception between the two.
         """
-        return " count=1 " in repr(self.lock)
+        return " count=1 " in repr(self.lock)  # not known otherwise; _check_lock() holds Python to it
 
     def bury(self, free: Callable[[Any], None], what: Any) -> None:
         """For finalizers: has `free(what)` called under the lock, later."""
@@ -527,6 +518,20 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def _check_lock() -> None:
+    """A Python whose locks show their count otherwise would let nothing be freed, without a word."""
+    lock = threading.RLock()
+    with lock:
+        once = " count=1 " in repr(lock)
+        with lock:
+            twice = " count=2 " in repr(lock)
+    if not (once and twice):
+        raise ImportError(f"topkv: this Python's threading.RLock does not show how often it is taken: {lock!r}")
+
+
+_check_lock()
 
 
 class _Mapped:

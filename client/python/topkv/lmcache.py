@@ -30,8 +30,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from ._library import OBJECT_TTL_MAX_MS
 from ._lmcache_objects import Item, Objects, Steps, Tell, groups_of, name_of
+from ._memory import View
 from ._object_worker import Settings, Worker, is_refusal, open_client
-from .errors import ForkedError
+from .errors import ForkedError, InvalidError
 
 __all__ = ["LMCACHE_MIN", "LMCacheClient", "check_lmcache"]
 
@@ -216,50 +217,19 @@ def _make_logger() -> logging.Logger:
     return made if isinstance(made, logging.Logger) else logging.getLogger(__name__)
 
 
-# ---- memory ------------------------------------------------------------------------------------
+# ---- the client --------------------------------------------------------------------------------
 
 
-class _PyBuffer(ctypes.Structure):
-    """A buffer as Python's C API describes it; part of its stable ABI."""
-
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
-_get_buffer.restype = ctypes.c_int
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
-_release_buffer.restype = None
 _nothing = ctypes.create_string_buffer(1)  # where data of no bytes is
-
-
-def _place_of(view: memoryview, writable: bool) -> Tuple[int, int]:
-    """Returns address and bytes of a view, which the caller keeps."""
-    buffer = _PyBuffer()
-    _get_buffer(view, ctypes.byref(buffer), 1 if writable else 0)
+def _view_of(buffer: Any, verb: str) -> View:
+    """A hold on a caller's memory.  Raises BufferError if it is not in one piece, or not writable for a load."""
     try:
-        return (buffer.buf, buffer.len) if buffer.len else (ctypes.addressof(_nothing), 0)
-    finally:
-        _release_buffer(ctypes.byref(buffer))
+        return View(buffer, verb == "load", f"{verb}: buffer")
+    except InvalidError as error:
+        raise BufferError(f"topkv.lmcache: {error}") from None
 
 
 _FlowOf = Callable[[List[Item], float, Tell], Steps]
-
-
-# ---- the client --------------------------------------------------------------------------------
 
 
 class _Batch:
@@ -273,7 +243,7 @@ class _Batch:
         self.oks = [False] * n_keys
         self.left = n_keys
         self.error = ""
-        self.views = views  # keeps the memory
+        self.views = views  # keep the memory where it is
 
 
 class LMCacheClient:
@@ -498,10 +468,9 @@ class LMCacheClient:
             views = None
             items = [Item(i, name_of(self._prefix, key)) for i, key in enumerate(keys)]
         else:
-            views = [memoryview(buffer) for buffer in buffers]
-            writable = verb == "load"
+            views = [_view_of(buffer, verb) for buffer in buffers]
             items = [
-                Item(i, name_of(self._prefix, key), *_place_of(view, writable))
+                Item(i, name_of(self._prefix, key), view.address or ctypes.addressof(_nothing), view.nbytes)
                 for i, (key, view) in enumerate(zip(keys, views))
             ]
         batch = _Batch(next(self._ids), verb, len(items), views)
