@@ -15,6 +15,7 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
+    Type,
     TypeVar,
     Union,
 )
@@ -750,36 +751,9 @@ class ClientBase(Generic[S]):
 
         Raises InvalidError or ClosedError at once, if an entry cannot be understood; then none has begun.
         """
-        core = self._core
-        limit_ms = deadline_ms(deadline)
-        with core.lock:
-            core.use()
-            holds: List[Hold] = []
-            entries = [instance("entries", entry, AppendEntry) for entry in listed("entries", entries, "AppendEntry")]
-            array = (_library.CAppendEntry * max(1, len(entries)))()
-            try:
-                for c, entry in zip(array, entries):
-                    session = self._own(entry.session)
-                    rows = session._range(entry.token, 1, 0, None, 0, 0)
-                    one = session._bytes_of(rows)
-                    hold = Hold(session)
-                    holds.append(hold)
-                    place = core.place(entry.data, False, "rows", hold)
-                    rows.n_tokens, rest = divmod(place.nbytes, one)
-                    if rest or not rows.n_tokens:
-                        raise InvalidError(f"rows: {place.nbytes} bytes: not a multiple of {one}, of one token")
-                    session._check_rows(entry.data, rows)
-                    io = session._io(place, rows, None, hold)
-                    hold.kept += [rows, io]
-                    c.session, c.rows, c.io = session._open_handle(), ctypes.pointer(rows), ctypes.pointer(io)
-            except BaseException:
-                for hold in holds:
-                    hold.release(core)
-                raise
-            waits.kv_append_begin_batch(array, len(entries), limit_ms)
-            operations = [self._begun(c, hold, none(core)) for c, hold in zip(array, holds)]
-            del core.loose[:]
-            return operations
+        return self._begin_batch(
+            AppendEntry, entries, _library.CAppendEntry, self._append_entry, waits.kv_append_begin_batch, deadline
+        )
 
     def begin_query_many(
         self, entries: Sequence[QueryEntry], *, deadline: Optional[float] = None
@@ -788,33 +762,67 @@ class ClientBase(Generic[S]):
 
         Raises InvalidError or ClosedError at once, if an entry cannot be understood; then none has begun.
         """
+        return self._begin_batch(
+            QueryEntry, entries, _library.CQueryEntry, self._query_entry, waits.kv_query_begin_batch, deadline
+        )
+
+    def _begin_batch(
+        self,
+        kind: Type[Any],
+        entries: Sequence[Any],
+        c_type: Any,
+        fill: Callable[[Any, Any, SessionBase, Hold], Callable[[int, int], T]],
+        function: Callable[..., Any],
+        deadline: Optional[float],
+    ) -> "List[Union[Operation[T], TopKVError]]":
+        """`fill` writes an entry for the library, and returns how the result of its operation is read."""
         core = self._core
         limit_ms = deadline_ms(deadline)
         with core.lock:
             core.use()
             holds: List[Hold] = []
-            parses = []
-            entries = [instance("entries", entry, QueryEntry) for entry in listed("entries", entries, "QueryEntry")]
-            array = (_library.CQueryEntry * max(1, len(entries)))()
+            parses: List[Callable[[int, int], T]] = []
+            items = [instance("entries", entry, kind) for entry in listed("entries", entries, kind.__name__)]
+            array = (c_type * max(1, len(items)))()
             try:
-                for c, entry in zip(array, entries):
+                for c, entry in zip(array, items):
                     session = self._own(entry.session)
-                    hold = Hold(session)
-                    holds.append(hold)
-                    io, memory = session._query_io(entry.query, hold)
-                    parses.append(session._query_result(entry.query, memory))
-                    hold.kept += [entry.query, io]
-                    c.session, c.query = session._open_handle(), ctypes.pointer(entry.query._c)
-                    if io is not None:
-                        c.io = ctypes.pointer(io)
+                    holds.append(Hold(session))
+                    parses.append(fill(c, entry, session, holds[-1]))
+                    c.session = session._open_handle()
             except BaseException:
                 for hold in holds:
                     hold.release(core)
                 raise
-            waits.kv_query_begin_batch(array, len(entries), limit_ms)
+            function(array, len(items), limit_ms)
             operations = [self._begun(c, hold, parse) for c, hold, parse in zip(array, holds, parses)]
             del core.loose[:]
             return operations
+
+    def _append_entry(
+        self, c: Any, entry: AppendEntry, session: SessionBase, hold: Hold
+    ) -> Callable[[int, int], None]:
+        rows = session._range(entry.token, 1, 0, None, 0, 0)
+        one = session._bytes_of(rows)
+        place = self._core.place(entry.data, False, "rows", hold)
+        rows.n_tokens, rest = divmod(place.nbytes, one)
+        if rest or not rows.n_tokens:
+            raise InvalidError(f"rows: {place.nbytes} bytes: not a multiple of {one}, of one token")
+        session._check_rows(entry.data, rows)
+        io = session._io(place, rows, None, hold)
+        hold.kept += [rows, io]
+        c.rows, c.io = ctypes.pointer(rows), ctypes.pointer(io)
+        return none(self._core)
+
+    def _query_entry(
+        self, c: Any, entry: QueryEntry, session: SessionBase, hold: Hold
+    ) -> Callable[[int, int], QueryResult]:
+        io, memory = session._query_io(entry.query, hold)
+        hold.kept += [entry.query, io]
+        c.query = ctypes.pointer(entry.query._c)
+        if io is not None:
+            c.io = ctypes.pointer(io)
+        return session._query_result(entry.query, memory)
 
     def _own(self, session: SessionBase) -> SessionBase:
         if not isinstance(session, SessionBase):
