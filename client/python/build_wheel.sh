@@ -10,9 +10,10 @@ build=${KV_WHEEL_BUILD:-$top/build-wheel}
 out=${1:-$top/build-wheel}
 jobs=${KV_JOBS:-$(nproc)}
 
-case ${1:-} in
--*)
-    sed -n '2,7s/^# //p' "$0"
+case $#${1-} in
+0 | 1[!-]*) ;;
+*)
+    sed -n '2,7s/^# //p' "$0" >&2
     exit 2
     ;;
 esac

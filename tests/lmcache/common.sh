@@ -40,6 +40,25 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$venv" ] || venv=$top/.cache/lmcache-${version:-newest}
 
+# Before anything is downloaded: what it is for is there.
+if [ -z "$build" ]; then
+    build=$top/build-lmcache
+    echo "builds kvserver, kvctl and libkvclient in $build"
+    mkdir -p "$build"
+    { cmake -S "$top" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release &&
+        ninja -C "$build" kvserver kvctl kvclient; } >"$build/build.log" 2>&1 || {
+        tail -n 30 "$build/build.log" >&2
+        fail "$build: does not build"
+    }
+fi
+[ -d "$build" ] || fail "--build: $build: no such folder"
+TOPKV_LIBRARY=$(cd "$build" && pwd)/client/libkvclient.so.0
+TOPKV_KVSERVER=$(cd "$build" && pwd)/kvserver/kvserver
+TOPKV_KVCTL=$(cd "$build" && pwd)/client/kvctl/kvctl
+for file in "$TOPKV_LIBRARY" "$TOPKV_KVSERVER" "$TOPKV_KVCTL"; do
+    [ -f "$file" ] || fail "--build: $file: does not exist"
+done
+
 has() { # has PACKAGE: its version, if the environment has it
     "$venv/bin/python" -c "from importlib.metadata import version; print(version('$1'))" 2>/dev/null
 }
@@ -54,22 +73,6 @@ else
     echo "LMCache $(has lmcache) is installed"
 fi
 
-if [ -z "$build" ]; then
-    build=$top/build-lmcache
-    echo "builds kvserver, kvctl and libkvclient in $build"
-    mkdir -p "$build"
-    { cmake -S "$top" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release &&
-        ninja -C "$build" kvserver kvctl kvclient; } >"$build/build.log" 2>&1 || {
-        tail -n 30 "$build/build.log" >&2
-        fail "$build: does not build"
-    }
-fi
-TOPKV_LIBRARY=$(cd "$build" && pwd)/client/libkvclient.so.0
-TOPKV_KVSERVER=$(cd "$build" && pwd)/kvserver/kvserver
-TOPKV_KVCTL=$(cd "$build" && pwd)/client/kvctl/kvctl
-for file in "$TOPKV_LIBRARY" "$TOPKV_KVSERVER" "$TOPKV_KVCTL"; do
-    [ -f "$file" ] || fail "--build: $file: does not exist"
-done
 PYTHONPATH=$top/client/python:$top/tests/lmcache
 LMCACHE_DISABLE_BANNER=1
 LMCACHE_TRACK_USAGE=false
