@@ -2242,7 +2242,7 @@ static void full_memory_is_told(void **state)
                 cluster_look(&own);
                 wait_for_control(&side);
             }
-            if (status == KV_OK && n < 28) /* two thirds of what objects can have, of 48 MiB */
+            if (status == KV_OK && n < 33) /* four fifths of what queries leave of 48 MiB */
                 assert_true(n_scarce == time - 1 && n_full == time - 1);
         }
         assert_int_equal(status, KV_NO_MEMORY);
