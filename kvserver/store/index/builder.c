@@ -64,6 +64,7 @@ struct job {
     struct kvs_column lists_column; /* their memory, until it is the codebook's */
     bool is_late;      /* its chapter has codes: it makes only summaries or lists */
     bool wants_lists;  /* a late job that makes lists */
+    bool is_mixed;     /* as the session's blocks (unit.h) */
     bool replaces;     /* it replaces broken codebooks, whose codes its segments still have */
     bool has_recalled; /* what was learnt of its rows */
 };
@@ -222,6 +223,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         .kv_head = unit->kv_head,
         .block_begin = block_begin,
         .is_late = is_late,
+        .is_mixed = unit->blocks->is_mixed,
         .replaces = kind == KVS_INDEX_JOB_REPLACE,
     };
     if (writers != NULL) {
@@ -395,6 +397,7 @@ static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct job *job)
     book->open = job->plan.chapter_blocks == 0;
     book->block_begin = job->block_begin;
     book->n_blocks = job->n_segments;
+    book->is_mixed = job->is_mixed;
     job->state = JOB_RECALL;
     return KV_OK;
 }

@@ -161,7 +161,7 @@ uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
 {
     const uint32_t codebook = kvs_unit_codes(unit, at)->codebook;
 
-    if (book->n_holes > 0 || unit->blocks->is_mixed)
+    if (book->n_holes > 0 || book->is_mixed || unit->blocks->is_mixed)
         return kvs_unit_chapter_end(unit, at, end);
     if (end > kvs_unit_n_segments(unit))
         end = kvs_unit_n_segments(unit);
