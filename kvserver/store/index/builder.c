@@ -5,6 +5,7 @@
 #include "kvserver/store/index/job_queue.h"
 #include "kvserver/store/index/learnt.h"
 #include "kvserver/store/index/scorer.h"
+#include "kvserver/store/rows/arena.h"
 #include "kvserver/store/rows/residency.h"
 #include "kvserver/store/rows/verify.h"
 
@@ -21,6 +22,8 @@ enum {
                          * key */
     MEAN_FLOATS = 8 << 10,       /* of keys that are added in a piece: some 10 us */
     ROTATION_PRODUCTS = 1 << 15, /* of elements, in a piece: some 10 us */
+    AGAIN_US = 500,              /* between two looks for memory */
+    ROOM_US = 500000,            /* that a job waits for memory */
 };
 
 enum job_state {
@@ -67,6 +70,8 @@ struct job {
     bool is_mixed;     /* as the session's blocks (unit.h) */
     bool replaces;     /* it replaces broken codebooks, whose codes its segments still have */
     bool has_recalled; /* what was learnt of its rows */
+    uint64_t lacks_us; /* since when there is no memory for its next piece; 0: there was */
+    uint64_t again_us; /* when it looks for some again */
 };
 
 struct kvs_indexer {
@@ -694,20 +699,21 @@ static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan
                                      .rows = plan->summaries_rows};
 }
 
-/* Allocates summaries.  Returns false if the chapter gets none. */
-static bool begin_summaries(struct kvs_indexer *indexer, struct job *job)
+/* Allocates summaries.  *ret_done is true if the chapter gets none. */
+static kv_status_t begin_summaries(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
 {
     const struct kv_summary_shape shape = summaries_shape(&job->plan);
-    const uint32_t n_rows = rows_in_chapter(job);
+    const uint32_t n_rows = job->plan.summaries_bits > 0 ? rows_in_chapter(job) : 0;
+    kv_status_t status;
 
+    *ret_done = n_rows == 0;
     if (n_rows == 0)
-        return false;
-    if (kvs_summarise_begin(&indexer->summariser, indexer->books->store->arena, &shape, n_rows,
-                            seed_of(job)) != KV_OK) {
-        indexer->stats.summaries_failed++;
-        return false;
-    }
-    return true;
+        return KV_OK;
+    status = kvs_summarise_begin(&indexer->summariser, indexer->books->store->arena, &shape,
+                                 n_rows, seed_of(job));
+    if (status == KV_OK)
+        job->state = JOB_SUMMARIES;
+    return status;
 }
 
 /* Makes some summaries.  *ret_done is true when the codebook has them all. */
@@ -811,9 +817,7 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
             job->state = JOB_SUMMARIES_BEGIN;
         break;
     case JOB_SUMMARIES_BEGIN:
-        done = job->plan.summaries_bits == 0 || !begin_summaries(indexer, job);
-        if (!done)
-            job->state = JOB_SUMMARIES;
+        status = begin_summaries(indexer, job, &done);
         break;
     case JOB_SUMMARIES:
         status = summaries_piece(indexer, job, &done);
@@ -823,13 +827,25 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
     return status;
 }
 
+/* There is no memory for the next piece.  Whether rows of sessions that are used may make room for it,
+ * or what else is evictable: the job waits for that, for a while. */
+static bool room_comes(const struct kvs_indexer *indexer, struct job *job)
+{
+    const uint64_t now_us = kv_clock_now(indexer->clock);
+
+    if (job->lacks_us == 0)
+        job->lacks_us = now_us;
+    return now_us < job->lacks_us + ROOM_US &&
+           kvs_pages_want(kvs_arena_pages(indexer->books->store->arena), KVS_ARENA_PAGE);
+}
+
 bool kvs_indexer_step(struct kvs_indexer *indexer)
 {
     struct job *job = job_at_work(indexer);
     kv_status_t status;
     bool done = false;
 
-    if (job == NULL)
+    if (job == NULL || (job->lacks_us != 0 && kv_clock_now(indexer->clock) < job->again_us))
         return false;
     if (!is_wanted(job)) {
         drop(indexer, job);
@@ -847,6 +863,16 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     if (status == KV_IN_PROGRESS && job->state == JOB_RECALL) {
         drop_unwanted(indexer);
         return false;
+    }
+    if (status == KV_NO_MEMORY && room_comes(indexer, job)) {
+        job->again_us = kv_clock_now(indexer->clock) + AGAIN_US;
+        return false;
+    }
+    job->lacks_us = 0;
+    if (status == KV_NO_MEMORY && job->state == JOB_SUMMARIES_BEGIN) {
+        indexer->stats.summaries_failed++;
+        status = KV_OK;
+        done = true;
     }
     if (done && job->has_recalled)
         indexer->stats.recalled++;

@@ -245,6 +245,12 @@ bool kvs_op_index_run(struct kvs_request *request)
     status =
         kvs_index_schedule(request->shard->indexer, kvs_unit_at(request, request->cursor_unit),
                            request->header.token_count, &plan);
+    if (status == KV_NOT_READY && kvs_pages_are_short(request->shard->pages) &&
+        kvs_indexer_n_jobs(request->shard->indexer, request->session->index) > 0) {
+        /* Jobs pin their rows, and those of all units would leave no memory for what they make. */
+        kvs_request_wait(request, UINT32_MAX);
+        return false;
+    }
     if (status == KV_NOT_READY) {
         const struct kvs_segment *missing =
             kvs_need_unit(request, request->cursor_unit, request->header.token_count);
