@@ -6,6 +6,7 @@
 
 enum {
     NONE = KVS_PAGE_NONE,
+    OWNERS_MAX = 512, /* of a page: 4 KiB */
 };
 
 struct size_class {
@@ -60,6 +61,12 @@ static void list_remove(struct kvs_arena *arena, int32_t *first, uint32_t index)
         page_at(arena, page->next)->prev = page->prev;
 }
 
+static void free_owners(struct kvs_page *page)
+{
+    free(page->owners);
+    page->owners = NULL;
+}
+
 struct kvs_arena *kvs_arena_create_in(struct kvs_pages *pages)
 {
     struct kvs_arena *arena = calloc(1, sizeof(*arena));
@@ -87,16 +94,16 @@ void kvs_arena_destroy(struct kvs_arena *arena)
 {
     if (arena == NULL)
         return;
-    if (arena->owns_pages) {
+    for (uint32_t i = 0; i < arena->pages->n_pages && arena->n_used > 0; i++)
+        if (is_own(arena, page_at(arena, i))) {
+            free_owners(page_at(arena, i));
+            kvs_page_return(arena->pages, i);
+            arena->n_used--;
+        }
+    if (arena->owns_pages)
         kvs_pages_destroy(arena->pages);
-    } else {
-        for (uint32_t i = 0; i < arena->pages->n_pages && arena->n_used > 0; i++)
-            if (is_own(arena, page_at(arena, i))) {
-                kvs_page_return(arena->pages, i);
-                arena->n_used--;
-            }
+    else
         atomic_fetch_sub(&arena->pages->n_arenas, 1);
-    }
     free(arena);
 }
 
@@ -203,6 +210,14 @@ size_t kvs_arena_class_bytes(const struct kvs_arena *arena, int class_id)
     return arena->classes[class_id].bytes;
 }
 
+/* Ties to the lower one. */
+static bool is_sparser(const struct kvs_arena *arena, int32_t a, int32_t b)
+{
+    const uint32_t n_a = page_at(arena, a)->n_used, n_b = page_at(arena, b)->n_used;
+
+    return n_a < n_b || (n_a == n_b && a < b);
+}
+
 /* ---- elements ---------------------------------------------------------------------------- */
 
 /* Finds the first free element of the page; returns how many are free from there on, at most
@@ -226,6 +241,25 @@ find_run(const struct kvs_page *page, uint32_t per_page, uint32_t want, uint32_t
     return count;
 }
 
+/* Takes up to `want` adjacent elements of a page that has room. */
+static void *take(struct kvs_arena *arena, uint32_t index, uint32_t want, uint32_t *ret_count)
+{
+    struct kvs_page *page = page_at(arena, index);
+    struct size_class *class = &arena->classes[page->class_id];
+    uint32_t begin;
+    const uint32_t count = find_run(page, class->per_page, want, &begin);
+
+    assert(count > 0);
+    for (uint32_t i = begin; i < begin + count; i++)
+        page->used[i / 64] |= (uint64_t)1 << i % 64;
+    page->n_used += count;
+    arena->bytes_taken += count * class->bytes;
+    if (page->n_used == class->per_page)
+        list_remove(arena, &class->first, index);
+    *ret_count = count;
+    return arena->pages->base + (uint64_t)index * KVS_ARENA_PAGE + begin * class->bytes;
+}
+
 void *
 kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32_t *ret_count)
 {
@@ -244,20 +278,7 @@ kvs_arena_alloc_run(struct kvs_arena *arena, int class_id, uint32_t want, uint32
         memset(fresh->used, 0, sizeof(fresh->used));
         list_push(arena, &class->first, (uint32_t)taken);
     }
-
-    uint32_t index = (uint32_t) class->first, begin;
-    struct kvs_page *page = page_at(arena, index);
-    uint32_t count = find_run(page, class->per_page, want, &begin);
-
-    assert(count > 0);
-    for (uint32_t i = begin; i < begin + count; i++)
-        page->used[i / 64] |= (uint64_t)1 << i % 64;
-    page->n_used += count;
-    arena->bytes_taken += count * class->bytes;
-    if (page->n_used == class->per_page)
-        list_remove(arena, &class->first, index);
-    *ret_count = count;
-    return arena->pages->base + (uint64_t)index * KVS_ARENA_PAGE + begin * class->bytes;
+    return take(arena, (uint32_t) class->first, want, ret_count);
 }
 
 void *kvs_arena_alloc(struct kvs_arena *arena, int class_id)
@@ -265,6 +286,84 @@ void *kvs_arena_alloc(struct kvs_arena *arena, int class_id)
     uint32_t count;
 
     return kvs_arena_alloc_run(arena, class_id, 1, &count);
+}
+
+void kvs_arena_set_owner(struct kvs_arena *arena, const void *element, void *owner)
+{
+    const uint64_t offset = (uint64_t)((const char *)element - arena->pages->base);
+    struct kvs_page *page = page_at(arena, (int64_t)(offset / KVS_ARENA_PAGE));
+    const struct size_class *class = &arena->classes[page->class_id];
+
+    if (page->owners == NULL && class->per_page <= OWNERS_MAX)
+        page->owners = calloc(class->per_page, sizeof(*page->owners));
+    if (page->owners != NULL)
+        page->owners[offset % KVS_ARENA_PAGE / class->bytes] = owner;
+}
+
+void *kvs_arena_owner(const struct kvs_arena *arena, const void *element)
+{
+    const uint64_t offset = (uint64_t)((const char *)element - arena->pages->base);
+    const struct kvs_page *page = page_at(arena, (int64_t)(offset / KVS_ARENA_PAGE));
+
+    return page->owners != NULL
+               ? page->owners[offset % KVS_ARENA_PAGE / arena->classes[page->class_id].bytes]
+               : NULL;
+}
+
+int32_t kvs_arena_sparsest(const struct kvs_arena *arena, int class_id, uint32_t skipped)
+{
+    const struct size_class *class = &arena->classes[class_id];
+    uint64_t n_free = 0;
+    int32_t found = NONE;
+
+    for (int32_t i = class->first; i != NONE; i = page_at(arena, i)->next)
+        n_free += class->per_page - page_at(arena, i)->n_used;
+    /* Its own free ones count as well: together they are a page. */
+    if (n_free < class->per_page)
+        return NONE;
+    for (uint32_t n = 0; n <= skipped; n++) {
+        const int32_t last = found;
+
+        found = NONE;
+        for (int32_t i = class->first; i != NONE; i = page_at(arena, i)->next)
+            if ((last == NONE || is_sparser(arena, last, i)) &&
+                (found == NONE || is_sparser(arena, i, found)))
+                found = i;
+        if (found == NONE)
+            return NONE;
+    }
+    return found;
+}
+
+void *kvs_arena_next_owned(const struct kvs_arena *arena,
+                           int32_t index,
+                           uint32_t *at,
+                           void **ret_owner)
+{
+    const struct kvs_page *page = page_at(arena, index);
+
+    if (!is_own(arena, page) || page->owners == NULL)
+        return NULL;
+    const struct size_class *class = &arena->classes[page->class_id];
+
+    while (*at < class->per_page) {
+        const uint32_t i = (*at)++;
+
+        *ret_owner = page->owners[i];
+        if (*ret_owner != NULL)
+            return arena->pages->base + (uint64_t)index * KVS_ARENA_PAGE + i * class->bytes;
+    }
+    return NULL;
+}
+
+void *kvs_arena_alloc_outside(struct kvs_arena *arena, int class_id, int32_t page)
+{
+    uint32_t count;
+
+    for (int32_t i = arena->classes[class_id].first; i != NONE; i = page_at(arena, i)->next)
+        if (i != page)
+            return take(arena, (uint32_t)i, 1, &count);
+    return NULL;
 }
 
 void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
@@ -281,6 +380,8 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
     assert(page->used[bit / 64] >> bit % 64 & 1);
     page->used[bit / 64] &= ~((uint64_t)1 << bit % 64);
     arena->bytes_taken -= class->bytes;
+    if (page->owners != NULL)
+        page->owners[bit] = NULL;
     /* A full page was on no list. */
     if (page->n_used-- == class->per_page)
         list_push(arena, &class->first, index);
@@ -288,6 +389,7 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
         list_remove(arena, &class->first, index);
         class->n_pages--;
         arena->n_used--;
+        free_owners(page);
         kvs_page_return(arena->pages, index);
     }
 }
@@ -396,6 +498,8 @@ static void check_page(const struct kvs_page *page, uint32_t per_page)
     if (per_page % 64 != 0)
         assert(page->used[per_page / 64] >> per_page % 64 == 0);
     assert(n_used == page->n_used && n_used > 0 && n_used <= per_page);
+    for (uint32_t i = 0; page->owners != NULL && i < per_page; i++)
+        assert(page->owners[i] == NULL || (page->used[i / 64] >> i % 64 & 1) != 0);
 }
 
 void kvs_arena_check(const struct kvs_arena *arena)

@@ -39,6 +39,7 @@ struct kvs_page {
     int32_t next,
         prev; /* in the list of the class's pages with room; next: of the free pages */
     uint64_t used[KVS_PAGE_ELEMENTS_MAX / 64];
+    void **owners; /* of its elements (arena.h); NULL: no one is known */
 };
 
 struct kvs_pages {

@@ -379,9 +379,68 @@ static void a_few_pages_are_short(void **state)
     kvs_pages_destroy(pages);
 }
 
+/* What is left of a sparse page goes to others, of the same class, that are in use: then the page is
+ * whole again.  Elements without an owner stay where they are. */
+static void sparse_pages_become_whole(void **state)
+{
+    enum {
+        BYTES = 32 << 10,
+        PER_PAGE = KVS_ARENA_PAGE / BYTES,
+        N = 3 * PER_PAGE
+    };
+    struct kvs_arena *arena = kvs_arena_create((uint64_t)4 * KVS_ARENA_PAGE);
+    const int class_id = kvs_arena_class_rounded(arena, BYTES);
+    static int whose[N];
+    void *elements[N], *owner, *element;
+    uint32_t at = 0, n = 0;
+
+    (void)state;
+    for (unsigned i = 0; i < N; i++) {
+        elements[i] = kvs_arena_alloc(arena, class_id);
+        assert_null(kvs_arena_owner(arena, elements[i]));
+        kvs_arena_set_owner(arena, elements[i], &whose[i]);
+    }
+    assert_int_equal(kvs_arena_sparsest(arena, class_id, 0), KVS_PAGE_NONE);
+    /* 3 are left of the second page, and some more than half of each other one. */
+    for (unsigned i = 0; i < N; i++)
+        if (i / PER_PAGE == 1 ? i % PER_PAGE >= 3 : i % PER_PAGE >= 60) {
+            kvs_arena_free(arena, class_id, elements[i]);
+            elements[i] = NULL;
+        }
+    kvs_arena_check(arena);
+    const int32_t page = kvs_arena_sparsest(arena, class_id, 0);
+    assert_int_equal(page, 1);
+    assert_int_equal(kvs_arena_sparsest(arena, class_id, 1), 0);
+    assert_int_equal(kvs_arena_sparsest(arena, class_id, 2), 2);
+    assert_int_equal(kvs_arena_sparsest(arena, class_id, 3), KVS_PAGE_NONE);
+    while ((element = kvs_arena_next_owned(arena, page, &at, &owner)) != NULL) {
+        void *to = kvs_arena_alloc_outside(arena, class_id, page);
+
+        assert_ptr_equal(owner, &whose[PER_PAGE + n++]);
+        assert_non_null(to);
+        assert_true((uint64_t)((char *)to - (char *)kvs_arena_base(arena)) / KVS_ARENA_PAGE !=
+                    1);
+        kvs_arena_set_owner(arena, to, owner);
+        kvs_arena_free(arena, class_id, element);
+        assert_ptr_equal(kvs_arena_owner(arena, to), owner);
+        kvs_arena_check(arena);
+    }
+    assert_int_equal(n, 3);
+    assert_int_equal(kvs_arena_bytes_used(arena), (uint64_t)2 * KVS_ARENA_PAGE);
+    at = 0;
+    assert_null(kvs_arena_next_owned(arena, page, &at, &owner));
+    /* Eight less three are free: no page, and no fresh one is taken. */
+    assert_int_equal(kvs_arena_sparsest(arena, class_id, 0), KVS_PAGE_NONE);
+    for (n = 0; kvs_arena_alloc_outside(arena, class_id, page) != NULL; n++)
+        ;
+    assert_int_equal(n, 8 - 3);
+    kvs_arena_destroy(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sparse_pages_become_whole),
         cmocka_unit_test(lends_and_takes_back),
         cmocka_unit_test(arenas_share_pages),
         cmocka_unit_test(lent_pages_are_missing),
