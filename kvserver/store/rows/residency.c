@@ -92,6 +92,11 @@ static void stay(struct kvs_segment_store *store, struct kvs_block *block)
     store->n_away -= block->residency == KVS_IN_MEMORY;
 }
 
+void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    stay(store, block);
+}
+
 bool kvs_block_image(const struct kvs_segment_store *store,
                      const struct kvs_block *block,
                      uint32_t at,
@@ -161,6 +166,32 @@ static bool is_pinned(const struct kvs_block *block, uint32_t at)
     for (uint32_t i = 0; i < block->n_segments; i++)
         n_others += block->segments[i].training;
     return block->pins != n_others;
+}
+
+bool kvs_block_move_rows(struct kvs_segment_store *store,
+                         struct kvs_block *block,
+                         const void *rows,
+                         int32_t page)
+{
+    uint32_t at = 0;
+
+    while (block->segments[at].rows != (uintptr_t)rows)
+        at++;
+    if (is_pinned(block, at) || store->n_at_unit[at % KVS_WORK_UNITS] > 0)
+        return false;
+    uint8_t *from = kvs_block_rows(block, at);
+    const int class_id = kvs_arena_class_of(store->arena, from);
+    uint8_t *to = kvs_arena_alloc_outside(store->arena, class_id, page);
+
+    if (to == NULL)
+        return false;
+    memcpy(to, from, kvs_arena_class_bytes(store->arena, class_id));
+    block->segments[at].rows = (uintptr_t)to;
+    kvs_arena_use(store->arena, KVS_USE_ROWS, to);
+    kvs_arena_set_owner(store->arena, to, block);
+    kvs_arena_unuse(store->arena, KVS_USE_ROWS, from);
+    kvs_arena_free(store->arena, class_id, from);
+    return true;
 }
 
 /* A block that lies over another is only this thread's way to say whose rows are whose: it leaves once
@@ -329,7 +360,9 @@ bool kvs_block_restore(struct kvs_segment_store *store,
     memset(rows + n_good, 0, rows_bytes - n_good);
     kvs_segment_away_release(store, &block->segments[at]);
     block->segments[at].rows = (uintptr_t)rows;
+    kvs_segment_note_use(store, block, at);
     kvs_arena_use(store->arena, KVS_USE_ROWS, rows);
+    kvs_arena_set_owner(store->arena, rows, block);
     if (image != NULL) {
         memcpy(rows, image->rows, n_good);
         memcpy(kvs_block_crcs(block, at), image->crcs, CRCS_BYTES);

@@ -17,7 +17,11 @@
  * There are two ways to leave.  A block that nobody needs leaves with all its segments and all their
  * columns: rows, CRCs, codes.  Of a block that somebody needs a tier may let the rows of some units go,
  * and bring them back in place of others': so a session is used whose rows are more than memory, and of
- * which a layer is needed at a time.  Codes and CRCs stay then, being few.
+ * which a layer is needed at a time.  Codes and CRCs stay then, being few, and queries that find their
+ * candidates by codes need the rows of these only (ops/query_rows.h).
+ *
+ * Which rows will not be needed soon is guessed from passes.  A model uses its layers in turn: whoever
+ * queries a unit again is in the next pass.  What was not used in a pass or the one before is idle.
  *
  * What stays of an absent block is its record, the records of its codes, which refer to codebooks, and
  * the marks of its bad rows:
@@ -115,6 +119,13 @@ kv_status_t kvs_block_leave(struct kvs_segment_store *store, struct kvs_block *b
 size_t
 kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at);
 
+/* Moves the rows of a block out of a page of the arena, to another one of their class.  Returns false if
+ * somebody uses them, or no other page has room. */
+bool kvs_block_move_rows(struct kvs_segment_store *store,
+                         struct kvs_block *block,
+                         const void *rows,
+                         int32_t page);
+
 /* Returns false if the segment has no rows in memory.  The block is leaving, or in memory. */
 bool kvs_block_image(const struct kvs_segment_store *store,
                      const struct kvs_block *block,
@@ -151,6 +162,38 @@ bool kvs_segment_need(struct kvs_segment_store *store, struct kvs_block *block, 
 
 /* The block will be needed: it comes back while there is memory.  Returns whether it is there. */
 bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block);
+
+/* A block that leaves stays, for who needs its codes. */
+void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block);
+
+/* Rows of the segment are about to be used, or to come back for that: in this pass. */
+static inline void
+kvs_segment_note_use(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
+{
+    block->segments[at].pass = store->passes[at % KVS_WORK_UNITS] & 3;
+}
+
+/* Returns whether rows of the segment were not used in this pass nor the one before. */
+static inline bool kvs_segment_is_idle(const struct kvs_segment_store *store,
+                                       const struct kvs_block *block,
+                                       uint32_t at)
+{
+    return ((store->passes[at % KVS_WORK_UNITS] - block->segments[at].pass) & 3) >= 2;
+}
+
+/* Who uses a unit again and again begins a pass each time, or is in the one that another session has
+ * begun.
+ *   pass  its own, of that unit */
+static inline void kvs_pass_end(struct kvs_segment_store *store, uint32_t at, uint8_t *pass)
+{
+    uint8_t *now = &store->passes[at % KVS_WORK_UNITS];
+
+    if (*pass == *now) {
+        ++*now;
+        store->n_passes++;
+    }
+    *pass = *now;
+}
 
 /* Returns whether the segment's rows, CRCs and codes may be touched during this call. */
 static inline bool kvs_segment_is_here(const struct kvs_block *block, uint32_t at)

@@ -440,7 +440,9 @@ bool kvs_segment_add(struct kvs_segment_store *store,
     assert(kvs_block_rows(block, at) == rows);
     block->n_own++;
     store->n_segments++;
+    kvs_segment_note_use(store, block, at);
     kvs_arena_use(store->arena, KVS_USE_ROWS, rows);
+    kvs_arena_set_owner(store->arena, rows, block);
     drop_hidden(store, block);
     return true;
 }
@@ -558,6 +560,8 @@ static bool segment_move(struct kvs_segment_store *store,
         bad_move(store, from, to, at);
     to->segments[at] = from->segments[at];
     from->segments[at] = (struct kvs_segment){0};
+    if (!kvs_segment_is_away(&to->segments[at]))
+        kvs_arena_set_owner(store->arena, kvs_block_rows(to, at), to);
     to->n_own++;
     from->n_own--;
     return true;
@@ -651,6 +655,8 @@ check_segment(const struct kvs_segment_store *store, const struct kvs_block *blo
 
         assert(block->residency != KVS_ABSENT && !kvs_column_is_away(&codes->column));
         assert(kvs_arena_is_in_use(store->arena, kvs_arena_class_of(store->arena, rows), rows));
+        assert(kvs_arena_owner(store->arena, rows) == block ||
+               kvs_arena_owner(store->arena, rows) == NULL);
         assert(kvs_block_group(block, at)->crcs != NULL);
     }
     assert(!segment->is_wanted ||

@@ -82,6 +82,7 @@ struct kvs_segment {
     uint64_t is_all_bad : 1; /* one of its rows is bad: which one is not known, or there was no
                               * memory to say it */
     uint64_t is_wanted : 1;  /* it is away, and somebody has asked for it */
+    uint64_t pass : 2;       /* in which its rows were used last, modulo 4 (residency.h) */
 };
 static_assert(sizeof(struct kvs_segment) == 8, "bookkeeping of a segment");
 
@@ -161,6 +162,8 @@ struct kvs_segment_store {
     uint64_t turn;                      /* of those at work */
     uint64_t n_at_work[2];              /* who began in an even turn, in an odd one */
     uint32_t n_at_unit[KVS_WORK_UNITS]; /* the same, by units */
+    uint8_t passes[KVS_WORK_UNITS];     /* modulo 256: of units, modulo KVS_WORK_UNITS */
+    uint64_t n_passes;                  /* of all units */
     const struct kvs_tier *tier;
     void *tier_arg;
     /* A segment that was wanted is in memory, or has gone.  Whoever waits for some sets it. */

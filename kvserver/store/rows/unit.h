@@ -63,6 +63,7 @@ struct kvs_unit {
     uint16_t layer, kv_head;
     uint32_t row_bytes;
     uint32_t session; /* its place on this data thread */
+    uint8_t pass;     /* of the last query of it (residency.h) */
     uint64_t mark;    /* of the last request that named it: finds duplicates */
     const struct kv_writers *const *writers; /* the session's; NULL: writer 0 */
 
@@ -196,6 +197,20 @@ static inline bool kvs_unit_is_bad(const struct kvs_unit *unit, uint32_t token)
 
     return kvs_segment_has_bad(block, unit->at) &&
            kvs_segment_is_bad(unit->blocks->store, block, unit->at, token % KV_BLOCK_TOKENS);
+}
+
+/* Returns whether the row is in memory and not known to be bad. */
+static inline bool kvs_unit_is_readable(const struct kvs_unit *unit, uint32_t token)
+{
+    return kvs_unit_is_here(unit, token / KV_BLOCK_TOKENS) && !kvs_unit_is_bad(unit, token);
+}
+
+/* Returns whether the unit's rows of a block have codes, in memory. */
+static inline bool kvs_unit_has_codes(const struct kvs_unit *unit, uint32_t block)
+{
+    const struct kvs_column *column = &kvs_unit_codes(unit, block)->column;
+
+    return column->bytes != NULL && !kvs_column_is_away(column);
 }
 
 /* Writes a bad row and its CRC again; it is then good in every unit that has it, or bad as before

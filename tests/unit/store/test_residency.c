@@ -588,6 +588,80 @@ static void units_leave_one_by_one(void **state)
     close_session(session);
 }
 
+/* Rows move to another page unless somebody uses them, and are what they were. */
+static void rows_move(void **state)
+{
+    struct session *session = &it.sessions[0];
+    struct kvs_work work = {0};
+    struct kvs_block *pins[4];
+    uint32_t n_moved = 0;
+
+    (void)state;
+    for (uint32_t i = 0; i < session->blocks.n; i++)
+        for (uint32_t at = 0; at < N_UNITS; at++) {
+            struct kvs_block *block = session->blocks.list[i];
+            const uint8_t *rows = kvs_block_rows(block, at);
+            const int class_id = kvs_arena_class_of(it.arena, rows);
+            const uint64_t offset = (uint64_t)(rows - (uint8_t *)kvs_arena_base(it.arena));
+            const int32_t page = (int32_t)(offset / KVS_ARENA_PAGE);
+            /* The first of the next page has room for those that move. */
+            void *full[KVS_PAGE_ELEMENTS_MAX];
+            uint32_t n_full = 0;
+
+            assert_ptr_equal(kvs_arena_owner(it.arena, rows), block);
+            /* Before any has moved, no other page has room. */
+            assert_true(n_moved >= N_UNITS ||
+                        !kvs_block_move_rows(&it.store, block, rows, page));
+            while (n_full == 0 || (uint64_t)((uint8_t *)full[n_full - 1] -
+                                             (uint8_t *)kvs_arena_base(it.arena)) /
+                                          KVS_ARENA_PAGE ==
+                                      (uint64_t)page)
+                full[n_full++] = kvs_arena_alloc(it.arena, class_id);
+            kvs_work_add(&work, at);
+            kvs_work_begin(&it.store, &work);
+            assert_false(kvs_block_move_rows(&it.store, block, rows, page));
+            kvs_work_end(&it.store, &work);
+            assert_true(kvs_unit_pin(&session->units[at], i * KV_BLOCK_TOKENS, 1, pins) == 1);
+            assert_false(kvs_block_move_rows(&it.store, block, rows, page));
+            kvs_block_unpin(&it.store, block);
+            assert_true(kvs_block_move_rows(&it.store, block, rows, page));
+            assert_true(kvs_block_rows(block, at) != rows);
+            assert_ptr_equal(kvs_arena_owner(it.arena, kvs_block_rows(block, at)), block);
+            n_moved++;
+            while (n_full > 0)
+                kvs_arena_free(it.arena, class_id, full[--n_full]);
+            check(session);
+        }
+    assert_int_equal(n_moved, kvs_blocks_for(TOKENS) * N_UNITS);
+    assert_whole(session);
+    close_session(session);
+}
+
+/* Who queries a unit again is in the next pass; another session is in the same one. */
+static void what_two_passes_have_not_used_is_idle(void **state)
+{
+    struct session *session = &it.sessions[0];
+    struct kvs_block *block = session->blocks.list[0], *other = session->blocks.list[1];
+    uint8_t first = 0, second = 0;
+
+    (void)state;
+    kvs_segment_note_use(&it.store, block, 1);
+    kvs_segment_note_use(&it.store, other, 1);
+    kvs_pass_end(&it.store, 1, &first);
+    assert_int_equal(it.store.n_passes, 1);
+    kvs_pass_end(&it.store, 1, &second);
+    assert_int_equal(it.store.n_passes, 1);
+    kvs_segment_note_use(&it.store, other, 1);
+    assert_false(kvs_segment_is_idle(&it.store, block, 1));
+    kvs_pass_end(&it.store, 1, &first);
+    assert_true(kvs_segment_is_idle(&it.store, block, 1));
+    assert_false(kvs_segment_is_idle(&it.store, other, 1));
+    assert_false(kvs_segment_is_idle(&it.store, block, 0));
+    kvs_segment_note_use(&it.store, block, 1);
+    assert_false(kvs_segment_is_idle(&it.store, block, 1));
+    close_session(session);
+}
+
 static void pinned_blocks_stay(void **state)
 {
     struct session *session = &it.sessions[0];
@@ -656,6 +730,9 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(blocks_in_use_stay, set_up, tear_down),
         cmocka_unit_test_setup_teardown(units_leave_one_by_one, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(rows_move, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_two_passes_have_not_used_is_idle, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(pinned_blocks_stay, set_up, tear_down),
         cmocka_unit_test_setup_teardown(blocks_come_back_when_there_is_memory, set_up,
                                         tear_down),
