@@ -27,7 +27,7 @@
 
 enum {
     CLIENTS = 2, /* the first one's blocks leave */
-    TOKENS = 1000,
+    TOKENS = 1132,
     HEADS = 4,
     D = 64,
     ROW_BYTES = 2 * D * 2,
@@ -120,7 +120,8 @@ static void put(unsigned client, uint32_t begin, uint32_t n, kv_status_t wanted)
                it.rows[client] + ((size_t)head * TOKENS + begin) * ROW_BYTES,
                (size_t)n * ROW_BYTES);
     assert_int_equal(kv_put_begin(it.sessions[client], &box, &io, 0, &op), KV_OK);
-    assert_int_equal(end_of(op), wanted);
+    if (end_of(op) != wanted)
+        fail_msg("%s", kv_op_detail(op));
     kv_op_free(op);
     kv_buffer_free(buffer);
 }
@@ -736,6 +737,213 @@ static void blocks_with_lost_rows_are_unknown(void **state)
     truth_destroy(truth);
 }
 
+/* ---- rows of single segments -------------------------------------------------------------- */
+
+enum {
+    FEW = 2,
+    FULL = (TOKENS - 100) / KV_BLOCK_TOKENS, /* blocks that have all their rows */
+};
+
+/* The segments that were asked for. */
+static bool wanted[FULL][HEADS];
+static unsigned n_wanted;
+
+static void note_want(void *arg, struct kvs_block *block, uint32_t at)
+{
+    const struct kvs_blocks *blocks = blocks_of(0);
+    uint32_t i = 0;
+
+    (void)arg;
+    while (blocks->list[i] != block)
+        i++;
+    assert_true(i < FULL && !wanted[i][at]);
+    wanted[i][at] = true;
+    n_wanted++;
+}
+
+static void index_first(uint32_t summaries, bool copies)
+{
+    const struct kv_index_options index = {.tokens = FULL * KV_BLOCK_TOKENS,
+                                           .chapter_blocks = 8,
+                                           .m = 4,
+                                           .bits = 4,
+                                           .rotates = true,
+                                           .copies = copies,
+                                           .iterations = 4,
+                                           .seed = 5,
+                                           .summaries = summaries,
+                                           .summary_rows = 1024,
+                                           .wait = true};
+    struct kv_op *op = NULL;
+    const kv_status_t status = kv_index_begin(it.sessions[0], &index, 0, &op);
+
+    run_well(status, op);
+    kv_op_free(op);
+}
+
+static struct kv_op *query_few(enum kv_answer answer, uint32_t summaries, bool cuts)
+{
+    const struct kv_range range = {10, TOKENS - 110};
+    const struct kv_query asked = {
+        .n_kv_heads = HEADS,
+        .n_queries = 1,
+        .queries = it.vectors,
+        .scale = 0.125f,
+        .merge = KV_MERGE_SUM,
+        .answer = answer,
+        .want_ids = answer == KV_ANSWER_ATTEND,
+        .k = FEW,
+        .rerank = cuts ? 1 : 2,
+        .first_cut = cuts ? KV_CUT_INT4 : KV_CUT_NONE,
+        .candidates = cuts ? 8 : 0,
+        .summaries = summaries,
+        .summary_rows = 1024,
+        .n_ranges = 1,
+        .ranges = &range,
+    };
+    struct kv_op *op = NULL;
+
+    assert_int_equal(kv_query_begin(it.sessions[0], &asked, NULL, 0, &op), KV_OK);
+    return op;
+}
+
+static void assert_same_few(const struct kv_op *a, const struct kv_op *b, bool has_outputs)
+{
+    for (uint32_t head = 0; head < HEADS; head++) {
+        struct kv_query_result x, y;
+
+        assert_int_equal(kv_op_query_result(a, head, &x), KV_OK);
+        assert_int_equal(kv_op_query_result(b, head, &y), KV_OK);
+        assert_int_equal(x.n_ids, FEW);
+        assert_int_equal(y.n_ids, FEW);
+        assert_memory_equal(x.ids, y.ids, FEW * sizeof(*x.ids));
+        if (has_outputs)
+            assert_memory_equal(x.outputs, y.outputs, D * sizeof(float));
+    }
+}
+
+/* The rows of all full blocks go; their codes stay. */
+static void let_all_go(void)
+{
+    const struct kvs_blocks *blocks = blocks_of(0);
+
+    for (uint32_t i = 0; i < FULL; i++) {
+        memory_tier_forget(&it.tier, blocks->list[i]);
+        assert_true(memory_tier_keep(&it.tier, blocks->list[i]));
+        for (uint32_t at = 0; at < HEADS; at++)
+            assert_true(kvs_segment_let_go(&shard()->store, blocks->list[i], at) > 0);
+    }
+    memset(wanted, 0, sizeof(wanted));
+    n_wanted = 0;
+}
+
+static void bring_wanted(void)
+{
+    const struct kvs_blocks *blocks = blocks_of(0);
+
+    for (uint32_t i = 0; i < FULL; i++)
+        for (uint32_t at = 0; at < HEADS; at++)
+            if (wanted[i][at] && kvs_segment_is_away(&blocks->list[i]->segments[at]))
+                assert_true(kvs_block_restore(&shard()->store, blocks->list[i], at,
+                                              memory_tier_find(&it.tier, blocks->list[i], at)));
+}
+
+/* What the query asks for before it waits, if it waits at all. */
+static void wait_for_rows(const struct kv_op *op)
+{
+    for (int i = 0; i < 200 && kv_op_status(op) == KV_IN_PROGRESS; i++)
+        step();
+}
+
+/* Of rows that are away a query brings those back in whose blocks it has candidates: with a first cut
+ * by copies, which stay, only the chosen ones.  It holds nothing while it waits; its answer is that over
+ * all rows; the next one finds all.  Where it touches all rows, it waits for all: without summaries that
+ * it wants, or without codes. */
+static void queries_need_the_rows_of_candidates(void **state)
+{
+    static const struct {
+        enum kv_answer answer;
+        uint32_t made, summaries; /* of the index, of the query */
+        bool cuts, is_exact;      /* what is touched are the chosen rows */
+    } ways[] = {
+        {KV_ANSWER_ATTEND, 0, 0, false, false}, {KV_ANSWER_ATTEND, 0, 0, true, true},
+        {KV_ANSWER_ATTEND, 16, 16, true, true}, {KV_ANSWER_ATTEND, 0, 16, true, false},
+        {KV_ANSWER_IDS, 0, 0, true, true},
+    };
+    const struct kvs_tier ops = {.keep = memory_tier_keep,
+                                 .load = memory_tier_load,
+                                 .forget = memory_tier_forget,
+                                 .want = note_want};
+
+    (void)state;
+    shard()->store.tier = &ops;
+    for (unsigned way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
+        const bool needs_all = ways[way].summaries != ways[way].made;
+        const bool needs_none = ways[way].answer == KV_ANSWER_IDS;
+        struct kv_op *alone, *op;
+        unsigned n = 0;
+
+        cut(0);
+        put(0, 0, TOKENS - 100, KV_OK);
+        index_first(ways[way].made, true);
+        alone = query_few(ways[way].answer, ways[way].summaries, ways[way].cuts);
+        run_well(KV_OK, alone);
+        let_all_go();
+        op = query_few(ways[way].answer, ways[way].summaries, ways[way].cuts);
+        wait_for_rows(op);
+        for (uint32_t head = 0; head < HEADS && !needs_none; head++) {
+            struct kv_query_result found;
+
+            assert_int_equal(kv_op_query_result(alone, head, &found), KV_OK);
+            for (uint32_t i = 0; i < FEW; i++) {
+                const uint32_t block = found.ids[i] / KV_BLOCK_TOKENS;
+
+                assert_true(block >= FULL || wanted[block][head]);
+                n += block < FULL && (i == 0 || found.ids[i - 1] / KV_BLOCK_TOKENS != block);
+            }
+        }
+        print_message("way %u: %u of %u segments, %u have chosen rows\n", way, n_wanted,
+                      FULL * HEADS, n);
+        if (needs_all)
+            assert_int_equal(n_wanted, FULL * HEADS);
+        else if (ways[way].is_exact)
+            assert_int_equal(n_wanted, n);
+        else
+            assert_true(n_wanted >= n && n_wanted <= 2 * FEW * HEADS);
+        assert_int_equal(kv_op_status(op), needs_none ? KV_OK : KV_IN_PROGRESS);
+        assert_true(kvs_query_queue_is_idle(kvs_query_queue_of(shard())));
+        assert_int_equal(kv_pool_used(shard()->stagings), 0);
+        assert_int_equal(shard()->store.n_at_work[0] + shard()->store.n_at_work[1], 0);
+        bring_wanted();
+        run_well(KV_OK, op);
+        assert_same_few(op, alone, !needs_none);
+        kv_op_free(op);
+
+        const unsigned n_before = n_wanted;
+        op = query_few(ways[way].answer, ways[way].summaries, ways[way].cuts);
+        run_well(KV_OK, op);
+        assert_same_few(op, alone, !needs_none);
+        assert_int_equal(n_wanted, n_before);
+        kv_op_free(op);
+
+        /* The codes cannot be used any more: rows are scored by their keys, all of them. */
+        for (uint32_t head = 0; head < HEADS; head++)
+            kvs_codebook_at(&shard()->codebooks,
+                            kvs_unit_codes(&session_of(0)->units[head], 0)->codebook)
+                ->is_broken = true;
+        op = query_few(KV_ANSWER_ATTEND, 0, false);
+        wait_for_rows(op);
+        assert_int_equal(n_wanted, FULL * HEADS);
+        bring_wanted();
+        run_well(KV_OK, op);
+        kv_op_free(op);
+        kv_op_free(alone);
+        for (uint32_t i = 0; i < FULL; i++)
+            kvs_block_restored(&shard()->store, blocks_of(0)->list[i]);
+    }
+    memory_tier_init(&it.tier, &shard()->store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -748,6 +956,7 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(late_requests_of_blocks_say_so, set_up, tear_down),
         cmocka_unit_test_setup_teardown(blocks_with_lost_rows_are_unknown, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(queries_need_the_rows_of_candidates, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,7 @@ static void need_segment(struct need *need, struct kvs_block *block, uint32_t at
     }
     if (need->is_preferred && store->tier->prefer != NULL)
         store->tier->prefer(store->tier_arg, block, at);
+    kvs_segment_note_use(store, block, at);
     if (!kvs_segment_need(store, block, at))
         need->missing = &block->segments[at];
 }
@@ -34,12 +35,6 @@ static void need_in_units(struct need *need, uint32_t i)
 
         need_segment(need, kvs_unit_block(of, i), of->at);
     }
-}
-
-static void need_range(struct need *need, uint32_t begin, uint32_t end)
-{
-    for (uint32_t i = begin / KV_BLOCK_TOKENS; i < kvs_blocks_for(end); i++)
-        need_in_units(need, i);
 }
 
 /* Returns what is missing.  The first request that misses something is preferred from then on, until
@@ -80,30 +75,59 @@ void kvs_need_begin_work(struct kvs_request *request)
 
 /* ---- by what it names --------------------------------------------------------------------- */
 
-struct ranges {
-    const struct kv_wire_range *list;
-    uint32_t n;
-};
-
-static void walk_ranges(struct need *need, const void *arg)
+static void walk_tokens(struct need *need, const void *arg)
 {
-    const struct ranges *ranges = arg;
+    const struct kv_wire_range *range = arg;
 
-    for (uint32_t i = 0; i < ranges->n; i++)
-        need_range(need, ranges->list[i].begin, ranges->list[i].end);
-}
-
-const struct kvs_segment *kvs_need_ranges(struct kvs_request *request,
-                                          const struct kv_wire_range *ranges,
-                                          uint32_t n_ranges)
-{
-    return find_missing(request, walk_ranges, &(struct ranges){ranges, n_ranges});
+    for (uint32_t i = range->begin / KV_BLOCK_TOKENS; i < kvs_blocks_for(range->end); i++)
+        need_in_units(need, i);
 }
 
 const struct kvs_segment *
 kvs_need_tokens(struct kvs_request *request, uint32_t begin, uint32_t end)
 {
-    return kvs_need_ranges(request, &(struct kv_wire_range){.begin = begin, .end = end}, 1);
+    return find_missing(request, walk_tokens,
+                        &(struct kv_wire_range){.begin = begin, .end = end});
+}
+
+struct some {
+    const struct kv_wire_range *ranges;
+    uint32_t n_ranges;
+    kvs_needs_fn needs;
+    const void *arg;
+};
+
+static void walk_some(struct need *need, const void *arg)
+{
+    const struct some *some = arg;
+    const struct kvs_request *request = need->request;
+
+    for (uint32_t unit = 0; unit < request->header.n_units; unit++) {
+        const struct kvs_unit *of = kvs_unit_at(request, unit);
+
+        for (uint32_t r = 0; r < some->n_ranges; r++) {
+            const struct kv_wire_range *range = &some->ranges[r];
+
+            for (uint32_t i = range->begin / KV_BLOCK_TOKENS; i < kvs_blocks_for(range->end);
+                 i++) {
+                struct kvs_block *block = kvs_unit_block(of, i);
+
+                if (some->needs(request, some->arg, unit, i))
+                    need_segment(need, block, of->at);
+                else if (block->residency == KVS_LEAVING)
+                    kvs_block_stay(&request->shard->store, block);
+            }
+        }
+    }
+}
+
+const struct kvs_segment *kvs_need_some(struct kvs_request *request,
+                                        const struct kv_wire_range *ranges,
+                                        uint32_t n_ranges,
+                                        kvs_needs_fn needs,
+                                        const void *arg)
+{
+    return find_missing(request, walk_some, &(struct some){ranges, n_ranges, needs, arg});
 }
 
 static void walk_ids(struct need *need, const void *arg)

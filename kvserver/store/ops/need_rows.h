@@ -20,10 +20,17 @@
 const struct kvs_segment *
 kvs_need_tokens(struct kvs_request *request, uint32_t begin, uint32_t end);
 
-/* The same of several ranges. */
-const struct kvs_segment *kvs_need_ranges(struct kvs_request *request,
-                                          const struct kv_wire_range *ranges,
-                                          uint32_t n_ranges);
+/* Needs the rows of those blocks in the ranges, of each of its units, that `needs` says.  The codes of
+ * the others, which are in memory, stay as well. */
+typedef bool (*kvs_needs_fn)(const struct kvs_request *request,
+                             const void *arg,
+                             uint32_t unit, /* of the request */
+                             uint32_t block);
+const struct kvs_segment *kvs_need_some(struct kvs_request *request,
+                                        const struct kv_wire_range *ranges,
+                                        uint32_t n_ranges,
+                                        kvs_needs_fn needs,
+                                        const void *arg);
 
 /* Needs the rows before `end` in one of its units. */
 const struct kvs_segment *

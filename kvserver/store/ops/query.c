@@ -2,9 +2,10 @@
  * or attention over them.
  *
  *   begin ......... checks the request; waits for its snapshot
- *   run, run, ..... needs its rows in memory, then gets a pipeline, a staging buffer (for rows)
+ *   run, run, ..... needs rows in memory, then gets a pipeline, a staging buffer (for rows)
  *                   and a buffer for the reply, then runs slices of the pipeline (pipeline.h).
- *                   Whoever waits for one of them holds none of the others
+ *                   Whoever waits for one of them holds none of the others: who then finds that it
+ *                   needs more rows (query_rows.h) gives all back and begins anew
  *   send_reply .... rows follow the results in the body, or come as bulk
  *
  * A data thread has a few pipelines, for as many clients; queries of a batch may share one:
@@ -106,6 +107,7 @@ void kvs_op_query_close(void *state)
         if (queue->places[i].pipeline != NULL)
             kvs_pages_take_back(queue->pages, &queue->places[i].pipeline->lent, 0);
         kvs_query_pipeline_destroy(queue->places[i].pipeline);
+        kvs_query_rows_free(&queue->places[i].rows);
     }
     free(queue->clients);
     free(queue);
@@ -385,6 +387,9 @@ static void send_reply(struct kvs_request *request, const struct kvs_query_entry
     for (uint32_t i = 0; i < request->header.n_units; i++)
         if (entry->input.found[i].committed < committed)
             committed = entry->input.found[i].committed;
+    for (uint32_t i = 0; entry->input.need != NULL && i < request->header.n_units; i++)
+        kvs_pass_end(&request->shard->store, kvs_unit_at(request, i)->at,
+                     &kvs_unit_at(request, i)->pass);
     request->reply.layer = kvs_units(request)[0].layer;
     request->reply.snapshot = committed;
     request->reply.n_rows = entry->n_rows;
@@ -411,6 +416,13 @@ static void note_selected(void *arg,
 
     kvs_recall_note(kvs_query_queue_of(request->shard)->recall, request->session, score,
                     selection, tokens, n_tokens);
+}
+
+static bool note_needed(void *arg, uint32_t unit, const uint32_t *tokens, uint32_t n_tokens)
+{
+    const struct kvs_request *request = arg;
+
+    return kvs_query_rows_add(&place_of(request)->rows, request, unit, tokens, n_tokens);
 }
 
 /* Returns the request's place, or NULL: it waits for one. */
@@ -467,23 +479,36 @@ static bool get_buffers(struct kvs_request *request)
     return true;
 }
 
-/* Returns a segment of the query's rows that is not in memory, or NULL. */
-static const struct kvs_segment *missing_of(struct kvs_request *request)
-{
-    return kvs_need_ranges(request, kvs_query_ranges(request), kvs_query_of(request)->n_ranges);
-}
-
-/* Returns whether the rows of a query that has not begun are in memory; if not, it waits for
- * them, without its place, or has failed. */
+/* Returns whether the rows that a query needs to begin are in memory; if not, it waits for them,
+ * without its place, or has failed. */
 static bool are_here(struct kvs_request *request)
 {
-    const struct kvs_segment *missing = missing_of(request);
+    const struct kvs_segment *missing = kvs_need_query(request, NULL);
 
     if (missing == NULL)
         return true;
     kvs_op_query_release(request);
     kvs_request_wait_for_segment(request, missing);
     return false;
+}
+
+/* The query, which has begun, needs rows that are away: waits for them, and for those that the
+ * others of its place need, and begins anew. */
+static void wait_for_rows(struct kvs_request *request)
+{
+    const struct kvs_query_rows *rows = &place_of(request)->rows;
+
+    kvs_request_end_work(request);
+    /* Before the place is another's. */
+    const struct kvs_segment *missing = kvs_need_query(request, rows);
+
+    kvs_op_query_release(request);
+    kvs_request_release_reply_slot(request);
+    kvs_request_release_staging(request);
+    if (missing != NULL)
+        kvs_request_wait_for_segment(request, missing);
+    else
+        kvs_request_enqueue(request);
 }
 
 /* ---- queries of a batch ------------------------------------------------------------------ */
@@ -522,6 +547,7 @@ static bool join(struct kvs_query_place *place, struct kvs_request *request)
         return false;
     kvs_query_parse(request, &input);
     input.selected = note_selected;
+    input.need = request->shard->store.n_away > 0 ? note_needed : NULL;
     request->work = kvs_query_pipeline_add(place->pipeline, &input);
     if (request->work == NULL) {
         kvs_request_release_reply_slot(request);
@@ -542,7 +568,7 @@ static void join_from(struct kvs_query_place *place, struct kvs_request_queue *q
         next = request->next;
         if (request->type == owner->type && may_join(request) && !kvs_request_stale(request) &&
             first_block(request) == first_block(owner) && names_same_units(request, owner) &&
-            missing_of(request) == NULL && !join(place, request))
+            kvs_need_query(request, NULL) == NULL && !join(place, request))
             return;
     }
 }
@@ -556,6 +582,8 @@ static void begin(struct kvs_query_place *place)
     place->begun = true;
     place->begun_us = kv_clock_now(owner->shard->clock);
     kvs_query_pipeline_begin(place->pipeline);
+    if (owner->shard->store.n_away > 0)
+        kvs_query_rows_begin(&place->rows, owner);
     const bool has_joined = join(place, owner);
     assert(has_joined);
     (void)has_joined;
@@ -586,12 +614,19 @@ static void run_slice(struct kvs_query_place *place)
     kvs_count(&stats->spans_read, pipeline->spans_read - n_read);
     kvs_count(&stats->spans_wanted, pipeline->spans_wanted - n_wanted);
     if (!is_good) {
-        kvs_fail_bad_row(request_of(&pipeline->entries[pipeline->entry]), pipeline->unit,
-                         pipeline->bad);
+        struct kvs_request *request = request_of(&pipeline->entries[pipeline->entry]);
+
+        /* Codes or summaries have gone bad since it began. */
+        if (!note_needed(request, pipeline->unit, &pipeline->bad, 1))
+            wait_for_rows(request);
+        else
+            kvs_fail_bad_row(request, pipeline->unit, pipeline->bad);
     } else if (pipeline->done != NULL) {
         struct kvs_request *request = request_of(pipeline->done);
 
-        if (check_outputs(request, pipeline->done))
+        if (pipeline->done->lacks_rows)
+            wait_for_rows(request);
+        else if (check_outputs(request, pipeline->done))
             send_reply(request, pipeline->done);
     }
 }

@@ -23,6 +23,7 @@
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_H
 #define KV_KVSERVER_STORE_OPS_QUERY_H
 
+#include "kvserver/store/ops/query_rows.h"
 #include "kvserver/store/ops/recall.h"
 #include "kvserver/store/query/pipeline.h"
 
@@ -37,6 +38,7 @@ struct kvs_query_place {
     struct kvs_request_queue others; /* with it */
     bool begun;                      /* the owner's query has begun */
     uint64_t begun_us;               /* time of the first slice */
+    struct kvs_query_rows rows;      /* that they need, if some rows are away */
 };
 
 /* A client's queries. */

@@ -63,6 +63,36 @@ static uint32_t blocks_of(const struct kvs_estimate *estimate)
     return estimate->shape.rows / KV_BLOCK_TOKENS;
 }
 
+/* Returns the codebook of a block that has summaries of this size; NULL: it has none. */
+static const struct kvs_codebook *summarised_by(const struct kvs_codebooks *books,
+                                                const struct kvs_unit *unit,
+                                                uint32_t block,
+                                                uint32_t bits,
+                                                uint32_t rows)
+{
+    const struct kvs_codes *codes = kvs_unit_codes(unit, block);
+
+    if (!codes->in_chapter)
+        return NULL;
+    const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
+    const struct kvs_summaries *summaries = &book->summaries;
+
+    return !book->is_broken &&
+                   block - book->block_begin < summaries->n_rows / KV_BLOCK_TOKENS &&
+                   kvs_summaries_are(summaries, bits, rows)
+               ? book
+               : NULL;
+}
+
+bool kvs_estimate_has(const struct kvs_codebooks *books,
+                      const struct kvs_unit *unit,
+                      uint32_t block,
+                      uint32_t bits,
+                      uint32_t rows)
+{
+    return summarised_by(books, unit, block, bits, rows) != NULL;
+}
+
 /* Returns the summaries of the group of a block, and the group's blocks; NULL: it has no
  * summaries of this size. */
 static const uint8_t *group_of(const struct kvs_estimate *estimate,
@@ -71,24 +101,18 @@ static const uint8_t *group_of(const struct kvs_estimate *estimate,
                                uint32_t *ret_begin,
                                uint32_t *ret_end)
 {
-    const struct kvs_codes *codes = kvs_unit_codes(estimate->input.score->unit, block);
+    const struct kvs_codebook *book = summarised_by(books, estimate->input.score->unit, block,
+                                                    estimate->shape.bits, estimate->shape.rows);
 
-    if (!codes->in_chapter)
+    if (book == NULL)
         return NULL;
-    const struct kvs_codebook *book = kvs_codebook_at(books, codes->codebook);
-    const struct kvs_summaries *summaries = &book->summaries;
     const uint32_t blocks = blocks_of(estimate);
     const uint32_t group = (block - book->block_begin) / blocks;
-    const uint32_t begin = book->block_begin + group * blocks;
-    const uint32_t end =
-        lower(begin + blocks, book->block_begin + summaries->n_rows / KV_BLOCK_TOKENS);
 
-    if (book->is_broken || block >= end ||
-        !kvs_summaries_are(summaries, estimate->shape.bits, estimate->shape.rows))
-        return NULL;
-    *ret_begin = begin;
-    *ret_end = end;
-    return summaries->groups[group].bytes;
+    *ret_begin = book->block_begin + group * blocks;
+    *ret_end = lower(*ret_begin + blocks,
+                     book->block_begin + book->summaries.n_rows / KV_BLOCK_TOKENS);
+    return book->summaries.groups[group].bytes;
 }
 
 /* Verifies the summaries of the next eligible row's group.  If they are bad, the chapter has
@@ -263,6 +287,10 @@ static bool add_rows(struct kvs_estimate *estimate, struct kvs_codebooks *books)
     const uint32_t end = lower((estimate->token / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS,
                                input->score->ranges[estimate->range].end);
 
+    if (!kvs_unit_is_here(input->score->unit, estimate->token / KV_BLOCK_TOKENS)) {
+        estimate->bad = estimate->token;
+        return true;
+    }
     while (estimate->token < end) {
         const uint32_t token = estimate->token++;
         uint32_t query_mask = all;

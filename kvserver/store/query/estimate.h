@@ -50,7 +50,7 @@ struct kvs_estimate {
     uint32_t n_estimated;     /* rows estimated for at least one query vector */
     uint32_t n_exact;         /* rows attended */
     uint64_t summaries_bytes; /* read */
-    uint32_t bad;             /* a token whose row is bad, or UINT32_MAX */
+    uint32_t bad;             /* a token whose row is bad, or away, or UINT32_MAX */
     uint32_t lost; /* first block of a chapter whose summaries were bad, or UINT32_MAX */
 
     /* Of the query vectors. */
@@ -70,6 +70,14 @@ struct kvs_estimate {
     /* From summaries, and from attended rows; merged in the end. */
     float outputs[2][KV_QUERIES_MAX * KV_SUMMARY_D_MAX], lses[2][KV_QUERIES_MAX];
 };
+
+/* Returns whether the rows of a unit's block have summaries of this size now: then none of them is
+ * touched. */
+bool kvs_estimate_has(const struct kvs_codebooks *books,
+                      const struct kvs_unit *unit,
+                      uint32_t block,
+                      uint32_t bits,
+                      uint32_t rows);
 
 void kvs_estimate_begin(struct kvs_estimate *estimate, const struct kvs_estimate_input *input);
 

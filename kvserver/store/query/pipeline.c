@@ -84,8 +84,8 @@ void kvs_query_begin_step_3(struct kvs_query_pipeline *pipeline, uint32_t from)
     }
     struct kvs_query_entry *entry = &pipeline->entries[pipeline->entry];
     entry->cursor = 0;
-    pipeline->stage = kvs_query_selected_stage(entry);
-    if (!entry->is_reranked)
+    pipeline->stage = entry->lacks_rows ? KVS_QUERY_LACKS : kvs_query_selected_stage(entry);
+    if (!entry->is_reranked || entry->lacks_rows)
         return;
     pipeline->stage = KVS_QUERY_SELECT;
     kvs_select_begin(pipeline->selector, &entry->selection, entry->scores, NULL, NULL,
@@ -115,13 +115,25 @@ static void begin_step_2(struct kvs_query_pipeline *pipeline)
         kvs_query_begin_step_3(pipeline, 0);
 }
 
+void kvs_query_begin_need(struct kvs_query_pipeline *pipeline, uint32_t from)
+{
+    pipeline->entry = active_from(pipeline, from);
+    while (pipeline->entry < pipeline->n_entries &&
+           kvs_query_current(pipeline)->input.need == NULL)
+        pipeline->entry = active_from(pipeline, pipeline->entry + 1);
+    if (pipeline->entry < pipeline->n_entries)
+        pipeline->stage = KVS_QUERY_NEED;
+    else
+        begin_step_2(pipeline);
+}
+
 void kvs_query_begin_select_cut(struct kvs_query_pipeline *pipeline, uint32_t from)
 {
     while (from < pipeline->n_entries &&
            !kvs_query_takes_part(&pipeline->entries[from], KVS_QUERY_CUT))
         from++;
     if (from == pipeline->n_entries) {
-        begin_step_2(pipeline);
+        kvs_query_begin_need(pipeline, 0);
         return;
     }
     struct kvs_query_entry *entry = &pipeline->entries[from];
@@ -140,7 +152,7 @@ void kvs_query_begin_step_1(struct kvs_query_pipeline *pipeline, uint32_t from)
     if (pipeline->entry < pipeline->n_entries || pipeline->n_active == 0)
         return;
     if (!begin_spans(pipeline, KVS_QUERY_CUT))
-        begin_step_2(pipeline);
+        kvs_query_begin_need(pipeline, 0);
 }
 
 void kvs_query_deactivate(struct kvs_query_pipeline *pipeline, struct kvs_query_entry *entry)
@@ -165,6 +177,8 @@ void kvs_query_pipeline_remove(struct kvs_query_pipeline *pipeline,
         kvs_query_begin_step_1(pipeline, pipeline->entry + 1);
     else if (pipeline->stage == KVS_QUERY_SELECT_CUT)
         kvs_query_begin_select_cut(pipeline, pipeline->entry + 1);
+    else if (pipeline->stage == KVS_QUERY_NEED)
+        kvs_query_begin_need(pipeline, pipeline->entry + 1);
     else
         kvs_query_begin_step_3(pipeline, pipeline->entry + 1);
 }
@@ -179,11 +193,13 @@ bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline, const struct 
         [KVS_QUERY_EXPAND] = kvs_query_stage_expand,
         [KVS_QUERY_CUT] = kvs_query_stage_cut,
         [KVS_QUERY_SELECT_CUT] = kvs_query_stage_select_cut,
+        [KVS_QUERY_NEED] = kvs_query_stage_need,
         [KVS_QUERY_RERANK] = kvs_query_stage_rerank,
         [KVS_QUERY_SELECT] = kvs_query_stage_select,
         [KVS_QUERY_GATHER] = kvs_query_stage_gather,
         [KVS_QUERY_ATTEND] = kvs_query_stage_attend,
         [KVS_QUERY_ESTIMATE] = kvs_query_stage_estimate,
+        [KVS_QUERY_LACKS] = kvs_query_stage_lacks,
     };
 
     struct kv_slice slice = kv_slice_begin(clock, 1);

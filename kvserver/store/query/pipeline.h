@@ -25,6 +25,11 @@
  * selected and no weights are requested; weights of a query without a cut whose candidates are
  * the selected rows are those of step 1.
  *
+ * A query touches the rows of few blocks: those with candidates, those without codes and, if it
+ * asks for an estimate, those without summaries.  Where rows are away (rows/residency.h) the caller has
+ * the last two in memory, and is told of the first before step 2.  An entry that lacks some does step 1
+ * of its other units, so that it lacks all at once, and completes without a result.
+ *
  * The pipeline knows nothing of requests: the caller passes inputs, with arrays for the results.
  * Between slices, rows may be added to units; units may not change otherwise while an entry that
  * has them is active.  Their index may change:
@@ -63,11 +68,13 @@ enum kvs_query_stage {
     KVS_QUERY_EXPAND,            /* step 1: list the candidates */
     KVS_QUERY_CUT,               /* scores of copies, of all entries */
     KVS_QUERY_SELECT_CUT,        /* merge and select */
+    KVS_QUERY_NEED,              /* says which rows are touched from here on */
     KVS_QUERY_RERANK,            /* step 2: exact scores, of all entries */
     KVS_QUERY_SELECT,            /* step 2: merge and select */
     KVS_QUERY_GATHER,            /* step 3: ids and rows */
     KVS_QUERY_ATTEND,   /* step 3: attention over the selected rows, ids of cached ones */
     KVS_QUERY_ESTIMATE, /* step 3: estimate of the other eligible rows */
+    KVS_QUERY_LACKS,    /* instead of step 3 */
 };
 
 /* The input.  All that it points to belongs to the caller and must stay valid until the query
@@ -108,6 +115,9 @@ struct kvs_query_input {
                      const struct kvs_selection *selection,
                      const uint32_t *tokens,
                      uint32_t n_tokens);
+    /* Called before these rows of a unit are touched, ascending.  Returns whether all are in memory.
+     * NULL: all rows are. */
+    bool (*need)(void *arg, uint32_t unit, const uint32_t *tokens, uint32_t n_tokens);
     void *arg;
 };
 
@@ -115,6 +125,7 @@ struct kvs_query_input {
 struct kvs_query_entry {
     struct kvs_query_input input;
     bool is_active;       /* neither complete nor removed */
+    bool lacks_rows;      /* that it needs: it completes without a result */
     bool is_cut;          /* the unit's candidates are scored by their copies, */
     bool is_reranked;     /* and those that are left by their keys */
     uint32_t n_again;     /* restarts of the unit because of bad cells */
@@ -232,8 +243,8 @@ struct kvs_query_entry *kvs_query_pipeline_add(struct kvs_query_pipeline *pipeli
                                                const struct kvs_query_input *input);
 
 /* Runs one slice (base/slice.h), of any number of stages.  May complete an entry, `done`.  Returns
- * false if the row of token `bad` of unit `unit` is bad, for which entries[entry] fails: the caller
- * removes it. */
+ * false if the row of token `bad` of unit `unit` is bad, or away, for which entries[entry] fails: the
+ * caller removes it. */
 bool kvs_query_pipeline_slice(struct kvs_query_pipeline *pipeline,
                               const struct kv_clock *clock);
 

@@ -78,7 +78,7 @@ static bool score_keys(struct kvs_query_pipeline *pipeline,
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t token = entry->candidates[from + i];
 
-        if (kvs_unit_is_bad(score->unit, token))
+        if (!kvs_unit_is_readable(score->unit, token))
             return kvs_query_fail_bad(pipeline, token);
         keys[i] = kvs_unit_row(score->unit, token);
     }
@@ -324,6 +324,26 @@ bool kvs_query_stage_select_cut(struct kvs_query_pipeline *pipeline)
         return true;
     entry->n_candidates = entry->n_selected = keep_selected(pipeline, entry, false);
     kvs_query_begin_select_cut(pipeline, pipeline->entry + 1);
+    return true;
+}
+
+/* Returns whether step 2 or 3 touches candidates. */
+static bool touches_rows(const struct kvs_query_pipeline *pipeline,
+                         const struct kvs_query_entry *entry)
+{
+    return entry->is_reranked || entry->input.query->answer != KV_ANSWER_IDS ||
+           entry->input.named[pipeline->unit].n_ids > 0;
+}
+
+bool kvs_query_stage_need(struct kvs_query_pipeline *pipeline)
+{
+    struct kvs_query_entry *entry = kvs_query_current(pipeline);
+    const struct kvs_query_input *input = &entry->input;
+
+    if (touches_rows(pipeline, entry) &&
+        !input->need(input->arg, pipeline->unit, entry->candidates, entry->n_candidates))
+        entry->lacks_rows = true;
+    kvs_query_begin_need(pipeline, pipeline->entry + 1);
     return true;
 }
 

@@ -105,6 +105,13 @@ static void end_selected(struct kvs_query_pipeline *pipeline, struct kvs_query_e
     pipeline->stage = KVS_QUERY_ESTIMATE;
 }
 
+/* The entry lacks rows of this unit, or of one before it. */
+bool kvs_query_stage_lacks(struct kvs_query_pipeline *pipeline)
+{
+    end_unit(pipeline, kvs_query_current(pipeline));
+    return true;
+}
+
 /* Lists the ids of the unit's selected rows, and gathers the rows. */
 bool kvs_query_stage_gather(struct kvs_query_pipeline *pipeline)
 {

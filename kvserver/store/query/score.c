@@ -179,7 +179,8 @@ uint32_t kvs_score_coded(const struct kvs_score *score,
     const struct kvs_codes *from = kvs_block_codes(block, unit_at);
     const uint32_t n_coded = kvs_segment_coded(books, from, n_rows);
 
-    if (block->segments[unit_at].training || n_coded == n_rows)
+    if (block->segments[unit_at].training || n_coded == n_rows ||
+        !kvs_segment_is_here(block, unit_at))
         return n_coded;
     if (from->column.bytes == NULL && at > 0)
         from = kvs_unit_codes(score->unit, at - 1);
@@ -253,8 +254,8 @@ static void subtract_counts(const struct kvs_score *score,
     }
 }
 
-/* Returns whether the codes of rows [begin, end) of the chapter are in memory.  Nobody has asked
- * for rows that are not eligible. */
+/* Returns whether rows [begin, end) of the chapter have codes in memory.  Nobody has asked for rows that
+ * are not eligible. */
 static bool are_here(const struct kvs_score *score,
                      const struct kvs_codebooks *books,
                      const struct kvs_codebook *book,
@@ -264,7 +265,7 @@ static bool are_here(const struct kvs_score *score,
     if (books->store->n_away == 0)
         return true;
     for (uint32_t row = begin; row < end; row = (row / KV_BLOCK_TOKENS + 1) * KV_BLOCK_TOKENS)
-        if (!kvs_unit_is_here(score->unit, book->block_begin + row / KV_BLOCK_TOKENS))
+        if (!kvs_unit_has_codes(score->unit, book->block_begin + row / KV_BLOCK_TOKENS))
             return false;
     return true;
 }
@@ -373,10 +374,16 @@ void kvs_score_keys(
     struct kvs_score *score, uint32_t token, uint32_t n, float *ret_scores, size_t stride)
 {
     const uint32_t row_bytes = score->unit->row_bytes;
-    const uint32_t bad = kvs_unit_known_bad(score->unit, token, n);
+    const bool is_here = kvs_unit_is_here(score->unit, token / KV_BLOCK_TOKENS);
+    const uint32_t bad = is_here ? kvs_unit_known_bad(score->unit, token, n) : token;
 
     if (bad < token + n && score->bad == UINT32_MAX)
         score->bad = bad;
+    if (!is_here) {
+        for (uint32_t q = 0; q < score->n_queries; q++)
+            memset(ret_scores + q * stride, 0, n * sizeof(*ret_scores));
+        return;
+    }
     kv_exact_scores_score(score->type, kvs_unit_row(score->unit, token), row_bytes, n, score->d,
                           score->queries, score->n_queries, ret_scores, stride);
     score->n_exact += n;

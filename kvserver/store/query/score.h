@@ -58,8 +58,8 @@ struct kvs_score {
     uint32_t *counts; /* (n_items), in `room`, the last of the KVS_SCORE_SPARE arrays; NULL: all
                        * 1 */
 
-    /* A row known to be bad (verify.h) that would have been scored by its key; UINT32_MAX:
-     * none. */
+    /* A row known to be bad (verify.h), or away, that would have been scored by its key;
+     * UINT32_MAX: none. */
     uint32_t bad;
 
     /* Complete after the last piece: each query vector's largest score, as kv_scores_max()
@@ -110,7 +110,7 @@ uint32_t kvs_score_coded(const struct kvs_score *score,
                          bool *ret_made);
 
 /* Scores n rows of one block by their keys -> ret_scores (n_queries, n), stride apart; sets `bad` if
- * one is. */
+ * one is, or they are away. */
 void kvs_score_keys(
     struct kvs_score *score, uint32_t token, uint32_t n, float *ret_scores, size_t stride);
 

@@ -84,7 +84,7 @@ void kvs_request_begin_work(struct kvs_request *request)
     kvs_request_is_served(request);
 }
 
-static void end_work(struct kvs_request *request)
+void kvs_request_end_work(struct kvs_request *request)
 {
     if (request->at_work.turn != 0)
         kvs_work_end(&request->shard->store, &request->at_work);
@@ -153,7 +153,7 @@ void kvs_request_end(struct kvs_request *request)
     struct kvs_op_stats *stats = &shard->stats.ops[request->header.op];
 
     assert(request->state != KVS_REQUEST_FREE && request->n_sends == 0);
-    end_work(request);
+    kvs_request_end_work(request);
     if (request->type->release != NULL)
         request->type->release(request); /* it may look at the queue that the request is in */
     kvs_request_unlink(request);
@@ -406,7 +406,7 @@ void kvs_request_reply(struct kvs_request *request,
     const struct kv_wire_header *header = &request->header;
 
     kvs_request_unlink(request);
-    end_work(request);
+    kvs_request_end_work(request);
     kvs_request_is_served(request);
     refuse_bulk(request);
     hand_over(request, KVS_REQUEST_SENDING);

@@ -145,6 +145,8 @@ void kvs_request_wait_for(struct kvs_request *request, const void *what);
 /* The request is at work at the units in request->at_work: what it has found there in memory stays
  * until it ends or replies. */
 void kvs_request_begin_work(struct kvs_request *request);
+/* It is not any more, and begins anew. */
+void kvs_request_end_work(struct kvs_request *request);
 /* It needs nothing any more that is not in memory: if it was the first of those that do, another one
  * is. */
 void kvs_request_is_served(struct kvs_request *request);

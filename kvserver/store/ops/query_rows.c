@@ -1,0 +1,96 @@
+#include "kvserver/store/ops/query_rows.h"
+
+#include "kvserver/store/index/encode.h"
+#include "kvserver/store/ops/need_rows.h"
+#include "kvserver/store/ops/query_parse.h"
+#include "kvserver/store/query/estimate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void kvs_query_rows_begin(struct kvs_query_rows *rows, const struct kvs_request *request)
+{
+    const struct kv_wire_query *query = kvs_query_of(request);
+    const uint32_t end = kvs_query_ranges(request)[query->n_ranges - 1].end;
+
+    rows->n_units = request->header.n_units;
+    rows->n_words = (kvs_blocks_for(end) + 63) / 64;
+    const size_t n = (size_t)rows->n_units * rows->n_words;
+    if (n > rows->capacity) {
+        free(rows->bits);
+        rows->bits = malloc(n * sizeof(*rows->bits));
+        rows->capacity = rows->bits != NULL ? n : 0;
+    }
+    rows->is_all = n > rows->capacity;
+    if (!rows->is_all)
+        memset(rows->bits, 0, n * sizeof(*rows->bits));
+}
+
+void kvs_query_rows_free(struct kvs_query_rows *rows)
+{
+    free(rows->bits);
+    *rows = (struct kvs_query_rows){0};
+}
+
+/* Forks that are at work together may have ranges of different ends: what is behind those of the first
+ * is needed as a whole. */
+static bool is_noted(const struct kvs_query_rows *rows, uint32_t unit, uint32_t block)
+{
+    return rows->is_all || block / 64 >= rows->n_words ||
+           (rows->bits[(size_t)unit * rows->n_words + block / 64] >> block % 64 & 1) != 0;
+}
+
+bool kvs_query_rows_add(struct kvs_query_rows *rows,
+                        const struct kvs_request *request,
+                        uint32_t unit,
+                        const uint32_t *tokens,
+                        uint32_t n_tokens)
+{
+    const struct kvs_unit *of = kvs_unit_at(request, unit);
+    struct kvs_segment_store *store = &request->shard->store;
+    uint32_t last = UINT32_MAX;
+    bool are_here = true;
+
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        const uint32_t block = tokens[i] / KV_BLOCK_TOKENS;
+
+        if (block == last)
+            continue;
+        last = block;
+        if (!rows->is_all && block / 64 < rows->n_words)
+            rows->bits[(size_t)unit * rows->n_words + block / 64] |= UINT64_C(1) << block % 64;
+        kvs_segment_note_use(store, kvs_unit_block(of, block), of->at);
+        are_here = are_here && kvs_unit_is_here(of, block);
+    }
+    return are_here;
+}
+
+/* Returns whether the query touches rows of the block that are not among its candidates, or is known to.
+ * Codes that are away come back with their rows: alone they are as many reads, of which each takes nearly
+ * as long. */
+static bool
+needs(const struct kvs_request *request, const void *arg, uint32_t unit, uint32_t block)
+{
+    const struct kvs_query_rows *noted = arg;
+    const struct kv_wire_query *query = kvs_query_of(request);
+    const struct kvs_codebooks *books = &request->shard->codebooks;
+    const struct kvs_unit *of = kvs_unit_at(request, unit);
+    const struct kvs_codes *codes = kvs_unit_codes(of, block);
+
+    if (noted != NULL && is_noted(noted, unit, block))
+        return true;
+    /* What is away was full. */
+    if (kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) < KV_BLOCK_TOKENS ||
+        kvs_column_is_away(&codes->column))
+        return true;
+    return query->summaries != 0 &&
+           !kvs_estimate_has(books, of, block, kvs_summaries_bits(query->summaries),
+                             kvs_summaries_rows(query->summary_blocks));
+}
+
+const struct kvs_segment *kvs_need_query(struct kvs_request *request,
+                                         const struct kvs_query_rows *noted)
+{
+    return kvs_need_some(request, kvs_query_ranges(request), kvs_query_of(request)->n_ranges,
+                         needs, noted);
+}
