@@ -10,6 +10,7 @@
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"
+#include "kvserver/base/random.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/store/control/manifest.h"
 #include "kvserver/store/node_private.h"
@@ -834,6 +835,110 @@ static void a_session_of_more_than_memory(void **state)
     close_store();
 }
 
+/* Rows whose keys can be indexed. */
+static void put_finite(struct kv_session *session, uint32_t i)
+{
+    const struct kv_rows rows = {
+        .n_layers = N_LAYERS, .token_begin = i * TOKENS, .n_tokens = TOKENS};
+    const struct kv_rows_io io = {.buffer = buffer};
+    uint16_t *halves = kv_buffer_data(buffer);
+    struct kv_random random;
+    struct kv_op *op;
+
+    kv_random_init(&random, 100 + i);
+    for (uint32_t j = 0; j < N_UNITS * TOKENS * 2 * DIM; j++) /* below 2 */
+        halves[j] =
+            (uint16_t)(kv_random_below(&random, 0x4000) | kv_random_below(&random, 2) << 15);
+    assert_int_equal(kv_put_begin(session, &rows, &io, 0, &op), KV_OK);
+    test_finish(op, "put");
+}
+
+static void index_large(struct kv_session *session)
+{
+    const struct kv_index_options index = {.tokens = LARGE_PIECES * TOKENS,
+                                           .n_layers = N_LAYERS,
+                                           .chapter_blocks = 64,
+                                           .m = 4,
+                                           .bits = 4,
+                                           .iterations = 2,
+                                           .seed = 1,
+                                           .wait = true};
+    struct kv_op *op;
+
+    assert_int_equal(kv_index_begin(session, &index, 600000, &op), KV_OK);
+    test_finish(op, "index");
+}
+
+/* Asks for the best rows of a layer for one vector of each head. */
+static void query_large(struct kv_session *session, uint32_t layer)
+{
+    const struct kv_range range = {0, LARGE_PIECES * TOKENS};
+    float vectors[N_HEADS * DIM];
+    struct kv_random random;
+
+    kv_random_init(&random, layer);
+    for (uint32_t i = 0; i < N_HEADS * DIM; i++)
+        vectors[i] = (float)kv_random_below(&random, 2001) / 1000 - 1;
+    const struct kv_query query = {.layer = layer,
+                                   .n_kv_heads = N_HEADS,
+                                   .n_queries = 1,
+                                   .queries = vectors,
+                                   .scale = 0.125f,
+                                   .merge = KV_MERGE_SUM,
+                                   .answer = KV_ANSWER_ATTEND,
+                                   .k = 16,
+                                   .rerank = 4,
+                                   .n_ranges = 1,
+                                   .ranges = &range};
+    struct kv_op *op;
+
+    assert_int_equal(kv_query_begin(session, &query, NULL, 0, &op), KV_OK);
+    test_finish(op, "query");
+}
+
+/* Queries over a session of more than the memory, layer after layer, ask for the same rows again and
+ * again: these stay, and others go. */
+static void what_queries_touch_stays(void **state)
+{
+    enum {
+        PASSES = 8,
+        WARM = 4
+    };
+    struct kv_session *session;
+    const struct kv_id128 *names;
+    double read_bytes = 0;
+    uint32_t n_tokens;
+    struct kv_op *op;
+
+    (void)state;
+    open_store(1, UINT64_MAX);
+    names = name_large();
+    session = open_large(names, &n_tokens);
+    for (uint32_t i = 0; i < LARGE_PIECES; i++) {
+        const struct kv_publish blocks = {
+            .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
+
+        put_finite(session, i);
+        assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
+        test_finish(op, "publish");
+    }
+    wait_saved(LARGE_BLOCKS);
+    index_large(session);
+    for (uint32_t pass = 0; pass < PASSES; pass++) {
+        if (pass == WARM)
+            read_bytes = cluster_total(client, "stats", "disk_read_bytes");
+        for (uint32_t layer = 0; layer < N_LAYERS; layer++)
+            query_large(session, layer);
+    }
+    read_bytes = cluster_total(client, "stats", "disk_read_bytes") - read_bytes;
+    print_message("%.1f MB of %.1f were read in %d passes\n", read_bytes / 1e6,
+                  LARGE_BLOCKS * (double)BLOCK_BYTES / 1e6, PASSES - WARM);
+    assert_true(cluster_total(client, "stats", "rows_let_go_bytes") > 0);
+    assert_true(read_bytes < LARGE_BLOCKS * (double)BLOCK_BYTES / 4);
+    test_session_close(session);
+    close_store();
+}
+
 /* Removes a prompt's last block from the nodes. */
 static void evict_end(uint32_t prompt)
 {
@@ -1654,6 +1759,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(more_than_memory),
         cmocka_unit_test(idle_sessions_leave_memory),
         cmocka_unit_test(a_session_of_more_than_memory),
+        cmocka_unit_test(what_queries_touch_stays),
         cmocka_unit_test(what_is_deleted_rests),
         cmocka_unit_test(an_end_brings_nothing_back),
         cmocka_unit_test(an_end_amid_what_comes_back),

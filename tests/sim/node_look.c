@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    MOVES_MOST = 16, /* slices, in a step */
+};
+
 /* Pages with free records: these stay with the store, and so do the pages where they are. */
 struct held {
     const char *base;
@@ -364,6 +368,8 @@ uint64_t node_let_go(struct kvs_node *node, uint32_t thread, size_t bytes)
         return 0;
     atomic_store(is_giving, true);
     n = kvs_let_go(tier, bytes);
+    for (unsigned i = 0; i < MOVES_MOST && kvs_condense(tier); i++)
+        ;
     atomic_store(is_giving, was_giving);
     return n;
 }

@@ -104,6 +104,7 @@ static void tell_tier(struct kvs_shard *shard)
     kvs_stat_set(&stats->blocks_left, kvs_counted(&counts->left_blocks));
     kvs_stat_set(&stats->blocks_loaded, kvs_counted(&counts->loaded_blocks));
     kvs_stat_set(&stats->rows_let_go_bytes, kvs_counted(&counts->let_go_bytes));
+    kvs_stat_set(&stats->rows_moved_bytes, kvs_counted(&counts->moved_bytes));
     kvs_stat_set(&stats->bad_saved_segments,
                  kvs_counted(&counts->lost_segments) + kvs_counted(&counts->bad_segments));
     kvs_stat_set(&stats->disk_errors,

@@ -654,6 +654,8 @@ kv_status_t kvs_disk_tier_open(const struct kvs_disk_tier_setup *setup,
     tier->wanted_end = &tier->wanted;
     tier->ahead_end = &tier->ahead;
     tier->preference = 1;
+    tier->page_class = -1;
+    tier->page = KVS_PAGE_NONE;
     tier->saved = kv_map_create(kv_clock_now(setup->clock)); /* keys are addresses */
     status = tier->saved == NULL ? KV_NO_MEMORY
                                  : setup->disk->ops->queue_open(setup->disk, setup->wake,

@@ -93,6 +93,7 @@ struct kvs_tier_counts {
     _Atomic uint64_t written_bytes; /* of rows, and codes */
     _Atomic uint64_t left_blocks;
     _Atomic uint64_t let_go_bytes; /* of rows, while sessions used others of their blocks */
+    _Atomic uint64_t moved_bytes;  /* of rows that were left in sparse pages */
     _Atomic uint64_t loaded_bytes, loaded_blocks;
     _Atomic uint64_t lost_segments; /* on the way back: missing, or with a wrong checksum */
     _Atomic uint64_t bad_segments;  /* the same, when they were verified */

@@ -134,6 +134,18 @@ struct kvs_disk_tier {
     struct kvs_saved *to_let_go; /* NULL: the first of all */
     /* In this round of all places: rows were let go of; others are used at this moment, or preferred. */
     bool has_let_go, is_in_use, is_preferred;
+    /* Idle rows are let go of first: the place and the block that are looked at next, and how many
+     * places in a row had none. */
+    uint32_t idle_at;
+    struct kvs_saved *idle; /* NULL: the first of all */
+    uint32_t n_idle_places; /* n_segments_max: none had any, */
+    uint64_t idle_passes;   /* when the store had begun so many passes */
+    /* A page of the arena whose rows are moved to others, from which element on, and how many sparser
+     * ones there were from which somebody used some. */
+    int32_t page;   /* KVS_PAGE_NONE: none */
+    int page_class; /* of rows that were let go of last; -1: there were none */
+    uint32_t move_at, n_skipped;
+    uint64_t moved_us;       /* when no page had only rows that nobody used; 0: not lately */
     bool is_empty;           /* there was nothing in the last round, but what is preferred */
     bool gives;              /* counted in pages->n_givers */
     uint32_t n_segments_max; /* of a block */
@@ -207,9 +219,14 @@ bool kvs_is_preferred(const struct kvs_disk_tier *tier,
 /* Something of the block is in memory, or may be from now on; nothing is. */
 void kvs_saved_is_here(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 void kvs_saved_is_away(struct kvs_disk_tier *tier, struct kvs_saved *saved);
+/* Where rows were let go of here and there, what is left of the sparsest page moves to others, for a
+ * slice.  Returns false if what is free is no page, or somebody uses some of each page's rows. */
+bool kvs_condense(struct kvs_disk_tier *tier);
 /* Lets rows go, so many bytes or what a slice allows.  Returns how many; 0: there are none now, or
  * others make room. */
 size_t kvs_let_go(struct kvs_disk_tier *tier, size_t bytes);
+/* Whether there may be some. */
+bool kvs_lets_go(const struct kvs_disk_tier *tier);
 /* The same for whoever lacks pages of the node.  Returns false if there was nothing to do. */
 bool kvs_let_go_step(struct kvs_disk_tier *tier);
 

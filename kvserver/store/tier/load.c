@@ -306,8 +306,10 @@ static bool make_room(struct kvs_disk_tier *tier, const struct kvs_segment_read 
         tier->lacks_us = kv_clock_now(tier->clock);
     if (kvs_let_go(tier, read->rows_room) > 0)
         return true;
-    /* Somebody has to make room; a later step tries again. */
-    (void)kvs_pages_want(kvs_arena_pages(tier->store->arena), read->rows_room);
+    /* Somebody has to make room, unless this thread just has not found any yet; a later step tries
+     * again. */
+    if (tier->n_threads > 1 || !kvs_lets_go(tier))
+        (void)kvs_pages_want(kvs_arena_pages(tier->store->arena), read->rows_room);
     return false;
 }
 
