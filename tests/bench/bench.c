@@ -258,7 +258,6 @@ static void each_param(
         {"run", NULL, params->run},
         {"rerank", NULL, params->rerank},
         {"away", NULL, params->away},
-        {"loads", NULL, params->loads},
         {"isa", params->isa, 0},
         {"form", params->form, 0},
         {"chapter", NULL, params->chapter},

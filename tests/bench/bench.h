@@ -65,7 +65,6 @@ struct bench_params {
     unsigned run;     /* rows that lie side by side */
     unsigned rerank;  /* candidates for each of k */
     unsigned away;    /* per cent of the rows that are on disk only */
-    double loads;     /* blocks that are read from there for an operation */
     const char *isa;  /* instruction set of the kernels */
     const char *form; /* of the codes: "cells", "tiles", "bytes" */
     unsigned chapter; /* rows with one codebook */

@@ -1,9 +1,9 @@
 /* load_spilled.c - a query over a session of which a part is on disk only.
  *
  *   tier.query    one layer of a session at rest, whose last 0, 50 or 100 % of the rows have left
- *                 memory, until its answer is there; `loads`: blocks that were read for it, each with
- *                 the rows of all layers.  The limit is the same with all of them in memory, and
- *                 what the disk takes for as many bytes.  The answers are the same, to the bit
+ *                 memory, until its answer is there.  The limit is the same with all of them in memory,
+ *                 and what the disk takes for that part of the layer's rows; those of the other layers
+ *                 come behind.  The answers are the same, to the bit
  *
  * Memory is made short with objects that nobody needs, until so much of the session has left it, and
  * is free again before the query: what is measured is the way back, not the room for it.
@@ -23,7 +23,6 @@ enum {
     N_QUERIES = 4,
     DIM = 128,
     ROW_BYTES = 4 * DIM,
-    BLOCK_BYTES = N_LAYERS * N_HEADS * ROW_BYTES * KV_BLOCK_TOKENS,
     N_TOKENS = 8192, /* 64 blocks of 2 MiB */
     SMOKE_TOKENS = 2048,
     PUT_TOKENS = 1024,
@@ -247,11 +246,9 @@ static bool measure(struct spilled *spilled,
                     const struct spilled_case *one,
                     unsigned share,
                     unsigned rounds,
-                    struct bench_sample *ret_sample,
-                    double *ret_loads)
+                    struct bench_sample *ret_sample)
 {
     struct bench_watch watch;
-    double loads = 0;
     bool is_good = bench_watch_start(&watch, rounds);
 
     if (!is_good)
@@ -260,15 +257,12 @@ static bool measure(struct spilled *spilled,
         uint64_t hash;
 
         is_good = spill(spilled, share);
-        const double before = is_good ? number_of(spilled, "tiers", "loads") : -1;
-        const double us = before >= 0 ? ask(spilled, one, &hash) : -1;
-        const double after = us >= 0 ? number_of(spilled, "tiers", "loads") : -1;
+        const double us = is_good ? ask(spilled, one, &hash) : -1;
 
-        is_good = after >= 0;
+        is_good = us >= 0;
         if (!is_good)
             break;
         bench_watch_add(&watch, us / 1e6);
-        loads += after - before;
         if (share == 0 && i == 0)
             spilled->hash = hash;
         if (hash != spilled->hash) {
@@ -276,7 +270,6 @@ static bool measure(struct spilled *spilled,
             is_good = false;
         }
     }
-    *ret_loads = loads / rounds;
     bench_watch_times(&watch, ret_sample);
     return is_good;
 }
@@ -284,19 +277,20 @@ static bool measure(struct spilled *spilled,
 static bool run_cases(struct spilled *spilled)
 {
     const unsigned rounds = spilled->bench->smoke ? 1 : ROUNDS;
+    const double layer_bytes = (double)spilled->n_tokens * N_HEADS * ROW_BYTES;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         double in_memory = 0;
 
         for (size_t j = 0; j < sizeof(shares) / sizeof(shares[0]); j++) {
             struct bench_sample sample;
-            double loads;
 
-            if (!measure(spilled, &cases[i], shares[j], rounds, &sample, &loads))
+            if (!measure(spilled, &cases[i], shares[j], rounds, &sample))
                 return false;
             if (shares[j] == 0)
                 in_memory = sample.value;
-            const double limit = in_memory + loads * BLOCK_BYTES / spilled->reads / 1e3;
+            const double limit =
+                in_memory + shares[j] / 100.0 * layer_bytes / spilled->reads / 1e3;
             bench_report(spilled->bench,
                          &(struct bench_figure){.name = "tier.query",
                                                 .unit = "us",
@@ -305,7 +299,6 @@ static bool run_cases(struct spilled *spilled)
                                                            .k = cases[i].k,
                                                            .rerank = cases[i].rerank,
                                                            .away = shares[j],
-                                                           .loads = loads,
                                                            .window = 1},
                                                 .value = sample.value,
                                                 .p99 = sample.p99,

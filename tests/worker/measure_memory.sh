@@ -11,9 +11,13 @@
 # For each --memory, enough and a PART of the rows: a run that stores the prompt, kill -9 when all is
 # saved, another node, a run that finds it.  The prompt's own computation is that of the second run in a
 # node that has all rows in memory: what is more is the disk.  Beside it: the bytes that the node has read
-# by then, read again from its file, past the system's cache.  Exit status: 0 the tokens are the same.
+# by then, read again from its file, past the system's cache.  The last run asks once more, and says what
+# the node reads for a token.  Exit status: 0 the tokens are the same.
+#
+#   KV_METHOD  more options of kvworker generate: --attention pqcache --ratio 0.02
+#   KV_TOKENS  that each run generates (default: 16)
 set -eu
-build=$1 tokens=${2:-6000} part=${3:-4}
+build=$1 tokens=${2:-6000} part=${3:-4} new_tokens=${KV_TOKENS:-16}
 top=$(cd "$(dirname "$0")/../.." && pwd)
 model=${KV_MODEL:-$(sh "$top/deploy/fetch_model.sh")}
 text=/usr/share/common-licenses/GPL-3
@@ -63,7 +67,7 @@ wait_saved() {
 
 generate() { # NAME
     "$build/gpu-worker/kvworker" generate --model "$model" --store "$KVCTL_SERVER" \
-        --prompt-file "$work/prompt" --raw --max-tokens 16 --json ${KV_METHOD:-} \
+        --prompt-file "$work/prompt" --raw --max-tokens "$new_tokens" --json ${KV_METHOD:-} \
         >"$work/$1" || {
         tail -n 5 "$work/log" >&2
         "$build/client/kvctl/kvctl" stats >&2 || true
@@ -129,21 +133,25 @@ start_node "${memory}M"
 generate small_restarted
 small_bytes=$(stat_of disk_read_bytes)
 small_disk_s=$(read_file "$small_bytes")
+generate small_again
+again_bytes=$(($(stat_of disk_read_bytes) - small_bytes))
+again_disk_s=$(read_file "$again_bytes")
 
 printf '%s prompt tokens, rows of %s bytes, --memory %sM in the second node\n' \
     "$(number prompt_tokens "$work/enough")" "$rows" "$memory"
-printf '%-34s %8s %8s %14s %10s\n' run reused ttft_s bytes_read disk_s
+printf '%-34s %8s %8s %8s %14s %10s\n' run reused ttft_s tpot_s bytes_read disk_s
 line() { # WORDS FILE BYTES SECONDS
-    printf '%-34s %8s %8s %14s %10s\n' "$1" "$(number reused_tokens "$work/$2")" \
-        "$(number ttft_s "$work/$2")" "$3" "$4"
+    printf '%-34s %8s %8.3f %8.4f %14s %10s\n' "$1" "$(number reused_tokens "$work/$2")" \
+        "$(number ttft_s "$work/$2")" "$(number tpot_s "$work/$2")" "$3" "$4"
 }
 line "enough memory, first" enough 0 -
 line "enough memory, rows in memory" warm 0 -
 line "enough memory, after kill -9" restarted "$read_bytes" "$disk_s"
 line "1/$part of it, first" small - -
 line "1/$part of it, after kill -9" small_restarted "$small_bytes" "$small_disk_s"
+line "1/$part of it, once more" small_again "$again_bytes" "$again_disk_s"
 printf 'rows that made room for others: %s bytes\n' "$let_go"
-for run in warm restarted small small_restarted; do
+for run in warm restarted small small_restarted small_again; do
     [ "$(tokens_of "$work/$run")" = "$(tokens_of "$work/enough")" ] || fail "$run: other tokens"
 done
 printf 'the same tokens in all runs\n'
