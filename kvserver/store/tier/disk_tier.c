@@ -123,8 +123,10 @@ static void op_free(struct kvs_job_op *op)
     if (op->next != NULL)
         op->next->link = op->link;
     op->tier->ops_bytes -= op->bytes;
-    if (op->pinned != NULL)
-        kvs_block_unpin(op->tier->store, op->pinned);
+    for (struct kvs_block *block = op->pinned, *under; block != NULL; block = under) {
+        under = block->under; /* is pinned as well */
+        kvs_block_unpin(op->tier->store, block);
+    }
     free(op);
 }
 
@@ -147,6 +149,7 @@ static void op_done(void *arg, kv_status_t status, size_t bytes)
     op_free(op);
 }
 
+/*   pinned  with those under it, which have some of its rows; NULL: none */
 static struct kvs_job_op *op_create(struct kvs_disk_tier *tier,
                                     enum kvs_tier_job job,
                                     uint32_t item,
@@ -158,7 +161,7 @@ static struct kvs_job_op *op_create(struct kvs_disk_tier *tier,
     if (op == NULL)
         return NULL;
     *op = (struct kvs_job_op){.tier = tier, .job = job, .item = item, .pinned = pinned};
-    if (pinned != NULL)
+    for (; pinned != NULL; pinned = pinned->under)
         pinned->pins++;
     op->next = tier->ops;
     op->link = &tier->ops;
@@ -779,6 +782,6 @@ void kvs_disk_tier_visit_pins(const struct kvs_disk_tier *tier,
                               void *arg)
 {
     for (const struct kvs_job_op *op = tier->ops; op != NULL; op = op->next)
-        if (op->pinned != NULL)
-            visit(arg, op->pinned);
+        for (struct kvs_block *block = op->pinned; block != NULL; block = block->under)
+            visit(arg, block);
 }
