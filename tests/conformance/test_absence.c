@@ -857,18 +857,22 @@ static void wait_for_rows(const struct kv_op *op)
 
 /* Of rows that are away a query brings those back in whose blocks it has candidates: with a first cut
  * by copies, which stay, only the chosen ones.  It holds nothing while it waits; its answer is that over
- * all rows; the next one finds all.  Where it touches all rows, it waits for all: without summaries that
- * it wants, or without codes. */
+ * all rows; the next one finds all.  Where it touches all rows, it waits for all: without summaries, or
+ * copies for a first cut, that it wants, or without codes. */
 static void queries_need_the_rows_of_candidates(void **state)
 {
     static const struct {
         enum kv_answer answer;
         uint32_t made, summaries; /* of the index, of the query */
         bool cuts, is_exact;      /* what is touched are the chosen rows */
+        bool has_no_copies;
     } ways[] = {
-        {KV_ANSWER_ATTEND, 0, 0, false, false}, {KV_ANSWER_ATTEND, 0, 0, true, true},
-        {KV_ANSWER_ATTEND, 16, 16, true, true}, {KV_ANSWER_ATTEND, 0, 16, true, false},
-        {KV_ANSWER_IDS, 0, 0, true, true},
+        {KV_ANSWER_ATTEND, 0, 0, false, false, false},
+        {KV_ANSWER_ATTEND, 0, 0, true, true, false},
+        {KV_ANSWER_ATTEND, 16, 16, true, true, false},
+        {KV_ANSWER_ATTEND, 0, 16, true, false, false},
+        {KV_ANSWER_IDS, 0, 0, true, true, false},
+        {KV_ANSWER_ATTEND, 0, 0, true, false, true},
     };
     const struct kvs_tier ops = {.keep = memory_tier_keep,
                                  .load = memory_tier_load,
@@ -878,14 +882,14 @@ static void queries_need_the_rows_of_candidates(void **state)
     (void)state;
     shard()->store.tier = &ops;
     for (unsigned way = 0; way < sizeof(ways) / sizeof(ways[0]); way++) {
-        const bool needs_all = ways[way].summaries != ways[way].made;
+        const bool needs_all = ways[way].summaries != ways[way].made || ways[way].has_no_copies;
         const bool needs_none = ways[way].answer == KV_ANSWER_IDS;
         struct kv_op *alone, *op;
         unsigned n = 0;
 
         cut(0);
         put(0, 0, TOKENS - 100, KV_OK);
-        index_first(ways[way].made, true);
+        index_first(ways[way].made, !ways[way].has_no_copies);
         alone = query_few(ways[way].answer, ways[way].summaries, ways[way].cuts);
         run_well(KV_OK, alone);
         let_all_go();

@@ -832,9 +832,13 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
 static bool room_comes(const struct kvs_indexer *indexer, struct job *job)
 {
     const uint64_t now_us = kv_clock_now(indexer->clock);
+    const struct kvs_codebooks *books = indexer->books;
 
     if (job->lacks_us == 0)
         job->lacks_us = now_us;
+    if (kv_pool_used(books->pool) == KVS_CODEBOOKS_MAX ||
+        kv_pool_used(books->rotations) == KVS_CODEBOOKS_MAX)
+        return false; /* it is not memory that there is too little of */
     return now_us < job->lacks_us + ROOM_US &&
            kvs_pages_want(kvs_arena_pages(indexer->books->store->arena), KVS_ARENA_PAGE);
 }

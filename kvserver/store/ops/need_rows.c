@@ -66,11 +66,13 @@ find_missing(struct kvs_request *request, walk_fn walk, const void *arg)
     return need.missing;
 }
 
-void kvs_need_begin_work(struct kvs_request *request)
+void kvs_need_begin_work(struct kvs_request *request, bool knows_all)
 {
     for (uint32_t i = 0; i < request->header.n_units; i++)
         kvs_work_add(&request->at_work, kvs_unit_at(request, i)->at);
     kvs_request_begin_work(request);
+    if (knows_all)
+        kvs_request_is_served(request);
 }
 
 /* ---- by what it names --------------------------------------------------------------------- */

@@ -43,7 +43,8 @@ const struct kvs_segment *kvs_need_ids(struct kvs_request *request);
 const struct kvs_segment *
 kvs_need_to_write(struct kvs_request *request, uint32_t begin, uint32_t end);
 
-/* The request, which has found all that it needs, is at work: kvs_request_begin_work(). */
-void kvs_need_begin_work(struct kvs_request *request);
+/* The request, which has found all that it needs to begin, is at work: kvs_request_begin_work().
+ *   knows_all  it will need nothing else; otherwise it keeps its turn until it replies */
+void kvs_need_begin_work(struct kvs_request *request, bool knows_all);
 
 #endif

@@ -32,7 +32,7 @@ enum {
     FLOATS_MIN = 128 << 10,  /* of one of several pipelines: smaller ones are not worth their
                              * memory */
     FLOATS_LEAST = 32 << 10, /* of one that is alone */
-    ROOM_US = 2000000, /* since it came, that a query may wait for room while rows make some */
+    ROOM_US = 2000000,       /* that a query may wait for room while rows make some */
     FIRST_ONLY = 0,
     ANY_PLACE = 1, /* lines */
 };
@@ -553,7 +553,7 @@ static bool join(struct kvs_query_place *place, struct kvs_request *request)
         kvs_request_release_reply_slot(request);
         return false;
     }
-    kvs_need_begin_work(request);
+    kvs_need_begin_work(request, input.need == NULL);
     if (request != place->owner)
         kvs_request_queue_at(request, &place->others);
     return true;
@@ -616,11 +616,14 @@ static void run_slice(struct kvs_query_place *place)
     if (!is_good) {
         struct kvs_request *request = request_of(&pipeline->entries[pipeline->entry]);
 
-        /* Codes or summaries have gone bad since it began. */
-        if (!note_needed(request, pipeline->unit, &pipeline->bad, 1))
-            wait_for_rows(request);
-        else
+        const struct kvs_unit *unit = kvs_unit_at(request, pipeline->unit);
+
+        if (kvs_unit_is_here(unit, pipeline->bad / KV_BLOCK_TOKENS)) {
             kvs_fail_bad_row(request, pipeline->unit, pipeline->bad);
+        } else { /* codes or summaries have gone bad since it began */
+            (void)note_needed(request, pipeline->unit, &pipeline->bad, 1);
+            wait_for_rows(request);
+        }
     } else if (pipeline->done != NULL) {
         struct kvs_request *request = request_of(pipeline->done);
 
@@ -636,8 +639,10 @@ static bool room_comes(struct kvs_request *request, size_t n_floats)
 {
     struct kvs_shard *shard = request->shard;
 
+    if (request->lacks_us == 0)
+        request->lacks_us = shard->now_us;
     if (atomic_load_explicit(&shard->pages->n_givers, memory_order_relaxed) == 0 ||
-        shard->now_us > request->begin_us + ROOM_US ||
+        shard->now_us > request->lacks_us + ROOM_US ||
         !kvs_pages_want(shard->pages, kvs_query_pipeline_bytes(n_floats)))
         return false;
     shard->replies_due = true; /* the control thread says when */
@@ -665,6 +670,7 @@ bool kvs_op_query_run(struct kvs_request *request)
                              kvs_query_pipeline_bytes(n_floats));
             return false;
         }
+        request->lacks_us = 0;
         if (!get_buffers(request))
             return false;
         begin(place);

@@ -5,16 +5,14 @@
 #include "kvserver/store/ops/query_parse.h"
 #include "kvserver/store/query/estimate.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 void kvs_query_rows_begin(struct kvs_query_rows *rows, const struct kvs_request *request)
 {
-    const struct kv_wire_query *query = kvs_query_of(request);
-    const uint32_t end = kvs_query_ranges(request)[query->n_ranges - 1].end;
-
     rows->n_units = request->header.n_units;
-    rows->n_words = (kvs_blocks_for(end) + 63) / 64;
+    rows->n_words = (kvs_blocks_for(request->session->tokens_max) + 63) / 64;
     const size_t n = (size_t)rows->n_units * rows->n_words;
     if (n > rows->capacity) {
         free(rows->bits);
@@ -32,8 +30,8 @@ void kvs_query_rows_free(struct kvs_query_rows *rows)
     *rows = (struct kvs_query_rows){0};
 }
 
-/* Forks that are at work together may have ranges of different ends: what is behind those of the first
- * is needed as a whole. */
+/* Forks that are at work together may be of different lengths: what the first cannot have is needed as a
+ * whole. */
 static bool is_noted(const struct kvs_query_rows *rows, uint32_t unit, uint32_t block)
 {
     return rows->is_all || block / 64 >= rows->n_words ||
@@ -51,6 +49,8 @@ bool kvs_query_rows_add(struct kvs_query_rows *rows,
     uint32_t last = UINT32_MAX;
     bool are_here = true;
 
+    assert(rows->is_all || unit < rows->n_units);
+
     for (uint32_t i = 0; i < n_tokens; i++) {
         const uint32_t block = tokens[i] / KV_BLOCK_TOKENS;
 
@@ -65,9 +65,9 @@ bool kvs_query_rows_add(struct kvs_query_rows *rows,
     return are_here;
 }
 
-/* Returns whether the query touches rows of the block that are not among its candidates, or is known to.
- * Codes that are away come back with their rows: alone they are as many reads, of which each takes nearly
- * as long. */
+/* Returns whether the query needs the block's rows: they are noted, have no codes in memory that may be
+ * used, no copies for a first cut, or no summaries for an estimate.  Codes that are away come back with
+ * their rows: alone they are as many reads, of which each takes nearly as long. */
 static bool
 needs(const struct kvs_request *request, const void *arg, uint32_t unit, uint32_t block)
 {
@@ -81,7 +81,9 @@ needs(const struct kvs_request *request, const void *arg, uint32_t unit, uint32_
         return true;
     /* What is away was full. */
     if (kvs_segment_coded(books, codes, KV_BLOCK_TOKENS) < KV_BLOCK_TOKENS ||
-        kvs_column_is_away(&codes->column))
+        kvs_column_is_away(&codes->column) ||
+        (query->first_cut != KV_CUT_NONE &&
+         !kvs_codebook_at(books, codes->codebook)->plan.copies))
         return true;
     return query->summaries != 0 &&
            !kvs_estimate_has(books, of, block, kvs_summaries_bits(query->summaries),

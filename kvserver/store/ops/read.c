@@ -199,7 +199,7 @@ bool kvs_op_read_run(struct kvs_request *request)
     if (request->reply_body == NULL) {
         if (!get_reply(request, 0))
             return false;
-        kvs_need_begin_work(request);
+        kvs_need_begin_work(request, true);
         kvs_count(&request->shard->stats.staged_sends, 1);
         request->cursor_bytes = 0;
     }

@@ -71,8 +71,8 @@ struct kvs_estimate {
     float outputs[2][KV_QUERIES_MAX * KV_SUMMARY_D_MAX], lses[2][KV_QUERIES_MAX];
 };
 
-/* Returns whether the rows of a unit's block have summaries of this size now: then none of them is
- * touched. */
+/* Returns whether the rows of a unit's block have summaries of this size now: none of them is touched
+ * then, unless these turn out to be bad. */
 bool kvs_estimate_has(const struct kvs_codebooks *books,
                       const struct kvs_unit *unit,
                       uint32_t block,

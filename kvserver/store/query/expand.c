@@ -191,6 +191,7 @@ static void items_of(const struct kvs_score *score,
         n_coded++;
     if (n_coded > 0)
         book->scorer->row_items(book, codes->column.bytes, tokens, n_coded, ret_items);
+    assert(n_coded == n || kvs_unit_is_here(score->unit, tokens[0] / KV_BLOCK_TOKENS));
     for (uint32_t i = n_coded; i < n; i++) {
         kv_exact_scores_load(score->type, kvs_unit_row(score->unit, tokens[i]),
                              score->unit->row_bytes, 1, book->shape.d, key);

@@ -7,6 +7,7 @@
 enum {
     NONE = KVS_PAGE_NONE,
     OWNERS_MAX = 512, /* of a page: 4 KiB */
+    LOOKS = 512,      /* at pages with room, in some us */
 };
 
 struct size_class {
@@ -313,26 +314,25 @@ void *kvs_arena_owner(const struct kvs_arena *arena, const void *element)
 int32_t kvs_arena_sparsest(const struct kvs_arena *arena, int class_id, uint32_t skipped)
 {
     const struct size_class *class = &arena->classes[class_id];
+    int32_t sparsest[KVS_ARENA_SKIPPED_MAX + 1];
+    uint32_t n = 0, n_looks = 0;
     uint64_t n_free = 0;
-    int32_t found = NONE;
 
-    for (int32_t i = class->first; i != NONE; i = page_at(arena, i)->next)
+    assert(skipped <= KVS_ARENA_SKIPPED_MAX);
+    for (int32_t i = class->first; i != NONE && n_looks < LOOKS; i = page_at(arena, i)->next) {
+        uint32_t at = n;
+
+        n_looks++;
         n_free += class->per_page - page_at(arena, i)->n_used;
-    /* Its own free ones count as well: together they are a page. */
-    if (n_free < class->per_page)
-        return NONE;
-    for (uint32_t n = 0; n <= skipped; n++) {
-        const int32_t last = found;
-
-        found = NONE;
-        for (int32_t i = class->first; i != NONE; i = page_at(arena, i)->next)
-            if ((last == NONE || is_sparser(arena, last, i)) &&
-                (found == NONE || is_sparser(arena, i, found)))
-                found = i;
-        if (found == NONE)
-            return NONE;
+        for (; at > 0 && is_sparser(arena, i, sparsest[at - 1]); at--)
+            if (at <= skipped)
+                sparsest[at] = sparsest[at - 1];
+        if (at <= skipped)
+            sparsest[at] = i;
+        n += n <= skipped;
     }
-    return found;
+    /* Its own free ones count as well: together they are a page. */
+    return n_free >= class->per_page && n > skipped ? sparsest[skipped] : NONE;
 }
 
 void *kvs_arena_next_owned(const struct kvs_arena *arena,
@@ -360,8 +360,11 @@ void *kvs_arena_alloc_outside(struct kvs_arena *arena, int class_id, int32_t pag
 {
     uint32_t count;
 
-    for (int32_t i = arena->classes[class_id].first; i != NONE; i = page_at(arena, i)->next)
-        if (i != page)
+    uint32_t n_looks = 0;
+
+    for (int32_t i = arena->classes[class_id].first; i != NONE && n_looks < LOOKS;
+         i = page_at(arena, i)->next, n_looks++)
+        if (i != page && page_at(arena, i)->n_used >= page_at(arena, page)->n_used)
             return take(arena, (uint32_t)i, 1, &count);
     return NULL;
 }

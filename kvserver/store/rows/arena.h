@@ -38,6 +38,7 @@
 enum {
     KVS_ARENA_CLASSES_MAX = 192,
     KVS_ARENA_EXACT_MAX = 128, /* of these, for sizes that are not rounded */
+    KVS_ARENA_SKIPPED_MAX = 8,
 };
 
 struct kvs_arena;
@@ -83,22 +84,23 @@ void kvs_arena_unuse(struct kvs_arena *arena, enum kvs_arena_use use, const void
 /* Returns the class of an element in use. */
 int kvs_arena_class_of(const struct kvs_arena *arena, const void *element);
 
-/* Notes whose an element is, as far as there is memory for that: who knows may move it. */
+/* Records an element's owner, who may move it, if there is memory for that: 8 bytes an element of 4 KiB
+ * or more, from the heap. */
 void kvs_arena_set_owner(struct kvs_arena *arena, const void *element, void *owner);
 void *kvs_arena_owner(const struct kvs_arena *arena, const void *element); /* NULL: not known */
 
-/* Of the class's pages that have room, that with the fewest elements but for `skipped` others, for who
- * moves these to get a whole page.  Returns its index, or KVS_PAGE_NONE: there is none, or the others
- * have no room for all of them. */
+/* Of the class's pages that have room, the first ones on its list, that with the fewest elements but for
+ * `skipped` others, for who moves these to get a whole page.  Returns its index, or KVS_PAGE_NONE: there
+ * is none, or the others have no room for all of them. */
 int32_t kvs_arena_sparsest(const struct kvs_arena *arena, int class_id, uint32_t skipped);
-/* Returns the page's first element from *at on that has an owner, and him; *at is behind it then.  NULL:
- * there is none. */
+/* Returns the page's first element from *at on that has an owner, and its owner; *at is behind it then.
+ * NULL: there is none. */
 void *kvs_arena_next_owned(const struct kvs_arena *arena,
                            int32_t page,
                            uint32_t *at,
                            void **ret_owner);
-/* Allocates an element of the class that is not in that page, nor in one that was free.  Returns NULL if
- * there is none. */
+/* Allocates an element of the class in another page, of at least as many elements: so moves come to an
+ * end.  Returns NULL if there is none. */
 void *kvs_arena_alloc_outside(struct kvs_arena *arena, int class_id, int32_t page);
 
 /* Returns how many elements of the class could be allocated now. */

@@ -85,16 +85,11 @@ static void stop_leaving(struct kvs_segment_store *store, struct kvs_block *bloc
     store->leaving[i] = store->leaving[--store->n_leaving];
 }
 
-static void stay(struct kvs_segment_store *store, struct kvs_block *block)
+void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block)
 {
     stop_leaving(store, block);
     block->residency = kvs_block_is_here(block) ? KVS_IN_MEMORY : KVS_PARTLY;
     store->n_away -= block->residency == KVS_IN_MEMORY;
-}
-
-void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block)
-{
-    stay(store, block);
 }
 
 bool kvs_block_image(const struct kvs_segment_store *store,
@@ -175,8 +170,9 @@ bool kvs_block_move_rows(struct kvs_segment_store *store,
 {
     uint32_t at = 0;
 
-    while (block->segments[at].rows != (uintptr_t)rows)
+    while (at < block->n_segments && block->segments[at].rows != (uintptr_t)rows)
         at++;
+    assert(at < block->n_segments);
     if (is_pinned(block, at) || store->n_at_unit[at % KVS_WORK_UNITS] > 0)
         return false;
     uint8_t *from = kvs_block_rows(block, at);
@@ -218,7 +214,7 @@ size_t kvs_segment_let_go(struct kvs_segment_store *store, struct kvs_block *blo
 static void block_go(struct kvs_segment_store *store, struct kvs_block *block)
 {
     if (block->pins > 0 || !store->tier->keep(store->tier_arg, block)) {
-        stay(store, block);
+        kvs_block_stay(store, block);
         return;
     }
     stop_leaving(store, block);
@@ -276,7 +272,7 @@ void kvs_work_end(struct kvs_segment_store *store, struct kvs_work *work)
 bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block)
 {
     if (block->residency == KVS_LEAVING)
-        stay(store, block);
+        kvs_block_stay(store, block);
     if (block->residency == KVS_IN_MEMORY)
         return true;
     /* Who has want() may have given it up meanwhile. */
@@ -292,7 +288,7 @@ bool kvs_segment_need(struct kvs_segment_store *store, struct kvs_block *block, 
     struct kvs_segment *segment = &block->segments[at];
 
     if (block->residency == KVS_LEAVING)
-        stay(store, block);
+        kvs_block_stay(store, block);
     if (!kvs_segment_is_away(segment))
         return true;
     if (segment->is_wanted)
@@ -427,7 +423,7 @@ void kvs_block_restored(struct kvs_segment_store *store, struct kvs_block *block
 void kvs_block_forget(struct kvs_segment_store *store, struct kvs_block *block)
 {
     if (block->residency == KVS_LEAVING)
-        stay(store, block);
+        kvs_block_stay(store, block);
     if (block->residency == KVS_IN_MEMORY)
         return;
     store->n_away--;

@@ -17,11 +17,13 @@
  * There are two ways to leave.  A block that nobody needs leaves with all its segments and all their
  * columns: rows, CRCs, codes.  Of a block that somebody needs a tier may let the rows of some units go,
  * and bring them back in place of others': so a session is used whose rows are more than memory, and of
- * which a layer is needed at a time.  Codes and CRCs stay then, being few, and queries that find their
+ * which a layer is needed at a time.  Codes stay then, being few, and CRCs until all rows of a group of
+ * segments have gone; and queries that find their
  * candidates by codes need the rows of these only (ops/query_rows.h).
  *
  * Which rows will not be needed soon is guessed from passes.  A model uses its layers in turn: whoever
- * queries a unit again is in the next pass.  What was not used in a pass or the one before is idle.
+ * queries a unit again is in the next pass.  What was not used in a pass or the one before is idle; it
+ * counts passes modulo 4, so what nobody has used for longer is taken for used in two of four.
  *
  * What stays of an absent block is its record, the records of its codes, which refer to codebooks, and
  * the marks of its bad rows:
@@ -163,7 +165,7 @@ bool kvs_segment_need(struct kvs_segment_store *store, struct kvs_block *block, 
 /* The block will be needed: it comes back while there is memory.  Returns whether it is there. */
 bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block);
 
-/* A block that leaves stays, for who needs its codes. */
+/* A block that leaves stays. */
 void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Rows of the segment are about to be used, or to come back for that: in this pass. */

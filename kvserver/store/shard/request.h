@@ -103,6 +103,8 @@ struct kvs_request {
     uint32_t crc;    /* object_put: of the first cursor_bytes of its piece */
     uint64_t serial; /* index: serial of the newest codebook at the start */
     void *work;      /* query: its entry in a pipeline, or NULL */
+    uint64_t
+        lacks_us; /* query: since when there is no room for it; 0: there was, or it has not looked */
 
     /* The reply. */
     struct kv_wire_header reply, reply_bulk;

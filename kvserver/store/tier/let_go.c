@@ -27,7 +27,6 @@ enum {
     LOOKS = 8, /* between two looks at the clock: each may be a segment's CRC */
     MOVE_LOOKS = 2,
     MOVE_AGAIN_US = 5000,
-    SKIPPED_MOST = 8, /* pages, before the sparsest again */
 };
 
 /* ---- what is preferred -------------------------------------------------------------------- */
@@ -259,13 +258,14 @@ bool kvs_condense(struct kvs_disk_tier *tier)
         return false;
     tier->moved_us = 0;
     if (tier->page == KVS_PAGE_NONE) {
-        tier->page = kvs_arena_sparsest(arena, tier->page_class, tier->n_skipped);
+        tier->page = tier->n_skipped <= KVS_ARENA_SKIPPED_MAX
+                         ? kvs_arena_sparsest(arena, tier->page_class, tier->n_skipped)
+                         : KVS_PAGE_NONE;
         tier->move_at = 0;
     }
-    if (tier->page == KVS_PAGE_NONE || tier->n_skipped > SKIPPED_MOST) {
+    if (tier->page == KVS_PAGE_NONE) {
         tier->moved_us = tier->n_skipped > 0 ? kv_clock_now(tier->clock) : 0;
         tier->n_skipped = 0;
-        tier->page = KVS_PAGE_NONE;
         return false;
     }
     while ((rows = kvs_arena_next_owned(arena, tier->page, &tier->move_at, &owner)) != NULL &&
@@ -276,7 +276,8 @@ bool kvs_condense(struct kvs_disk_tier *tier)
             return true;
     }
     /* It is free now, or there is something in it that does not move. */
-    if (kvs_arena_sparsest(arena, tier->page_class, tier->n_skipped) == tier->page)
+    if (rows != NULL ||
+        kvs_arena_sparsest(arena, tier->page_class, tier->n_skipped) == tier->page)
         tier->n_skipped++;
     tier->page = KVS_PAGE_NONE;
     return true;

@@ -401,7 +401,7 @@ static void sparse_pages_become_whole(void **state)
         kvs_arena_set_owner(arena, elements[i], &whose[i]);
     }
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 0), KVS_PAGE_NONE);
-    /* 3 are left of the second page, and some more than half of each other one. */
+    /* 3 are left of the second page, and 60 of each other one. */
     for (unsigned i = 0; i < N; i++)
         if (i / PER_PAGE == 1 ? i % PER_PAGE >= 3 : i % PER_PAGE >= 60) {
             kvs_arena_free(arena, class_id, elements[i]);
@@ -413,6 +413,11 @@ static void sparse_pages_become_whole(void **state)
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 1), 0);
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 2), 2);
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 3), KVS_PAGE_NONE);
+    /* What moves goes where there is as much: those two could give and take for ever otherwise. */
+    element = kvs_arena_alloc_outside(arena, class_id, 0);
+    assert_int_equal(((char *)element - (char *)kvs_arena_base(arena)) / KVS_ARENA_PAGE, 2);
+    assert_null(kvs_arena_alloc_outside(arena, class_id, 2));
+    kvs_arena_free(arena, class_id, element);
     while ((element = kvs_arena_next_owned(arena, page, &at, &owner)) != NULL) {
         void *to = kvs_arena_alloc_outside(arena, class_id, page);
 

@@ -588,6 +588,16 @@ static void units_leave_one_by_one(void **state)
     close_session(session);
 }
 
+enum {
+    N_OTHERS = 40,
+};
+
+static int32_t page_of(const void *element)
+{
+    return (int32_t)(((uintptr_t)element - (uintptr_t)kvs_arena_base(it.arena)) /
+                     KVS_ARENA_PAGE);
+}
+
 /* Rows move to another page unless somebody uses them, and are what they were. */
 static void rows_move(void **state)
 {
@@ -602,21 +612,25 @@ static void rows_move(void **state)
             struct kvs_block *block = session->blocks.list[i];
             const uint8_t *rows = kvs_block_rows(block, at);
             const int class_id = kvs_arena_class_of(it.arena, rows);
-            const uint64_t offset = (uint64_t)(rows - (uint8_t *)kvs_arena_base(it.arena));
-            const int32_t page = (int32_t)(offset / KVS_ARENA_PAGE);
-            /* The first of the next page has room for those that move. */
-            void *full[KVS_PAGE_ELEMENTS_MAX];
-            uint32_t n_full = 0;
+            const int32_t page = page_of(rows);
+            void *others[N_OTHERS], *beside[KVS_PAGE_ELEMENTS_MAX];
+            uint32_t n_others = 0, n_beside = 0;
 
             assert_ptr_equal(kvs_arena_owner(it.arena, rows), block);
             /* Before any has moved, no other page has room. */
             assert_true(n_moved >= N_UNITS ||
                         !kvs_block_move_rows(&it.store, block, rows, page));
-            while (n_full == 0 || (uint64_t)((uint8_t *)full[n_full - 1] -
-                                             (uint8_t *)kvs_arena_base(it.arena)) /
-                                          KVS_ARENA_PAGE ==
-                                      (uint64_t)page)
-                full[n_full++] = kvs_arena_alloc(it.arena, class_id);
+            /* Another page has more of them. */
+            while (n_others < N_OTHERS) {
+                void *element = kvs_arena_alloc(it.arena, class_id);
+
+                if (page_of(element) == page)
+                    beside[n_beside++] = element;
+                else
+                    others[n_others++] = element;
+            }
+            while (n_beside > 0)
+                kvs_arena_free(it.arena, class_id, beside[--n_beside]);
             kvs_work_add(&work, at);
             kvs_work_begin(&it.store, &work);
             assert_false(kvs_block_move_rows(&it.store, block, rows, page));
@@ -628,8 +642,8 @@ static void rows_move(void **state)
             assert_true(kvs_block_rows(block, at) != rows);
             assert_ptr_equal(kvs_arena_owner(it.arena, kvs_block_rows(block, at)), block);
             n_moved++;
-            while (n_full > 0)
-                kvs_arena_free(it.arena, class_id, full[--n_full]);
+            while (n_others > 0)
+                kvs_arena_free(it.arena, class_id, others[--n_others]);
             check(session);
         }
     assert_int_equal(n_moved, kvs_blocks_for(TOKENS) * N_UNITS);
