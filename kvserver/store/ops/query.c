@@ -261,7 +261,8 @@ void kvs_op_query_begin(struct kvs_request *request)
     kvs_op_query_wake(request);
 }
 
-void kvs_op_query_release(struct kvs_request *request)
+/* The request has no place any more, and waits for none. */
+static void leave(struct kvs_request *request)
 {
     struct kvs_query_queue *queue = kvs_query_queue_of(request->shard);
     struct kvs_query_client *client = client_of(request);
@@ -289,6 +290,12 @@ void kvs_op_query_release(struct kvs_request *request)
     line_up(queue, client);
     /* At once: if the next request ends before it runs, it comes through here as well. */
     pass_on(queue, place);
+}
+
+void kvs_op_query_release(struct kvs_request *request)
+{
+    leave(request);
+    kvs_query_rows_drop(&request->noted);
 }
 
 /* ---- the reply --------------------------------------------------------------------------- */
@@ -469,7 +476,7 @@ static bool get_buffers(struct kvs_request *request)
 {
     if (kvs_query_of(request)->answer == KV_ANSWER_ROWS && request->staging == NULL &&
         !kvs_request_acquire_staging(request)) {
-        kvs_op_query_release(request);
+        leave(request);
         return false;
     }
     if (kvs_request_get_reply_slot(request, KV_WIRE_BODY_MAX) != KV_OK) {
@@ -483,11 +490,11 @@ static bool get_buffers(struct kvs_request *request)
  * without its place, or has failed. */
 static bool are_here(struct kvs_request *request)
 {
-    const struct kvs_segment *missing = kvs_need_query(request, NULL);
+    const struct kvs_segment *missing = kvs_need_query(request, request->noted);
 
     if (missing == NULL)
         return true;
-    kvs_op_query_release(request);
+    leave(request);
     kvs_request_wait_for_segment(request, missing);
     return false;
 }
@@ -498,11 +505,13 @@ static void wait_for_rows(struct kvs_request *request)
 {
     const struct kvs_query_rows *rows = &place_of(request)->rows;
 
+    kvs_query_rows_keep(&request->noted, rows);
     kvs_request_end_work(request);
     /* Before the place is another's. */
-    const struct kvs_segment *missing = kvs_need_query(request, rows);
+    const struct kvs_segment *missing =
+        kvs_need_query(request, request->noted != NULL ? request->noted : rows);
 
-    kvs_op_query_release(request);
+    leave(request);
     kvs_request_release_reply_slot(request);
     kvs_request_release_staging(request);
     if (missing != NULL)
@@ -568,7 +577,7 @@ static void join_from(struct kvs_query_place *place, struct kvs_request_queue *q
         next = request->next;
         if (request->type == owner->type && may_join(request) && !kvs_request_stale(request) &&
             first_block(request) == first_block(owner) && names_same_units(request, owner) &&
-            kvs_need_query(request, NULL) == NULL && !join(place, request))
+            kvs_need_query(request, request->noted) == NULL && !join(place, request))
             return;
     }
 }

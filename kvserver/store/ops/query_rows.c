@@ -30,6 +30,35 @@ void kvs_query_rows_free(struct kvs_query_rows *rows)
     *rows = (struct kvs_query_rows){0};
 }
 
+void kvs_query_rows_keep(struct kvs_query_rows **kept, const struct kvs_query_rows *rows)
+{
+    const size_t n = (size_t)rows->n_units * rows->n_words;
+    struct kvs_query_rows *old = *kept;
+
+    if (rows->is_all) {
+        kvs_query_rows_drop(kept);
+        return;
+    }
+    if (old != NULL && old->n_units == rows->n_units && old->n_words == rows->n_words) {
+        for (size_t i = 0; i < n; i++)
+            old->bits[i] |= rows->bits[i];
+        return;
+    }
+    kvs_query_rows_drop(kept);
+    *kept = malloc(sizeof(**kept) + n * sizeof(*rows->bits));
+    if (*kept == NULL)
+        return;
+    **kept = (struct kvs_query_rows){
+        .bits = (uint64_t *)(*kept + 1), .n_units = rows->n_units, .n_words = rows->n_words};
+    memcpy((*kept)->bits, rows->bits, n * sizeof(*rows->bits));
+}
+
+void kvs_query_rows_drop(struct kvs_query_rows **kept)
+{
+    free(*kept);
+    *kept = NULL;
+}
+
 /* Forks that are at work together may be of different lengths: what the first cannot have is needed as a
  * whole. */
 static bool is_noted(const struct kvs_query_rows *rows, uint32_t unit, uint32_t block)

@@ -4,14 +4,15 @@
  * (rows/residency.h).  Of rows it needs those without codes, to score them; those without summaries, if
  * it asks for an estimate; and those of its candidates, which it knows after step 1 only.  So it begins
  * when the first two are there.  Its pipeline tells what candidates it has (pipeline.h, `need`); if any
- * of these are away it gives its place up, waits for them, and begins anew.  Mostly a token has the
- * candidates of the one before, and finds them in memory.
+ * of these are away it gives its place up, waits for them, and begins anew.  It remembers which they are,
+ * so that it does not look for candidates again before it has them.  Mostly a token has the candidates of
+ * the one before, and finds them in memory.
  *
  * Queries that are at work together note what they need together: each that lacks some waits for all of
  * it.
  *
- * Threads: the data thread.  Memory: from the heap, a bit for each block of each unit: of a place that
- * has met rows that are away, for as long as the thread runs.
+ * Threads: the data thread.  Memory: from the heap, a bit for each block of each unit: of a request that
+ * waits, and of a place that has met rows that are away, for as long as the thread runs.
  */
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_ROWS_H
 #define KV_KVSERVER_STORE_OPS_QUERY_ROWS_H
@@ -37,6 +38,11 @@ bool kvs_query_rows_add(struct kvs_query_rows *rows,
                         uint32_t unit,
                         const uint32_t *tokens,
                         uint32_t n_tokens);
+
+/* Adds what was noted to what a request remembers, in *kept, which may be NULL.  Forgets that if there is
+ * no memory: the request then begins anew to find out what it needs. */
+void kvs_query_rows_keep(struct kvs_query_rows **kept, const struct kvs_query_rows *rows);
+void kvs_query_rows_drop(struct kvs_query_rows **kept);
 
 /* Asks for the rows that the query needs (ops/need_rows.h).
  *   noted  NULL: those that it needs in any case */

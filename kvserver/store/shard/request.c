@@ -61,6 +61,7 @@ struct kvs_request *kvs_request_create(struct kvs_shard *shard,
     request->missing = NULL;
     request->at_work = (struct kvs_work){0};
     request->work = NULL;
+    request->noted = NULL;
     request->lacks_us = 0;
     memset(&request->reply, 0, sizeof(request->reply));
     request->reply.epoch = header->epoch; /* the session's, once it is known */

@@ -48,6 +48,7 @@ enum kvs_request_state {
 };
 
 struct kvs_shard;
+struct kvs_query_rows;
 struct kvs_op_type;
 struct kvs_shard_session;
 struct kvs_shard_client;
@@ -103,6 +104,8 @@ struct kvs_request {
     uint32_t crc;    /* object_put: of the first cursor_bytes of its piece */
     uint64_t serial; /* index: serial of the newest codebook at the start */
     void *work;      /* query: its entry in a pipeline, or NULL */
+    struct kvs_query_rows
+        *noted; /* query: rows that it waits for (ops/query_rows.h), or NULL */
     uint64_t
         lacks_us; /* query: since when there is no room for it; 0: there was, or it has not looked */
 
