@@ -33,8 +33,9 @@
  * not what left, or that the tier has lost, has only bad rows: whoever needs one of them gets
  * KV_CORRUPT, as for any bad row.
  *
- * Who touches rows, CRCs or codes asks for their segments before it begins (ops/need_rows.h), and
- * waits for them without a buffer or a pipeline.  What began goes on between slices, with nothing
+ * Who touches rows or CRCs asks for their segments before it begins (ops/need_rows.h), and waits for
+ * them without a buffer or a pipeline; a query begins with codes in memory, and once more when it knows
+ * which rows it needs (ops/query_rows.h).  What began goes on between slices, with nothing
  * but places of blocks in its hands, so what it needs has to stay:
  *
  *   transfers, index jobs   pin their blocks: a pinned block does not leave, and of one that only jobs
@@ -46,9 +47,10 @@
  *                           So a query pays for two counts and one for each unit, whatever it reads.
  *                           Both end by themselves: neither waits for its client while it is at work.
  *   scrub, samples of recall  look at each slice, and skip what is absent: they are no reason to
- *                           load anything, and what is away is verified when it comes back.
+ *                           load anything, and what is away is verified when it comes back; codes of
+ *                           rows that are away are not looked at meanwhile.
  *
- * Whoever waits for a block is not at work and keeps nothing in memory: otherwise those who wait
+ * Whoever waits for a block is not at work and keeps no rows in memory: otherwise those who wait
  * for memory and those who wait for blocks would wait for each other.  It is the tier's part not
  * to choose what was just asked for.
  *
