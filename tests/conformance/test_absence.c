@@ -945,6 +945,8 @@ static void queries_need_the_rows_of_candidates(void **state)
         for (uint32_t i = 0; i < FULL; i++)
             kvs_block_restored(&shard()->store, blocks_of(0)->list[i]);
     }
+    while (it.tier.kept != NULL)
+        memory_tier_forget(&it.tier, it.tier.kept->block);
     memory_tier_init(&it.tier, &shard()->store);
 }
 
