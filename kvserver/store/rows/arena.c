@@ -364,7 +364,7 @@ void *kvs_arena_alloc_outside(struct kvs_arena *arena, int class_id, int32_t pag
 
     for (int32_t i = arena->classes[class_id].first; i != NONE && n_looks < LOOKS;
          i = page_at(arena, i)->next, n_looks++)
-        if (i != page && page_at(arena, i)->n_used >= page_at(arena, page)->n_used)
+        if (i != page)
             return take(arena, (uint32_t)i, 1, &count);
     return NULL;
 }

@@ -275,7 +275,8 @@ bool kvs_condense(struct kvs_disk_tier *tier)
         if (kv_slice_over(&slice))
             return true;
     }
-    /* It is free now, or there is something in it that does not move. */
+    /* It is free now, or there is something in it that does not move: then it is not looked at again
+     * before some others, and these not without end.  Two such pages would exchange their rows. */
     if (rows != NULL ||
         kvs_arena_sparsest(arena, tier->page_class, tier->n_skipped) == tier->page)
         tier->n_skipped++;
