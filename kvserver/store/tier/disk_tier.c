@@ -11,9 +11,8 @@
 #include <string.h>
 
 enum {
-    SEGMENTS_AT_ONCE = 8, /* of a write: 512 KB of rows at d = 128 */
-    ERASE_AT_ONCE = 32,   /* units */
-    CODES_TRIES = 4,      /* times that codes are written again because they have changed */
+    ERASE_AT_ONCE = 32, /* units */
+    CODES_TRIES = 4,    /* times that codes are written again because they have changed */
 };
 
 /* ---- what is known ------------------------------------------------------------------------ */
@@ -123,10 +122,10 @@ static void op_free(struct kvs_job_op *op)
     if (op->next != NULL)
         op->next->link = op->link;
     op->tier->ops_bytes -= op->bytes;
-    for (struct kvs_block *block = op->pinned, *under; block != NULL; block = under) {
-        under = block->under; /* is pinned as well */
-        kvs_block_unpin(op->tier->store, block);
-    }
+    for (unsigned i = 0; i < op->n_owners; i++)
+        kvs_block_unpin(op->tier->store, op->owners[i]);
+    if (op->pinned != NULL)
+        kvs_block_unpin(op->tier->store, op->pinned);
     free(op);
 }
 
@@ -149,7 +148,6 @@ static void op_done(void *arg, kv_status_t status, size_t bytes)
     op_free(op);
 }
 
-/*   pinned  with those under it, which have some of its rows; NULL: none */
 static struct kvs_job_op *op_create(struct kvs_disk_tier *tier,
                                     enum kvs_tier_job job,
                                     uint32_t item,
@@ -161,7 +159,7 @@ static struct kvs_job_op *op_create(struct kvs_disk_tier *tier,
     if (op == NULL)
         return NULL;
     *op = (struct kvs_job_op){.tier = tier, .job = job, .item = item, .pinned = pinned};
-    for (; pinned != NULL; pinned = pinned->under)
+    if (pinned != NULL)
         pinned->pins++;
     op->next = tier->ops;
     op->link = &tier->ops;
@@ -203,6 +201,22 @@ static bool can_save(struct kvs_block *block, uint32_t at)
            owner->segments[at].n_written == KV_BLOCK_TOKENS && !kvs_segment_has_bad(owner, at);
 }
 
+/* Shows the rows of a segment, of the block or one under it, which stay where they are until the write is
+ * over.  Returns false if they are not in memory. */
+static bool borrow(struct kvs_job_op *op,
+                   struct kvs_block *block,
+                   uint32_t at,
+                   struct kvs_segment_image *ret_image)
+{
+    struct kvs_block *owner = kvs_block_owner(block, at);
+
+    if (!kvs_block_image(op->tier->store, owner, at, ret_image))
+        return false;
+    owner->pins++;
+    op->owners[op->n_owners++] = owner;
+    return true;
+}
+
 /* Gives the disk some segments of an item.  Returns false if nothing more can be done now. */
 static bool save_some(struct kvs_disk_tier *tier, uint32_t i)
 {
@@ -211,8 +225,8 @@ static bool save_some(struct kvs_disk_tier *tier, uint32_t i)
     struct kvs_item_progress *progress = &job->progress[i];
     struct kvs_block *block = block_of(tier, item);
     const struct kv_placement_units units = units_of(tier, item);
-    struct kvs_saved_key keys[SEGMENTS_AT_ONCE];
-    struct kv_disk_write writes[SEGMENTS_AT_ONCE];
+    struct kvs_saved_key keys[KVS_SEGMENTS_AT_ONCE];
+    struct kv_disk_write writes[KVS_SEGMENTS_AT_ONCE];
     struct kvs_saved_tail *tails;
     struct kvs_job_op *op;
     unsigned n = 0;
@@ -222,18 +236,17 @@ static bool save_some(struct kvs_disk_tier *tier, uint32_t i)
         item_over(item, progress, units.n == 0);
         return true;
     }
-    op = op_create(tier, KVS_TIER_SAVE, i, block, SEGMENTS_AT_ONCE * sizeof(*tails));
+    op = op_create(tier, KVS_TIER_SAVE, i, block, KVS_SEGMENTS_AT_ONCE * sizeof(*tails));
     if (op == NULL) {
         item_over(item, progress, false);
         return true;
     }
     tails = (struct kvs_saved_tail *)op->memory;
-    for (; n < SEGMENTS_AT_ONCE && progress->at < block->n_segments; n++, progress->at++) {
+    for (; n < KVS_SEGMENTS_AT_ONCE && progress->at < block->n_segments; n++, progress->at++) {
         const uint32_t at = progress->at;
         struct kvs_segment_image image;
 
-        if (!can_save(block, at) ||
-            !kvs_block_image(tier->store, kvs_block_owner(block, at), at, &image)) {
+        if (!can_save(block, at) || !borrow(op, block, at, &image)) {
             item_over(item, progress, false);
             op_free(op);
             return true;
@@ -297,13 +310,13 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
     struct kvs_job *job = &tier->jobs[KVS_TIER_LEAVE];
     struct kvs_item_progress *progress = &job->progress[i];
     const struct kvs_block *block = saved->block;
-    struct kvs_saved_key keys[SEGMENTS_AT_ONCE];
-    struct kv_disk_write writes[SEGMENTS_AT_ONCE];
-    uint32_t ats[SEGMENTS_AT_ONCE], at = progress->at;
+    struct kvs_saved_key keys[KVS_SEGMENTS_AT_ONCE];
+    struct kv_disk_write writes[KVS_SEGMENTS_AT_ONCE];
+    uint32_t ats[KVS_SEGMENTS_AT_ONCE], at = progress->at;
     size_t bytes = 0;
     unsigned n = 0;
 
-    for (; n < SEGMENTS_AT_ONCE && at < block->n_segments; at++) {
+    for (; n < KVS_SEGMENTS_AT_ONCE && at < block->n_segments; at++) {
         const struct kvs_column *column = &kvs_block_codes(block, at)->column;
 
         /* What is away has not changed since the disk has it. */
@@ -533,7 +546,7 @@ bool kvs_mend(struct kvs_disk_tier *tier,
 
     if (op == NULL)
         return false;
-    if (!kvs_block_image(tier->store, kvs_block_owner(saved->block, at), at, &image)) {
+    if (!borrow(op, saved->block, at, &image)) {
         op_free(op);
         return false;
     }
@@ -781,7 +794,10 @@ void kvs_disk_tier_visit_pins(const struct kvs_disk_tier *tier,
                               void (*visit)(void *arg, const struct kvs_block *block),
                               void *arg)
 {
-    for (const struct kvs_job_op *op = tier->ops; op != NULL; op = op->next)
-        for (struct kvs_block *block = op->pinned; block != NULL; block = block->under)
-            visit(arg, block);
+    for (const struct kvs_job_op *op = tier->ops; op != NULL; op = op->next) {
+        if (op->pinned != NULL)
+            visit(arg, op->pinned);
+        for (unsigned i = 0; i < op->n_owners; i++)
+            visit(arg, op->owners[i]);
+    }
 }

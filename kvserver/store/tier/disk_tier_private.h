@@ -10,6 +10,10 @@
 
 struct kvs_segment_read;
 
+enum {
+    KVS_SEGMENTS_AT_ONCE = 8, /* of a write: 512 KB of rows at d = 128 */
+};
+
 /* A block that is saved.  Known while its prefix is in the index; after that, while the disk is the
  * only place that has its rows. */
 struct kvs_saved {
@@ -62,6 +66,9 @@ struct kvs_job_op {
     enum kvs_tier_job job;
     uint32_t item;
     struct kvs_block *pinned; /* NULL: none */
+    struct kvs_block
+        *owners[KVS_SEGMENTS_AT_ONCE]; /* (n_owners) pinned, whose rows are written */
+    unsigned n_owners;
     size_t bytes;
     uint64_t memory[]; /* tails, or codes */
 };
