@@ -295,7 +295,7 @@ static void leave(struct kvs_request *request)
 void kvs_op_query_release(struct kvs_request *request)
 {
     leave(request);
-    kvs_query_rows_drop(&request->noted);
+    kvs_query_rows_drop(&request->noted, &kvs_query_queue_of(request->shard)->noted_bytes);
 }
 
 /* ---- the reply --------------------------------------------------------------------------- */
@@ -505,7 +505,8 @@ static void wait_for_rows(struct kvs_request *request)
 {
     const struct kvs_query_rows *rows = &place_of(request)->rows;
 
-    kvs_query_rows_keep(&request->noted, rows);
+    kvs_query_rows_keep(&request->noted, rows,
+                        &kvs_query_queue_of(request->shard)->noted_bytes);
     kvs_request_end_work(request);
     /* Before the place is another's. */
     const struct kvs_segment *missing =
@@ -625,9 +626,8 @@ static void run_slice(struct kvs_query_place *place)
     if (!is_good) {
         struct kvs_request *request = request_of(&pipeline->entries[pipeline->entry]);
 
-        const struct kvs_unit *unit = kvs_unit_at(request, pipeline->unit);
-
-        if (kvs_unit_is_here(unit, pipeline->bad / KV_BLOCK_TOKENS)) {
+        if (kvs_unit_is_here(kvs_unit_at(request, pipeline->unit),
+                             pipeline->bad / KV_BLOCK_TOKENS)) {
             kvs_fail_bad_row(request, pipeline->unit, pipeline->bad);
         } else { /* codes or summaries have gone bad since it began */
             (void)note_needed(request, pipeline->unit, &pipeline->bad, 1);
@@ -756,6 +756,7 @@ void kvs_query_queue_check(const struct kvs_shard *shard)
     const struct kvs_query_queue *queue = kvs_query_queue_of(shard);
     uint32_t n_in_line = 0;
 
+    assert(queue->noted_bytes <= KVS_QUERY_ROWS_KEPT);
     for (int i = FIRST_ONLY; i <= ANY_PLACE; i++)
         n_in_line += check_line(&queue->lines[i], shard->n_clients);
     for (uint32_t i = 0; i < shard->n_clients; i++) {

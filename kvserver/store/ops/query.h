@@ -63,6 +63,7 @@ struct kvs_query_queue {
      * any */
     struct kvs_query_line lines[2];
     struct kvs_recall *recall; /* is given the selected rows */
+    size_t noted_bytes;        /* of what requests remember of the rows that they wait for */
 };
 
 static inline struct kvs_query_queue *kvs_query_queue_of(const struct kvs_shard *shard)

@@ -30,31 +30,38 @@ void kvs_query_rows_free(struct kvs_query_rows *rows)
     *rows = (struct kvs_query_rows){0};
 }
 
-void kvs_query_rows_keep(struct kvs_query_rows **kept, const struct kvs_query_rows *rows)
+static size_t bytes_of(const struct kvs_query_rows *rows)
 {
-    const size_t n = (size_t)rows->n_units * rows->n_words;
-    struct kvs_query_rows *old = *kept;
+    return sizeof(*rows) + (size_t)rows->n_units * rows->n_words * sizeof(*rows->bits);
+}
 
-    if (rows->is_all) {
-        kvs_query_rows_drop(kept);
-        return;
-    }
-    if (old != NULL && old->n_units == rows->n_units && old->n_words == rows->n_words) {
+void kvs_query_rows_keep(struct kvs_query_rows **kept,
+                         const struct kvs_query_rows *rows,
+                         size_t *n_bytes)
+{
+    const size_t n = (size_t)rows->n_units * rows->n_words, bytes = bytes_of(rows);
+
+    if (*kept != NULL && !rows->is_all && bytes_of(*kept) == bytes) {
         for (size_t i = 0; i < n; i++)
-            old->bits[i] |= rows->bits[i];
+            (*kept)->bits[i] |= rows->bits[i];
         return;
     }
-    kvs_query_rows_drop(kept);
-    *kept = malloc(sizeof(**kept) + n * sizeof(*rows->bits));
+    kvs_query_rows_drop(kept, n_bytes);
+    if (rows->is_all || *n_bytes + bytes > KVS_QUERY_ROWS_KEPT)
+        return;
+    *kept = malloc(bytes);
     if (*kept == NULL)
         return;
+    *n_bytes += bytes;
     **kept = (struct kvs_query_rows){
         .bits = (uint64_t *)(*kept + 1), .n_units = rows->n_units, .n_words = rows->n_words};
     memcpy((*kept)->bits, rows->bits, n * sizeof(*rows->bits));
 }
 
-void kvs_query_rows_drop(struct kvs_query_rows **kept)
+void kvs_query_rows_drop(struct kvs_query_rows **kept, size_t *n_bytes)
 {
+    if (*kept != NULL)
+        *n_bytes -= bytes_of(*kept);
     free(*kept);
     *kept = NULL;
 }

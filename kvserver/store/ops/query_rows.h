@@ -11,13 +11,18 @@
  * Queries that are at work together note what they need together: each that lacks some waits for all of
  * it.
  *
- * Threads: the data thread.  Memory: from the heap, a bit for each block of each unit: of a request that
- * waits, and of a place that has met rows that are away, for as long as the thread runs.
+ * Threads: the data thread.  Memory: from the heap, a bit for each block of each unit: of a place that has
+ * met rows that are away, for as long as the thread runs, and of requests that wait, while all of these
+ * together have at most KVS_QUERY_ROWS_KEPT.
  */
 #ifndef KV_KVSERVER_STORE_OPS_QUERY_ROWS_H
 #define KV_KVSERVER_STORE_OPS_QUERY_ROWS_H
 
 #include "kvserver/store/ops/parse_units.h"
+
+enum {
+    KVS_QUERY_ROWS_KEPT = 4 << 20, /* bytes, of a data thread */
+};
 
 /* What the queries of a place need beside what each needs in any case. */
 struct kvs_query_rows {
@@ -40,9 +45,12 @@ bool kvs_query_rows_add(struct kvs_query_rows *rows,
                         uint32_t n_tokens);
 
 /* Adds what was noted to what a request remembers, in *kept, which may be NULL.  Forgets that if there is
- * no memory: the request then begins anew to find out what it needs. */
-void kvs_query_rows_keep(struct kvs_query_rows **kept, const struct kvs_query_rows *rows);
-void kvs_query_rows_drop(struct kvs_query_rows **kept);
+ * no memory: the request then begins anew to find out what it needs.
+ *   n_bytes  that all requests of the data thread keep */
+void kvs_query_rows_keep(struct kvs_query_rows **kept,
+                         const struct kvs_query_rows *rows,
+                         size_t *n_bytes);
+void kvs_query_rows_drop(struct kvs_query_rows **kept, size_t *n_bytes);
 
 /* Asks for the rows that the query needs (ops/need_rows.h).
  *   noted  NULL: those that it needs in any case */
