@@ -29,6 +29,7 @@ enum {
 enum job_state {
     JOB_QUEUED,
     JOB_RECALL,     /* what was learnt earlier, which saves all before JOB_ENCODE */
+    JOB_LEARN,      /* there is nothing of that kind */
     JOB_MEAN,       /* if the plan has copies */
     JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
     JOB_DIAGONALIZE,
@@ -445,8 +446,10 @@ static kv_status_t recall(struct kvs_indexer *indexer, struct job *job)
 
     if (status == KV_IN_PROGRESS)
         return status;
-    if (status == KV_NOT_FOUND)
-        return begin_learning(indexer, job);
+    if (status == KV_NOT_FOUND) {
+        job->state = JOB_LEARN;
+        return KV_OK;
+    }
     job->has_recalled = true;
     job->cursor = 0;
     job->state = JOB_ENCODE;
@@ -791,6 +794,9 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
         break;
     case JOB_RECALL:
         status = recall(indexer, job);
+        break;
+    case JOB_LEARN:
+        status = begin_learning(indexer, job);
         break;
     case JOB_MEAN:
         status = mean_piece(indexer, job);

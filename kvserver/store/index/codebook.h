@@ -100,8 +100,7 @@ struct kvs_codebook {
     struct kvs_summaries summaries; /* of the first segments' rows, keys and values */
     uint32_t n_holes;               /* segments of its chapter that have lost their codes */
     bool
-        is_mixed; /* of a session whose blocks are of several: who has some of them may have others,
-                    * without codes, in between */
+        is_mixed; /* of a session with blocks of several (unit.h): others may have holes in it */
     uint32_t n_cells_lost;     /* rows whose cells are to be made again */
     uint32_t n_summaries_lost; /* the same of summaries, made again by lost_plan */
     struct kvs_index_plan lost_plan;
