@@ -358,15 +358,12 @@ void *kvs_arena_next_owned(const struct kvs_arena *arena,
 
 void *kvs_arena_alloc_outside(struct kvs_arena *arena, int class_id, int32_t page)
 {
+    int32_t index = arena->classes[class_id].first;
     uint32_t count;
 
-    uint32_t n_looks = 0;
-
-    for (int32_t i = arena->classes[class_id].first; i != NONE && n_looks < LOOKS;
-         i = page_at(arena, i)->next, n_looks++)
-        if (i != page)
-            return take(arena, (uint32_t)i, 1, &count);
-    return NULL;
+    if (index == page)
+        index = page_at(arena, index)->next;
+    return index != NONE ? take(arena, (uint32_t)index, 1, &count) : NULL;
 }
 
 void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)

@@ -99,8 +99,8 @@ void *kvs_arena_next_owned(const struct kvs_arena *arena,
                            int32_t page,
                            uint32_t *at,
                            void **ret_owner);
-/* Allocates an element of the class in another page of the first ones on its list, none that was free.
- * Returns NULL if there is none. */
+/* Allocates an element of the class in another of its pages, none that was free.  Returns NULL if none
+ * has room. */
 void *kvs_arena_alloc_outside(struct kvs_arena *arena, int class_id, int32_t page);
 
 /* Returns how many elements of the class could be allocated now. */

@@ -18,8 +18,8 @@
  * columns: rows, CRCs, codes.  Of a block that somebody needs a tier may let the rows of some units go,
  * and bring them back in place of others': so a session is used whose rows are more than memory, and of
  * which a layer is needed at a time.  Codes stay then, being few, and CRCs until all rows of a group of
- * segments have gone; and queries that find their
- * candidates by codes need the rows of these only (ops/query_rows.h).
+ * segments have gone.  Queries that find their candidates by codes need the rows of these only
+ * (ops/query_rows.h).
  *
  * Which rows will not be needed soon is guessed from passes.  A model uses its layers in turn: whoever
  * queries a unit again is in the next pass.  What was not used in a pass or the one before is idle; it
@@ -35,8 +35,8 @@
  *
  * Who touches rows or CRCs asks for their segments before it begins (ops/need_rows.h), and waits for
  * them without a buffer or a pipeline; a query begins with codes in memory, and once more when it knows
- * which rows it needs (ops/query_rows.h).  What began goes on between slices, with nothing
- * but places of blocks in its hands, so what it needs has to stay:
+ * which rows it needs (ops/query_rows.h).  What began goes on between slices, with nothing but places of
+ * blocks in its hands, so what it needs has to stay:
  *
  *   transfers, index jobs   pin their blocks: a pinned block does not leave, and of one that only jobs
  *                           have pinned, rows are let go of that no job needs.

@@ -24,9 +24,9 @@
 enum {
     AGAIN_US = 1000, /* after there was nothing to let go of */
     STUCK_US = 1000000,
-    LOOKS = 8, /* between two looks at the clock: each may be a segment's CRC */
-    MOVE_LOOKS = 2,
-    MOVE_AGAIN_US = 5000,
+    LOOKS = 8,            /* between two looks at the clock: each may be a segment's CRC */
+    MOVE_LOOKS = 2,       /* the same, of rows that move */
+    MOVE_AGAIN_US = 5000, /* after somebody used some in each page */
 };
 
 /* ---- what is preferred -------------------------------------------------------------------- */
