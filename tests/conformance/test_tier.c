@@ -776,8 +776,16 @@ static struct kv_session *open_large(const struct kv_id128 *names, uint32_t *ret
     return session;
 }
 
+static void put_piece(struct kv_session *session, uint32_t i)
+{
+    assert_int_equal(piece(session, i, true, 0), KV_OK);
+}
+
 /* Puts and publishes its pieces from one on. */
-static void put_large(struct kv_session *session, const struct kv_id128 *names, uint32_t i)
+static void put_large(struct kv_session *session,
+                      const struct kv_id128 *names,
+                      uint32_t i,
+                      void (*put_one)(struct kv_session *session, uint32_t i))
 {
     struct kv_op *op;
 
@@ -785,7 +793,7 @@ static void put_large(struct kv_session *session, const struct kv_id128 *names, 
         const struct kv_publish blocks = {
             .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
 
-        assert_int_equal(piece(session, i, true, 0), KV_OK);
+        put_one(session, i);
         assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
         test_finish(op, "publish");
     }
@@ -804,7 +812,7 @@ static void a_session_of_more_than_memory(void **state)
     open_store(1, UINT64_MAX);
     names = name_large();
     session = open_large(names, &n_tokens);
-    put_large(session, names, 0);
+    put_large(session, names, 0, put_piece);
     wait_saved(LARGE_BLOCKS);
     for (int round = 0; round < 4; round++) {
         if (round >= 2) {
@@ -908,20 +916,12 @@ static void what_queries_touch_stays(void **state)
     const struct kv_id128 *names;
     double read_bytes = 0;
     uint32_t n_tokens;
-    struct kv_op *op;
 
     (void)state;
     open_store(1, UINT64_MAX);
     names = name_large();
     session = open_large(names, &n_tokens);
-    for (uint32_t i = 0; i < LARGE_PIECES; i++) {
-        const struct kv_publish blocks = {
-            .first_block = i * BLOCKS, .n_names = BLOCKS, .names = &names[i * BLOCKS]};
-
-        put_finite(session, i);
-        assert_int_equal(kv_publish_begin(session, &blocks, 0, &op), KV_OK);
-        test_finish(op, "publish");
-    }
+    put_large(session, names, 0, put_finite);
     wait_saved(LARGE_BLOCKS);
     index_large(session);
     for (uint32_t pass = 0; pass < PASSES; pass++) {
@@ -1023,7 +1023,7 @@ static void an_end_amid_what_comes_back(void **state)
         uint32_t n;
 
         session = open_large(names, &n);
-        put_large(session, names, n / TOKENS);
+        put_large(session, names, n / TOKENS, put_piece);
         wait_saved(LARGE_BLOCKS);
         kv_session_free(session);
         restart(1 + round % 2);

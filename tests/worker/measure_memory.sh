@@ -17,6 +17,14 @@
 #   KV_METHOD  more options of kvworker generate: --attention pqcache --ratio 0.02
 #   KV_TOKENS  that each run generates (default: 16)
 set -eu
+if [ $# -lt 1 ] || [ $# -gt 3 ]; then
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+    exit 2
+fi
+[ -x "$1/kvserver/kvserver" ] || {
+    echo "measure_memory: $1: has no kvserver/kvserver" >&2
+    exit 2
+}
 build=$1 tokens=${2:-6000} part=${3:-4} new_tokens=${KV_TOKENS:-16}
 top=$(cd "$(dirname "$0")/../.." && pwd)
 model=${KV_MODEL:-$(sh "$top/deploy/fetch_model.sh")}
