@@ -198,6 +198,9 @@ enum kv_op_id {
 
 /* Of an object_put: when memory is short, the object may go. */
 #define KV_WIRE_OBJECT_EVICTABLE 1u
+/* Of an object_exists: its client is to delete the object, and to be told that there is none only when
+ * none can be there again, whatever becomes of the node.  KV_BUSY: ask again. */
+#define KV_WIRE_OBJECT_TO_DELETE 1u
 
 /* Every message starts with this header.
  *
@@ -228,7 +231,8 @@ enum kv_op_id {
  *   96  u32  token_begin    object_put, from version 9 on: milliseconds after which the object is
  *                         removed, at most KV_OBJECT_TTL_MAX_MS; 0: the node's default;
  *                         KV_OBJECT_TTL_NONE: never
- *  100  u32  token_count    object_put, from version 9 on: KV_WIRE_OBJECT_EVICTABLE, or 0
+ *  100  u32  token_count    object_put, from version 9 on: KV_WIRE_OBJECT_EVICTABLE, or 0;
+ *                         object_exists: KV_WIRE_OBJECT_TO_DELETE, or 0
  *  104  u32  snapshot       requests: tokens that must be committed; the node waits for them.
  *                         put, append: token_begin if other messages of this client carry the
  *                         rows before it, else 0: a gap that no outstanding put at the node

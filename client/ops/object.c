@@ -169,6 +169,8 @@ static kv_status_t build(struct kvc_subop *subop, struct kvc_request *request)
     request->header.offset = subop->position;
     if (request->header.op == KV_OP_OBJECT_DELETE)
         request->header.object_version = state->version;
+    else if (op->type->id == KV_OP_OBJECT_DELETE)
+        request->header.token_count = KV_WIRE_OBJECT_TO_DELETE;
     if (op->type->id == KV_OP_OBJECT_PUT || op->type->id == KV_OP_OBJECT_GET) {
         request->buffer = state->buffer;
         kvc_buffer_hold(request->buffer);

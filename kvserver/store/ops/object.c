@@ -145,13 +145,14 @@ static bool check_terms(struct kvs_request *request)
 }
 
 /* Returns whether other bytes of that name could be there again after a crash, which a put's own would
- * then not replace; fails the request if so: its client sends it again. */
+ * then not replace, or a delete would not have deleted; fails the request if so: its client sends it
+ * again. */
 static bool is_erasing(struct kvs_request *request, const struct kv_id128 *key)
 {
     if (kvs_objects_erasure(&request->shard->objects, key) == NULL)
         return false;
-    kvs_request_fail(request, KV_BUSY,
-                     "object_put: what the name had is being erased from the disk");
+    kvs_request_fail(request, KV_BUSY, "%s: what the name had is being erased from the disk",
+                     request->type->name);
     return true;
 }
 
@@ -481,7 +482,9 @@ void kvs_op_object_exists_begin(struct kvs_request *request)
         return;
     const struct kvs_stored_object *object = find_object(request, &key);
     if (object == NULL) {
-        kvs_request_fail(request, KV_NOT_FOUND, "object_exists: no such object");
+        if (request->header.token_count != KV_WIRE_OBJECT_TO_DELETE ||
+            !is_erasing(request, &key))
+            kvs_request_fail(request, KV_NOT_FOUND, "object_exists: no such object");
         return;
     }
     request->reply.object_bytes = object->bytes;
