@@ -361,6 +361,7 @@ KV_API kv_status_t kv_publish_begin(struct kv_session *session,
  * has rows of a block that was evicted under the same name and that another session still needs:
  * the detail says which, and how many tokens it has saved; nothing is lost, and later operations
  * try again.
+ * Fails with KV_CORRUPT if rows of the next block have gone bad in a node's memory: put them again.
  * Fails with KV_UNSUPPORTED at a node without a disk (kvserver --disk) or of a version below
  * 12.  After a deadline or a cancel the nodes go on all the same. */
 KV_API kv_status_t kv_save_begin(struct kv_session *session,

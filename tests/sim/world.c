@@ -2042,6 +2042,8 @@ static bool may_end(const struct world *world, const struct task *task, kv_statu
     case KV_CORRUPT:
         return has(world, WORLD_CORRUPTION) || has_lost_blocks(world) ||
                has_doubted_crcs(task) ||
+               /* What has gone bad in memory is not saved. */
+               (task->kind == TASK_SAVE && has(world, WORLD_DAMAGE)) ||
                /* Two clients cut the session to the same generation: a node knows one's writer. */
                ((task->kind == TASK_PUT || task->kind == TASK_APPEND) && truth->was_shared &&
                 truth->is_unclear);
@@ -3122,7 +3124,8 @@ static void delete_objects(struct world *world, struct client *client)
             n_gone += objects[i].status == KV_OK || objects[i].status == KV_NOT_FOUND;
             if (objects[i].status != KV_OK && objects[i].status != KV_NOT_FOUND &&
                 objects[i].status != KV_UNREACHABLE &&
-                !(objects[i].status == KV_DEADLINE && has(world, WORLD_DELAYS)))
+                !(objects[i].status == KV_DEADLINE &&
+                  has(world, WORLD_DELAYS | WORLD_FAILING_ALLOCATIONS)))
                 complain(world, NULL, "objects cannot be deleted: %s", kv_op_detail(op));
         }
         n_good += n_gone == N_NAMES;

@@ -270,6 +270,19 @@ static bool has_failed(const struct kvs_batch *batch, uint32_t i)
                                 memory_order_relaxed) > 0;
 }
 
+/* Returns why an item has failed: alone, with all of its batch, or with the block before it. */
+static kv_status_t why_failed(const struct kvs_batch *batch, uint32_t i)
+{
+    const struct kvs_prefix *parent = batch->items[i].prefix->parent;
+    const int why =
+        atomic_load_explicit((_Atomic int *)&batch->items[i].why, memory_order_relaxed);
+
+    if (has_failed(batch, i))
+        return (kv_status_t)why;
+    return batch->status == KV_OK && parent != NULL ? (kv_status_t)parent->save_status
+                                                    : batch->status;
+}
+
 static bool make_record(const struct kvs_batch *batch,
                         uint32_t i,
                         enum record_kind kind,
@@ -496,6 +509,7 @@ static void save_failed(struct kvs_batch *batch, uint32_t i)
         item.prefix = NULL;
     } else {
         prefix->n_save_failed++;
+        prefix->save_status = (int8_t)why_failed(batch, i);
         kvs_prefix_ref(prefix);
     }
     add_erasure(batch->control->saver, &item);
@@ -555,7 +569,7 @@ static void rows_written(struct kvs_control_call *call)
 
     for (uint32_t i = 0; i < batch->n; i++)
         has_any = has_any || !has_failed(batch, i);
-    batch->status = has_any ? KV_OK : KV_IO;
+    batch->status = KV_OK; /* what others are told is not of these */
     if (has_any)
         sync(batch, rows_synced);
     else
@@ -766,6 +780,7 @@ kv_status_t kvs_saver_failure(const struct kvs_control *control,
 {
     const struct kvs_saver *saver = control->saver;
     const bool has_failed = saver->disk_status != KV_OK && saver->disk_ended_us >= since_us;
+    const bool is_given_up = prefix->n_save_failed > 0 || prefix->saved == KVS_PREFIX_UNSAVED;
 
     /* Objects, or what is away, may make room until it is tried once more. */
     if (prefix->save_link != NULL && saver->full_since_us != 0 && saver->full_us >= since_us &&
@@ -773,13 +788,14 @@ kv_status_t kvs_saver_failure(const struct kvs_control *control,
         *ret_why = "there is no room on disk (--disk)";
         return KV_NO_MEMORY;
     }
-    if (has_failed && saver->disk_status == KV_NO_MEMORY) {
-        *ret_why = "out of memory";
-        return KV_NO_MEMORY;
-    }
-    if (has_failed || prefix->n_save_failed > 0 || prefix->saved == KVS_PREFIX_UNSAVED) {
-        *ret_why = "the disk cannot be written";
-        return KV_IO;
+    if (has_failed || is_given_up) {
+        const kv_status_t status =
+            has_failed ? saver->disk_status : (kv_status_t)prefix->save_status;
+
+        *ret_why = status == KV_CORRUPT     ? "rows of the next block are bad in memory"
+                   : status == KV_NO_MEMORY ? "out of memory"
+                                            : "the disk cannot be written";
+        return status == KV_CORRUPT || status == KV_NO_MEMORY ? status : KV_IO;
     }
     /* It may take as long as a session needs it, or the disk fails: twice is enough. */
     if (now_of(control) >= since_us + 2 * RETRY_US && saver->needed.first != NULL) {

@@ -71,8 +71,8 @@ bool kvs_saver_is_slow(const struct kvs_control *control);
  * in the index, and of those before it, is tried again. */
 void kvs_saver_hurry(struct kvs_control *control, struct kvs_prefix *prefix);
 /* Returns why a prefix that is not saved, while the one before it is, could not be since that time:
- * KV_OK: nothing has failed; KV_NO_MEMORY: there is no room, for longer than objects take to give some;
- * KV_IO: the disk fails, or has rows of it that cannot be erased.  *ret_why is a text of static duration. */
+ * KV_OK: nothing has failed; KV_NO_MEMORY: there is no room, for longer than objects take to give some, or no
+ * memory for the work; KV_CORRUPT: rows of it are bad in memory; KV_IO: the disk fails, or has rows of it that cannot be erased.  *ret_why is a text of static duration. */
 kv_status_t kvs_saver_failure(const struct kvs_control *control,
                               const struct kvs_prefix *prefix,
                               uint64_t since_us,

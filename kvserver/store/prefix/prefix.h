@@ -130,6 +130,7 @@ struct kvs_prefix {
     uint32_t heap_at;      /* UINT32_MAX: it may not go */
     uint8_t saved;         /* enum kvs_prefix_saved */
     uint8_t n_save_failed; /* how often it could not be */
+    int8_t save_status;    /* kv_status_t: why not, the last time */
     bool is_away;          /* from memory: nobody has asked for it since it left, or was
                                       * told to */
     uint8_t first_thread, n_threads; /* the data threads that have units of it */

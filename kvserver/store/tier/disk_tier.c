@@ -106,13 +106,19 @@ static struct kvs_block *block_of(const struct kvs_disk_tier *tier,
     return block != NULL ? *block : NULL;
 }
 
+static void item_failed(struct kvs_tier_item *item, kv_status_t status)
+{
+    atomic_store_explicit(&item->why, status, memory_order_relaxed);
+    atomic_fetch_add_explicit(&item->n_failed, 1, memory_order_relaxed);
+}
+
 static void
-item_over(struct kvs_tier_item *item, struct kvs_item_progress *progress, bool is_good)
+item_over(struct kvs_tier_item *item, struct kvs_item_progress *progress, kv_status_t status)
 {
     progress->state = KVS_ITEM_OVER;
-    if (!is_good && !progress->has_failed) {
+    if (status != KV_OK && !progress->has_failed) {
         progress->has_failed = true;
-        atomic_fetch_add_explicit(&item->n_failed, 1, memory_order_relaxed);
+        item_failed(item, status);
     }
 }
 
@@ -143,7 +149,7 @@ static void op_done(void *arg, kv_status_t status, size_t bytes)
         kvs_tier_count(&op->tier->counts.failed, 1);
         /* Codes that the disk has not are made again; a block may leave without. */
         if (op->job != KVS_TIER_LEAVE)
-            item_over(&job->items[op->item], progress, false);
+            item_over(&job->items[op->item], progress, status);
     }
     op_free(op);
 }
@@ -185,36 +191,45 @@ static bool op_start(struct kvs_job_op *op, const struct kv_disk_write *writes, 
         return true;
     }
     if (status != KV_BUSY && op->job != KVS_TIER_LEAVE)
-        item_over(&job->items[op->item], &job->progress[op->item], false);
+        item_over(&job->items[op->item], &job->progress[op->item], status);
     op_free(op);
     return status != KV_BUSY;
 }
 
 /* ---- saving ------------------------------------------------------------------------------- */
 
-/* Whether the segment of a block, or of one under it, can be saved now. */
-static bool can_save(struct kvs_block *block, uint32_t at)
+/* Whether the segment of a block, or of one under it, can be saved now: KV_CORRUPT: some of its rows are bad
+ * in memory; KV_NOT_READY: they are not all there. */
+static kv_status_t can_save(struct kvs_block *block, uint32_t at)
 {
     const struct kvs_block *owner = kvs_block_owner(block, at);
+    const struct kvs_segment *segment = &owner->segments[at];
 
-    return owner->segments[at].rows != 0 && kvs_segment_is_here(owner, at) &&
-           owner->segments[at].n_written == KV_BLOCK_TOKENS && !kvs_segment_has_bad(owner, at);
+    if (kvs_segment_has_bad(owner, at))
+        return KV_CORRUPT;
+    return segment->rows != 0 && kvs_segment_is_here(owner, at) &&
+                   segment->n_written == KV_BLOCK_TOKENS
+               ? KV_OK
+               : KV_NOT_READY;
 }
 
 /* Shows the rows of a segment, of the block or one under it, which stay where they are until the write is
- * over.  Returns false if they are not in memory. */
-static bool borrow(struct kvs_job_op *op,
-                   struct kvs_block *block,
-                   uint32_t at,
-                   struct kvs_segment_image *ret_image)
+ * over.  Fails as can_save(). */
+static kv_status_t borrow(struct kvs_job_op *op,
+                          struct kvs_block *block,
+                          uint32_t at,
+                          struct kvs_segment_image *ret_image)
 {
     struct kvs_block *owner = kvs_block_owner(block, at);
+    kv_status_t status = can_save(block, at);
 
-    if (!kvs_block_image(op->tier->store, owner, at, ret_image))
-        return false;
+    if (status == KV_OK && !kvs_block_image(op->tier->store, owner, at, ret_image))
+        status = KV_NOT_READY;
+    if (status != KV_OK)
+        return status;
     owner->pins++;
     op->owners[op->n_owners++] = owner;
-    return true;
+    return KV_OK;
 }
 
 /* Gives the disk some segments of an item.  Returns false if nothing more can be done now. */
@@ -233,21 +248,22 @@ static bool save_some(struct kvs_disk_tier *tier, uint32_t i)
 
     if (block == NULL || block->n_segments != units.n) {
         /* Without units here there is nothing to do, but if it has left the index meanwhile. */
-        item_over(item, progress, units.n == 0);
+        item_over(item, progress, units.n == 0 ? KV_OK : KV_NOT_FOUND);
         return true;
     }
     op = op_create(tier, KVS_TIER_SAVE, i, block, KVS_SEGMENTS_AT_ONCE * sizeof(*tails));
     if (op == NULL) {
-        item_over(item, progress, false);
+        item_over(item, progress, KV_NO_MEMORY);
         return true;
     }
     tails = (struct kvs_saved_tail *)op->memory;
     for (; n < KVS_SEGMENTS_AT_ONCE && progress->at < block->n_segments; n++, progress->at++) {
         const uint32_t at = progress->at;
         struct kvs_segment_image image;
+        const kv_status_t status = borrow(op, block, at, &image);
 
-        if (!can_save(block, at) || !borrow(op, block, at, &image)) {
-            item_over(item, progress, false);
+        if (status != KV_OK) {
+            item_over(item, progress, status);
             op_free(op);
             return true;
         }
@@ -276,7 +292,7 @@ static void saved_all(struct kvs_disk_tier *tier, struct kvs_tier_item *item)
     struct kvs_block *block = block_of(tier, item);
 
     if (block == NULL || !know(tier, item, block))
-        atomic_fetch_add_explicit(&item->n_failed, 1, memory_order_relaxed);
+        item_failed(item, block == NULL ? KV_NOT_FOUND : KV_NO_MEMORY);
 }
 
 static bool save_step(struct kvs_disk_tier *tier, uint32_t i)
@@ -330,7 +346,7 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
         uint8_t *copy;
 
         if (op == NULL) {
-            item_over(&job->items[i], progress, false);
+            item_over(&job->items[i], progress, KV_NO_MEMORY);
             return true;
         }
         copy = (uint8_t *)op->memory;
@@ -367,7 +383,7 @@ static bool mark(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved *saved
     if (kvs_block_leave(tier->store, saved->block) == KV_OK)
         progress->state = KVS_ITEM_LEAVING;
     else
-        item_over(&job->items[i], progress, false);
+        item_over(&job->items[i], progress, KV_BUSY);
     return true;
 }
 
@@ -384,11 +400,11 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
         return false;
     if (saved == NULL || saved->is_doomed || block->residency == KVS_ABSENT) {
         /* It has none here, has left the index, or has left memory already. */
-        item_over(item, progress, true);
+        item_over(item, progress, KV_OK);
         return true;
     }
     if (saved->preferred == tier->preference) {
-        item_over(item, progress, false); /* somebody needs it now */
+        item_over(item, progress, KV_BUSY); /* somebody needs it now */
         return true;
     }
     /* Who else waits for it asks again when it is his turn. */
@@ -399,7 +415,7 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
             kvs_block_settle(tier->store, block);
         codes = codes_of(block);
         if (block->under != NULL || block->n_own < block->n_segments) {
-            item_over(item, progress, false);
+            item_over(item, progress, KV_BUSY);
             return true;
         }
         if (progress->at == 0) {
@@ -414,12 +430,12 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
         progress->at = 0;
         progress->state = KVS_ITEM_TO_DO;
         if (++progress->n_tries > CODES_TRIES)
-            item_over(item, progress, false);
+            item_over(item, progress, KV_BUSY);
         return true;
     case KVS_ITEM_LEAVING:
         if (block->residency == KVS_LEAVING)
             return false;
-        item_over(item, progress, false); /* somebody needed it: it stays */
+        item_over(item, progress, KV_BUSY); /* somebody needed it: it stays */
         return true;
     case KVS_ITEM_OVER:
         break;
@@ -453,7 +469,7 @@ static bool erase_some(struct kvs_disk_tier *tier, uint32_t i)
     unsigned n = 0;
 
     if (op == NULL) {
-        item_over(&job->items[i], progress, false);
+        item_over(&job->items[i], progress, KV_NO_MEMORY);
         return true;
     }
     for (unsigned end = at + ERASE_AT_ONCE; at < units.n && at < end; at++)
@@ -483,11 +499,11 @@ static bool erase_step(struct kvs_disk_tier *tier, uint32_t i)
     if (progress->n_ops > 0)
         return false;
     if (progress->state == KVS_ITEM_UNDER_WAY || units_of(tier, item).n == 0) {
-        item_over(item, progress, true);
+        item_over(item, progress, KV_OK);
         return true;
     }
     if (is_needed(tier, item)) {
-        item_over(item, progress, false);
+        item_over(item, progress, KV_BUSY);
         return true;
     }
     if (kvs_learnt_is_written(tier, &item->home, &item->name))
@@ -497,7 +513,7 @@ static bool erase_step(struct kvs_disk_tier *tier, uint32_t i)
         kvs_saved_drop(tier, saved);
     } else if (saved != NULL) {
         kvs_disk_tier_release(tier, block);
-        item_over(item, progress, false);
+        item_over(item, progress, KV_BUSY);
         return true;
     }
     return erase_some(tier, i);
@@ -528,7 +544,7 @@ struct kvs_saved *kvs_saved_of_item(const struct kvs_disk_tier *tier,
 
 bool kvs_can_mend(const struct kvs_saved *saved, uint32_t at)
 {
-    return can_save(saved->block, at);
+    return can_save(saved->block, at) == KV_OK;
 }
 
 /* A row that has gone bad in memory, and is not known to be, is written as it is: its own CRC says so
@@ -546,7 +562,7 @@ bool kvs_mend(struct kvs_disk_tier *tier,
 
     if (op == NULL)
         return false;
-    if (!borrow(op, saved->block, at, &image)) {
+    if (borrow(op, saved->block, at, &image) != KV_OK) {
         op_free(op);
         return false;
     }
@@ -613,7 +629,7 @@ void kvs_disk_tier_begin(struct kvs_disk_tier *tier,
     if (job->progress != NULL)
         return;
     for (uint32_t i = 0; i < n; i++)
-        atomic_fetch_add_explicit(&items[i].n_failed, 1, memory_order_relaxed);
+        item_failed(&items[i], KV_NO_MEMORY);
     *job = (struct kvs_job){0};
     tier->job_done(tier->arg, kind);
 }

@@ -73,6 +73,7 @@ struct kvs_tier_item {
     uint32_t depth, n_units;
     uint64_t block_bytes;
     _Atomic uint32_t n_failed; /* data threads on which it has not been done */
+    _Atomic int why;           /* kv_status_t, of one of these */
     /* verify: segments that are bad on disk, and could not be written again, or were; and those that
      * the disk could not read, about which nothing is known. */
     _Atomic uint32_t n_bad, n_mended, n_unread;
