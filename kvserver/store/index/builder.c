@@ -10,7 +10,6 @@
 #include "kvserver/store/rows/verify.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,61 +17,8 @@
 enum {
     PIECE_BLOCKS = 8, /* whose rows are listed by item at a time: some us */
     JOBS_PER_LOOK = 16,
-    SAMPLE_ROWS = 4096, /* that a mean, or a rotation, is made of: some 32 for each element of a
-                         * key */
-    MEAN_FLOATS = 8 << 10,       /* of keys that are added in a piece: some 10 us */
-    ROTATION_PRODUCTS = 1 << 15, /* of elements, in a piece: some 10 us */
-    AGAIN_US = 500,              /* between two looks for memory */
-    ROOM_US = 500000,            /* that a job waits for memory */
-};
-
-enum job_state {
-    JOB_QUEUED,
-    JOB_RECALL,     /* what was learnt earlier, which saves all before JOB_ENCODE */
-    JOB_LEARN,      /* there is nothing of that kind */
-    JOB_MEAN,       /* if the plan has copies */
-    JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
-    JOB_DIAGONALIZE,
-    JOB_TRAIN,
-    JOB_ENCODE,
-    JOB_LISTS,           /* if the chapter is long enough for lists by item */
-    JOB_SUMMARIES_BEGIN, /* if the plan has summaries */
-    JOB_SUMMARIES,
-};
-
-struct job {
-    struct kvs_queued_job queued;
-    enum job_state state;
-    struct kvs_index_plan plan;
-    struct kvs_block **blocks; /* that have the rows; pinned; the list is from the arena */
-    int blocks_class;
-    uint32_t n_segments;
-    uint32_t at;     /* the unit's place in the blocks */
-    uint32_t n_rows; /* from row 0 of the first segment */
-    uint32_t row_bytes;
-    uint16_t layer, kv_head;
-    uint32_t block_begin;
-    struct kvs_block
-        *before; /* the one before them, whose codebook's rotation is shared; pinned;
-                                 * NULL: none */
-    struct kv_writers *writers; /* of its rows; stored after the list of segments, because the
-                                 * session may be closed before the job ends; NULL: writer 0 */
-
-    /* While it runs. */
-    uint32_t codebook;
-    bool has_codebook;
-    void *training; /* of the scorer, or work of kernels/rotation.h; in the arena */
-    int training_class;
-    uint32_t cursor; /* of the scorer in training, sampled row, or segment */
-    struct kvs_item_lists lists;
-    struct kvs_column lists_column; /* their memory, until it is the codebook's */
-    bool is_late;      /* its chapter has codes: it makes only summaries or lists */
-    bool wants_lists;  /* a late job that makes lists */
-    bool is_mixed;     /* as the session's blocks (unit.h) */
-    bool replaces;     /* it replaces broken codebooks, whose codes its segments still have */
-    bool has_recalled; /* what was learnt of its rows */
-    uint64_t lacks_us; /* since when there is no memory for its next piece; 0: there was */
-    uint64_t again_us; /* when it looks for some again */
+    AGAIN_US = 500,   /* between two looks for memory */
+    ROOM_US = 500000, /* that a job waits for memory */
 };
 
 struct kvs_indexer {
@@ -81,17 +27,17 @@ struct kvs_indexer {
     struct kv_pool *jobs;
     struct kvs_job_queue *queue;
     struct kvs_indexer_stats stats;
-    struct kvs_summariser summariser; /* of the job at work, in JOB_SUMMARIES */
+    struct kvs_summariser summariser; /* of the job at work, in KVS_JOB_SUMMARIES */
 };
 
-static_assert(offsetof(struct job, queued) == 0, "NULL, too, can be cast");
+static_assert(offsetof(struct kvs_index_job, queued) == 0, "NULL, too, can be cast");
 
-static struct job *job_of(struct kvs_queued_job *queued)
+static struct kvs_index_job *job_of(struct kvs_queued_job *queued)
 {
-    return (struct job *)queued;
+    return (struct kvs_index_job *)queued;
 }
 
-static struct job *job_at_work(const struct kvs_indexer *indexer)
+static struct kvs_index_job *job_at_work(const struct kvs_indexer *indexer)
 {
     return job_of(kvs_job_queue_at_work(indexer->queue));
 }
@@ -107,7 +53,7 @@ struct kvs_indexer *kvs_indexer_create(struct kvs_codebooks *books,
     indexer->books = books;
     indexer->clock = clock;
     indexer->queue = kvs_job_queue_create(n_sessions);
-    indexer->jobs = kv_pool_create(KVS_INDEX_JOBS_MAX, sizeof(struct job));
+    indexer->jobs = kv_pool_create(KVS_INDEX_JOBS_MAX, sizeof(struct kvs_index_job));
     if (indexer->jobs == NULL || indexer->queue == NULL) {
         kvs_indexer_destroy(indexer);
         return NULL;
@@ -120,12 +66,13 @@ struct kvs_codebooks *kvs_indexer_books(const struct kvs_indexer *indexer)
     return indexer->books;
 }
 
-static struct kvs_codebook *book_of(const struct kvs_indexer *indexer, const struct job *job)
+static struct kvs_codebook *book_of(const struct kvs_indexer *indexer,
+                                    const struct kvs_index_job *job)
 {
     return kvs_codebook_at(indexer->books, job->codebook);
 }
 
-static const struct kvs_scorer_ops *scorer_of(const struct job *job)
+static const struct kvs_scorer_ops *scorer_of(const struct kvs_index_job *job)
 {
     return kvs_scorer_at(job->plan.scorer);
 }
@@ -134,7 +81,7 @@ static const struct kvs_scorer_ops *scorer_of(const struct job *job)
 
 /* A job that replaces a broken codebook ends before all segments have codes of the new one: no
  * query uses these either, until a job replaces both. */
-static void give_up_replacing(struct kvs_indexer *indexer, const struct job *job)
+static void give_up_replacing(struct kvs_indexer *indexer, const struct kvs_index_job *job)
 {
     struct kvs_codebook *book = book_of(indexer, job);
 
@@ -142,17 +89,17 @@ static void give_up_replacing(struct kvs_indexer *indexer, const struct job *job
     book->n_most = job->n_rows / KV_BLOCK_TOKENS;
 }
 
-static void job_end(struct kvs_indexer *indexer, struct job *job)
+static void job_end(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     struct kvs_arena *arena = indexer->books->store->arena;
 
-    if (job->replaces && job->state == JOB_ENCODE)
+    if (job->replaces && job->state == KVS_JOB_ENCODE)
         give_up_replacing(indexer, job);
 
     kvs_job_queue_remove(indexer->queue, &job->queued);
-    if (job->state == JOB_RECALL)
+    if (job->state == KVS_JOB_RECALL)
         kvs_learnt_give_up(indexer->books);
-    if (job->state == JOB_SUMMARIES)
+    if (job->state == KVS_JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
     job->blocks[0]->segments[job->at].begins_job = false;
     for (uint32_t i = 0; i < job->n_segments; i++) {
@@ -209,7 +156,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
     if (kvs_job_queue_n_of(indexer->queue, unit->session) >=
         KVS_INDEX_JOBS_MAX - kv_pool_used(indexer->jobs))
         return KV_BUSY;
-    struct job *job = kv_pool_get(indexer->jobs);
+    struct kvs_index_job *job = kv_pool_get(indexer->jobs);
     if (job == NULL)
         return KV_BUSY;
     struct kvs_block **blocks = kvs_arena_alloc(arena, class_id);
@@ -217,7 +164,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         kv_pool_put(indexer->jobs, job);
         return KV_NO_MEMORY;
     }
-    *job = (struct job){
+    *job = (struct kvs_index_job){
         .plan = *plan,
         .blocks = blocks,
         .blocks_class = class_id,
@@ -261,23 +208,17 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
 
 /* ---- pieces of some us: each advances job->cursor or job->state -------------------------- */
 
-static const struct kvs_codes *codes_at(const struct job *job, uint32_t i)
+static const struct kvs_codes *codes_at(const struct kvs_index_job *job, uint32_t i)
 {
     return kvs_block_codes(job->blocks[i], job->at);
 }
 
-static const uint8_t *row_at(const struct job *job, uint32_t row)
-{
-    return kvs_block_rows(job->blocks[row / KV_BLOCK_TOKENS], job->at) +
-           (size_t)(row % KV_BLOCK_TOKENS) * job->row_bytes;
-}
-
 /* Verifies n rows, every `stride`-th, before they are used. */
-static bool are_good(struct kvs_indexer *indexer,
-                     const struct job *job,
-                     uint32_t first,
-                     uint32_t stride,
-                     uint32_t n)
+bool kvs_job_rows_are_good(struct kvs_codebooks *books,
+                           const struct kvs_index_job *job,
+                           uint32_t first,
+                           uint32_t stride,
+                           uint32_t n)
 {
     const struct kvs_row_set rows = {
         .blocks = job->blocks,
@@ -289,100 +230,12 @@ static bool are_good(struct kvs_indexer *indexer,
         .writers = job->writers,
     };
 
-    return kvs_verify_run(indexer->books->store, &rows,
-                          job->block_begin * KV_BLOCK_TOKENS + first, stride, n) == n;
+    return kvs_verify_run(books->store, &rows, job->block_begin * KV_BLOCK_TOKENS + first,
+                          stride, n) == n;
 }
+/* ---- what was learnt ---------------------------------------------------------------------- */
 
-static uint64_t seed_of(const struct job *job)
-{
-    return job->plan.seed ^ ((uint64_t)job->layer << 48) ^ ((uint64_t)job->kv_head << 32) ^
-           job->block_begin;
-}
-
-/* ---- training ---------------------------------------------------------------------------- */
-
-/* The rows of a job, whose keys the scorer reads. */
-struct job_rows {
-    struct kvs_indexer *indexer;
-    const struct job *job;
-};
-
-static kv_status_t
-load_keys(void *arg, uint32_t first, uint32_t stride, uint32_t n, float *ret_keys)
-{
-    const struct job_rows *rows = arg;
-    const struct job *job = rows->job;
-    const uint32_t d = job->plan.shape.d;
-
-    if (!are_good(rows->indexer, job, first, stride, n))
-        return KV_CORRUPT;
-    for (uint32_t i = 0, run; i < n; i += run) {
-        const uint32_t row = first + i * stride;
-
-        run = (KV_BLOCK_TOKENS - row % KV_BLOCK_TOKENS + stride - 1) / stride;
-        if (run > n - i)
-            run = n - i;
-        kv_exact_scores_load(job->plan.type, row_at(job, row), (size_t)job->row_bytes * stride,
-                             run, d, ret_keys + (size_t)i * d);
-    }
-    return KV_OK;
-}
-
-static struct kvs_chapter_keys keys_of(struct job_rows *rows)
-{
-    return (struct kvs_chapter_keys){.n_rows = rows->job->n_rows,
-                                     .seed = seed_of(rows->job),
-                                     .load = load_keys,
-                                     .arg = rows};
-}
-
-/* Begins the codebook, now that a rotation is there, or none is wanted. */
-static kv_status_t begin_means(struct kvs_indexer *indexer, struct job *job)
-{
-    struct kvs_codebook *book = book_of(indexer, job);
-    struct job_rows rows = {indexer, job};
-    const struct kvs_chapter_keys keys = keys_of(&rows);
-    kv_status_t status;
-
-    memset(job->training, 0, book->scorer->training_bytes(&job->plan.shape));
-    status = book->scorer->train_begin(book, &keys);
-    if (status != KV_OK)
-        return status;
-    kvs_column_seal(&book->learnt);
-    job->cursor = 0;
-    job->state = job->plan.iterations > 0 ? JOB_TRAIN : JOB_ENCODE;
-    return KV_OK;
-}
-
-/* Returns the rotation of the chapter before, if it has a sound one. */
-static struct kvs_rotation *rotation_before(const struct kvs_indexer *indexer,
-                                            const struct job *job)
-{
-    const struct kvs_codes *codes =
-        job->before != NULL ? kvs_block_codes(job->before, job->at) : NULL;
-    struct kvs_rotation *rotation;
-
-    if (codes == NULL || codes->column.bytes == NULL)
-        return NULL;
-    rotation = kvs_codebook_at(indexer->books, codes->codebook)->rotation;
-    return rotation != NULL && rotation->d == job->plan.shape.d &&
-                   kvs_column_is_sound(&rotation->matrix)
-               ? rotation
-               : NULL;
-}
-
-/* Begins the rotation, if one is wanted and not there. */
-static kv_status_t begin_rotation(struct kvs_indexer *indexer, struct job *job)
-{
-    if (!job->plan.rotates || book_of(indexer, job)->rotation != NULL)
-        return begin_means(indexer, job);
-    memset(job->training, 0, kv_rotation_work_bytes(job->plan.shape.d));
-    job->cursor = 0;
-    job->state = JOB_COVARIANCE;
-    return KV_OK;
-}
-
-static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct job *job)
+static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     struct kvs_codebook *book;
     kv_status_t status;
@@ -404,158 +257,30 @@ static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct job *job)
     book->block_begin = job->block_begin;
     book->n_blocks = job->n_segments;
     book->is_mixed = job->is_mixed;
-    job->state = JOB_RECALL;
-    return KV_OK;
-}
-
-/* Begins to learn. */
-static kv_status_t begin_learning(struct kvs_indexer *indexer, struct job *job)
-{
-    struct kvs_arena *arena = indexer->books->store->arena;
-    struct kvs_codebook *book = book_of(indexer, job);
-    struct kvs_rotation *rotation = job->plan.rotates ? rotation_before(indexer, job) : NULL;
-    const size_t work_bytes =
-        job->plan.rotates && rotation == NULL ? kv_rotation_work_bytes(job->plan.shape.d) : 0;
-    size_t bytes = book->scorer->training_bytes(&job->plan.shape);
-
-    if (bytes < work_bytes)
-        bytes = work_bytes;
-    job->training_class = kvs_arena_class_rounded(arena, bytes);
-    job->training =
-        job->training_class < 0 ? NULL : kvs_arena_alloc(arena, job->training_class);
-    if (job->training == NULL)
-        return KV_NO_MEMORY;
-    if (rotation != NULL)
-        kvs_codebook_share_rotation(book, rotation);
-    if (!job->plan.copies)
-        return begin_rotation(indexer, job);
-    memset(kvs_codebook_mean(book), 0, job->plan.shape.d * sizeof(float));
-    job->state = JOB_MEAN;
+    job->state = KVS_JOB_RECALL;
     return KV_OK;
 }
 
 /* Uses what was learnt of the rows by an earlier job, if somebody has kept it. */
-static kv_status_t recall(struct kvs_indexer *indexer, struct job *job)
+static kv_status_t recall(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     const bool ends_block = job->n_rows % KV_BLOCK_TOKENS == 0;
     const kv_status_t status =
-        ends_block ? kvs_learnt_recall(indexer->books, job->codebook,
-                                       job->blocks[job->n_segments - 1], job->at,
-                                       job->plan.rotates ? rotation_before(indexer, job) : NULL)
-                   : KV_NOT_FOUND;
+        ends_block
+            ? kvs_learnt_recall(
+                  indexer->books, job->codebook, job->blocks[job->n_segments - 1], job->at,
+                  job->plan.rotates ? kvs_job_rotation_before(indexer->books, job) : NULL)
+            : KV_NOT_FOUND;
 
     if (status == KV_IN_PROGRESS)
         return status;
     if (status == KV_NOT_FOUND) {
-        job->state = JOB_LEARN;
+        job->state = KVS_JOB_LEARN;
         return KV_OK;
     }
     job->has_recalled = true;
     job->cursor = 0;
-    job->state = JOB_ENCODE;
-    return KV_OK;
-}
-
-/* Loads at most n_max further keys of the sample, every stride-th row, which are at most
- * KVS_CODEBOOK_KEYS floats.  *ret_n is their number; *ret_last: the sample has no more. */
-static kv_status_t load_sample(struct kvs_indexer *indexer,
-                               struct job *job,
-                               uint32_t n_max,
-                               float *ret_keys,
-                               uint32_t *ret_n,
-                               bool *ret_last)
-{
-    const uint32_t stride = (job->n_rows + SAMPLE_ROWS - 1) / SAMPLE_ROWS;
-    const uint32_t n_left = (job->n_rows + stride - 1) / stride - job->cursor;
-    struct job_rows rows = {indexer, job};
-    uint32_t n = n_max < n_left ? n_max : n_left;
-
-    if (n > KVS_CODEBOOK_KEYS / job->plan.shape.d)
-        n = KVS_CODEBOOK_KEYS / job->plan.shape.d;
-    const kv_status_t status = load_keys(&rows, job->cursor * stride, stride, n, ret_keys);
-    job->cursor += n;
-    *ret_n = n;
-    *ret_last = n == n_left;
-    return status;
-}
-
-/* Adds some keys of the sample to their mean, and in the end divides it. */
-static kv_status_t mean_piece(struct kvs_indexer *indexer, struct job *job)
-{
-    const uint32_t d = job->plan.shape.d;
-    float *mean = kvs_codebook_mean(book_of(indexer, job));
-    float keys[KVS_CODEBOOK_KEYS];
-    uint32_t n;
-    bool is_last;
-    const kv_status_t status =
-        load_sample(indexer, job, 1 + MEAN_FLOATS / d, keys, &n, &is_last);
-
-    if (status != KV_OK)
-        return status;
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < d; j++)
-            mean[j] += keys[i * d + j];
-    if (!is_last)
-        return KV_OK;
-    /* Keys that are not finite have no mean: then copies are of the keys as they are. */
-    for (uint32_t i = 0; i < d; i++)
-        mean[i] = isfinite(mean[i]) ? mean[i] / (float)job->cursor : 0;
-    return begin_rotation(indexer, job);
-}
-
-/* Adds some keys of the sample to what the rotation is made of. */
-static kv_status_t covariance_piece(struct kvs_indexer *indexer, struct job *job)
-{
-    const uint32_t d = job->plan.shape.d;
-    float keys[KVS_CODEBOOK_KEYS];
-    uint32_t n;
-    bool is_last;
-    const kv_status_t status =
-        load_sample(indexer, job, ROTATION_PRODUCTS / (d * d) + 1, keys, &n, &is_last);
-
-    if (status != KV_OK)
-        return status;
-    kv_rotation_add(d, job->training, keys, n);
-    if (is_last)
-        job->state = JOB_DIAGONALIZE;
-    return KV_OK;
-}
-
-/* Rotates the axes in some planes, and in the end makes the rotation. */
-static kv_status_t diagonalize_piece(struct kvs_indexer *indexer, struct job *job)
-{
-    const uint32_t d = job->plan.shape.d;
-    struct kvs_rotation *rotation;
-
-    if (!kv_rotation_diagonalize(d, job->training, 1 + ROTATION_PRODUCTS / 16 / d))
-        return KV_OK;
-    rotation = kvs_codebook_make_rotation(indexer->books, book_of(indexer, job));
-    if (rotation == NULL)
-        return KV_NO_MEMORY;
-    kv_rotation_deal(d, job->plan.shape.m, job->training, rotation->matrix.bytes);
-    kvs_column_seal(&rotation->matrix);
-    return begin_means(indexer, job);
-}
-
-/* Learns from some keys; after all of them, from all once more, or it is enough. */
-static kv_status_t train_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us)
-{
-    struct kvs_codebook *book = book_of(indexer, job);
-    struct job_rows rows = {indexer, job};
-    const struct kvs_chapter_keys keys = keys_of(&rows);
-    bool pays = true;
-    const kv_status_t status =
-        book->scorer->train_piece(book, &keys, job->training, &job->cursor, &pays);
-
-    if (status != KV_OK || job->cursor > 0)
-        return status;
-    book->iterations++;
-    uint64_t spent_us = book->train_us + kv_clock_now(indexer->clock) - begin_us;
-    if (book->iterations >= job->plan.iterations ||
-        (job->plan.budget_us > 0 && spent_us >= job->plan.budget_us) || !pays) {
-        kvs_column_seal(&book->learnt);
-        job->state = JOB_ENCODE;
-    }
+    job->state = KVS_JOB_ENCODE;
     return KV_OK;
 }
 
@@ -568,7 +293,8 @@ static bool has_codes_of_another(const struct kvs_codes *codes, uint32_t codeboo
 
 /* Encodes some rows of a segment.  *ret_done is true after the last segment.  A segment keeps the
  * codes of a broken codebook until its rows are verified: a job that fails leaves them. */
-static kv_status_t encode_piece(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t
+encode_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
 {
     struct kvs_block *block = job->blocks[job->cursor];
     const struct kvs_codes *codes = codes_at(job, job->cursor);
@@ -586,8 +312,8 @@ static kv_status_t encode_piece(struct kvs_indexer *indexer, struct job *job, bo
         n_rows = KV_BLOCK_TOKENS;
     if (end > n_rows)
         end = n_rows;
-    if (!are_good(indexer, job, job->cursor * KV_BLOCK_TOKENS + begin, 1,
-                  (has_old ? n_rows : end) - begin))
+    if (!kvs_job_rows_are_good(indexer->books, job, job->cursor * KV_BLOCK_TOKENS + begin, 1,
+                               (has_old ? n_rows : end) - begin))
         return KV_CORRUPT;
     if (has_old) {
         /* Queries may be in progress, which began when this codebook was broken already. */
@@ -609,7 +335,7 @@ static kv_status_t encode_piece(struct kvs_indexer *indexer, struct job *job, bo
 /* ---- lists of rows by item -------------------------------------------------------------- */
 
 /* Returns the number of rows in the full segments at the chapter's beginning. */
-static uint32_t rows_in_chapter(const struct job *job)
+static uint32_t rows_in_chapter(const struct kvs_index_job *job)
 {
     uint32_t n_full = 0;
 
@@ -620,7 +346,7 @@ static uint32_t rows_in_chapter(const struct job *job)
 }
 
 /* All segments that are left have their codes. */
-static void end_codes(struct kvs_indexer *indexer, const struct job *job)
+static void end_codes(struct kvs_indexer *indexer, const struct kvs_index_job *job)
 {
     const uint32_t n_full = rows_in_chapter(job) / KV_BLOCK_TOKENS;
 
@@ -632,7 +358,7 @@ static void end_codes(struct kvs_indexer *indexer, const struct job *job)
 }
 
 /* Allocates lists.  Returns false if they do not pay, or if there is no memory. */
-static bool begin_lists(struct kvs_indexer *indexer, struct job *job)
+static bool begin_lists(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     const struct kvs_codebook *book = book_of(indexer, job);
 
@@ -646,14 +372,14 @@ static bool begin_lists(struct kvs_indexer *indexer, struct job *job)
 }
 
 /* Frees the lists, because some codes are bad, and counts them as lost: they are made later. */
-static void give_up_lists(struct kvs_indexer *indexer, struct job *job)
+static void give_up_lists(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     book_of(indexer, job)->n_cells_lost = job->lists.n_rows;
     kvs_column_drop(&job->lists_column, indexer->books->store->arena);
 }
 
 /* Passes the finished lists to the codebook. */
-static void end_lists(struct kvs_indexer *indexer, struct job *job)
+static void end_lists(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     kvs_column_seal(&job->lists_column);
     kvs_codebook_set_lists(indexer->books, job->codebook, &job->lists_column,
@@ -666,7 +392,7 @@ static void end_lists(struct kvs_indexer *indexer, struct job *job)
 
 /* Lists the rows of some segments.  Returns true when all are listed, or the lists have been
  * given up. */
-static bool lists_piece(struct kvs_indexer *indexer, struct job *job)
+static bool lists_piece(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     const struct kvs_scorer_ops *scorer = scorer_of(job);
     const uint32_t n_segments = job->lists.n_rows / KV_BLOCK_TOKENS;
@@ -703,7 +429,8 @@ static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan
 }
 
 /* Allocates summaries.  *ret_done is true if the chapter gets none. */
-static kv_status_t begin_summaries(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t
+begin_summaries(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
 {
     const struct kv_summary_shape shape = summaries_shape(&job->plan);
     const uint32_t n_rows = job->plan.summaries_bits > 0 ? rows_in_chapter(job) : 0;
@@ -713,23 +440,24 @@ static kv_status_t begin_summaries(struct kvs_indexer *indexer, struct job *job,
     if (n_rows == 0)
         return KV_OK;
     status = kvs_summarise_begin(&indexer->summariser, indexer->books->store->arena, &shape,
-                                 n_rows, seed_of(job));
+                                 n_rows, kvs_job_seed(job));
     if (status == KV_OK)
-        job->state = JOB_SUMMARIES;
+        job->state = KVS_JOB_SUMMARIES;
     return status;
 }
 
 /* Makes some summaries.  *ret_done is true when the codebook has them all. */
-static kv_status_t summaries_piece(struct kvs_indexer *indexer, struct job *job, bool *ret_done)
+static kv_status_t
+summaries_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
 {
     struct kvs_codebook *book = book_of(indexer, job);
     uint32_t first, n;
 
     kvs_summarise_next(&indexer->summariser, &first, &n);
-    if (!are_good(indexer, job, first, 1, n))
+    if (!kvs_job_rows_are_good(indexer->books, job, first, 1, n))
         return KV_CORRUPT;
-    *ret_done = !kvs_summarise_piece(&indexer->summariser, n > 0 ? row_at(job, first) : NULL,
-                                     job->row_bytes);
+    *ret_done = !kvs_summarise_piece(&indexer->summariser,
+                                     n > 0 ? kvs_job_row(job, first) : NULL, job->row_bytes);
     if (!*ret_done)
         return KV_OK;
     struct kvs_summaries made = kvs_summarise_end(&indexer->summariser);
@@ -739,7 +467,7 @@ static kv_status_t summaries_piece(struct kvs_indexer *indexer, struct job *job,
         indexer->books->store->health.mended[KVS_KIND_SUMMARIES]++;
     book->n_summaries_lost = 0;
     indexer->stats.rows_summarised += made.n_rows;
-    job->state = JOB_SUMMARIES_BEGIN;
+    job->state = KVS_JOB_SUMMARIES_BEGIN;
     return KV_OK;
 }
 
@@ -747,7 +475,7 @@ static kv_status_t summaries_piece(struct kvs_indexer *indexer, struct job *job,
 
 /* Returns whether a session still has enough of the first blocks for codes or summaries; whether
  * its unit still has rows there is not looked at. */
-static bool is_wanted(const struct job *job)
+static bool is_wanted(const struct kvs_index_job *job)
 {
     uint32_t least = job->is_late || job->plan.chapter_blocks == 0 ? 1 : KV_CHAPTER_BLOCKS_MIN;
 
@@ -755,7 +483,7 @@ static bool is_wanted(const struct job *job)
     return job->blocks[least - 1]->refs > 0;
 }
 
-static void drop(struct kvs_indexer *indexer, struct job *job)
+static void drop(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     indexer->stats.dropped++;
     job_end(indexer, job);
@@ -766,7 +494,7 @@ static void drop(struct kvs_indexer *indexer, struct job *job)
 static void drop_unwanted(struct kvs_indexer *indexer)
 {
     for (unsigned i = 0; i < JOBS_PER_LOOK; i++) {
-        struct job *job = job_of(kvs_job_queue_look(indexer->queue));
+        struct kvs_index_job *job = job_of(kvs_job_queue_look(indexer->queue));
 
         if (job == NULL)
             return;
@@ -778,54 +506,57 @@ static void drop_unwanted(struct kvs_indexer *indexer)
 /* Does a piece of a job, in the slice that began at begin_us.  *ret_done is true after the
  * last.  KV_IN_PROGRESS: it waits for another job, whose turn comes before its own, or for what was
  * learnt earlier. */
-static kv_status_t
-job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool *ret_done)
+static kv_status_t job_piece(struct kvs_indexer *indexer,
+                             struct kvs_index_job *job,
+                             uint64_t begin_us,
+                             bool *ret_done)
 {
     kv_status_t status = KV_OK;
     bool done = false;
 
     switch (job->state) {
-    case JOB_QUEUED:
+    case KVS_JOB_QUEUED:
         if (job->is_late)
-            job->state =
-                job->wants_lists && begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
+            job->state = job->wants_lists && begin_lists(indexer, job)
+                             ? KVS_JOB_LISTS
+                             : KVS_JOB_SUMMARIES_BEGIN;
         else
             status = begin_codebook(indexer, job);
         break;
-    case JOB_RECALL:
+    case KVS_JOB_RECALL:
         status = recall(indexer, job);
         break;
-    case JOB_LEARN:
-        status = begin_learning(indexer, job);
+    case KVS_JOB_LEARN:
+        status = kvs_job_learn(indexer->books, job);
         break;
-    case JOB_MEAN:
-        status = mean_piece(indexer, job);
+    case KVS_JOB_MEAN:
+        status = kvs_job_mean(indexer->books, job);
         break;
-    case JOB_COVARIANCE:
-        status = covariance_piece(indexer, job);
+    case KVS_JOB_COVARIANCE:
+        status = kvs_job_covariance(indexer->books, job);
         break;
-    case JOB_DIAGONALIZE:
-        status = diagonalize_piece(indexer, job);
+    case KVS_JOB_DIAGONALIZE:
+        status = kvs_job_diagonalize(indexer->books, job);
         break;
-    case JOB_TRAIN:
-        status = train_piece(indexer, job, begin_us);
+    case KVS_JOB_TRAIN:
+        status = kvs_job_train(indexer->books, job, indexer->clock, begin_us);
         break;
-    case JOB_ENCODE:
+    case KVS_JOB_ENCODE:
         status = encode_piece(indexer, job, &done);
         if (done) {
             end_codes(indexer, job);
-            job->state = begin_lists(indexer, job) ? JOB_LISTS : JOB_SUMMARIES_BEGIN;
+            job->state = begin_lists(indexer, job) ? KVS_JOB_LISTS : KVS_JOB_SUMMARIES_BEGIN;
         }
         done = false;
         break;
-    case JOB_LISTS:
+    case KVS_JOB_LISTS:
         if (lists_piece(indexer, job))
-            job->state = JOB_SUMMARIES_BEGIN;
+            job->state = KVS_JOB_SUMMARIES_BEGIN;
         break;
-    case JOB_SUMMARIES_BEGIN:
+    case KVS_JOB_SUMMARIES_BEGIN:
         status = begin_summaries(indexer, job, &done);
         break;
-    case JOB_SUMMARIES:
+    case KVS_JOB_SUMMARIES:
         status = summaries_piece(indexer, job, &done);
         break;
     }
@@ -835,7 +566,7 @@ job_piece(struct kvs_indexer *indexer, struct job *job, uint64_t begin_us, bool 
 
 /* There is no memory for the next piece.  Whether rows of sessions that are used may make room for it,
  * or what else is evictable: the job waits for that, for a while. */
-static bool room_comes(const struct kvs_indexer *indexer, struct job *job)
+static bool room_comes(const struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
     const uint64_t now_us = kv_clock_now(indexer->clock);
     const struct kvs_codebooks *books = indexer->books;
@@ -851,7 +582,7 @@ static bool room_comes(const struct kvs_indexer *indexer, struct job *job)
 
 bool kvs_indexer_step(struct kvs_indexer *indexer)
 {
-    struct job *job = job_at_work(indexer);
+    struct kvs_index_job *job = job_at_work(indexer);
     kv_status_t status;
     bool done = false;
 
@@ -870,7 +601,7 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     indexer->stats.worked_us += spent_us;
     if (job->has_codebook)
         book_of(indexer, job)->train_us += spent_us;
-    if (status == KV_IN_PROGRESS && job->state == JOB_RECALL) {
+    if (status == KV_IN_PROGRESS && job->state == KVS_JOB_RECALL) {
         drop_unwanted(indexer);
         return false;
     }
@@ -879,7 +610,7 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
         return false;
     }
     job->lacks_us = 0;
-    if (status == KV_NO_MEMORY && job->state == JOB_SUMMARIES_BEGIN) {
+    if (status == KV_NO_MEMORY && job->state == KVS_JOB_SUMMARIES_BEGIN) {
         indexer->stats.summaries_failed++;
         status = KV_OK;
         done = true;
@@ -925,7 +656,7 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
     struct kvs_queued_job *queued = kvs_job_queue_first(indexer->queue);
 
     for (; queued != NULL; queued = queued->all_next) {
-        const struct job *job = job_of(queued);
+        const struct kvs_index_job *job = job_of(queued);
         const struct kvs_index_job_look look = {
             .blocks = job->blocks,
             .n_blocks = job->n_segments,
@@ -938,7 +669,7 @@ void kvs_indexer_visit(const struct kvs_indexer *indexer,
     }
 }
 
-static void check_job(const struct kvs_indexer *indexer, const struct job *job)
+static void check_job(const struct kvs_indexer *indexer, const struct kvs_index_job *job)
 {
     const struct kvs_arena *arena = indexer->books->store->arena;
 
@@ -950,15 +681,15 @@ static void check_job(const struct kvs_indexer *indexer, const struct job *job)
         assert(job->blocks[i]->pins > 0 &&
                (job->is_late || job->blocks[i]->segments[job->at].training));
     assert(job->before == NULL || (job->before->pins > 0 && job->plan.rotates));
-    assert(job->has_codebook == (job->is_late || job->state != JOB_QUEUED));
+    assert(job->has_codebook == (job->is_late || job->state != KVS_JOB_QUEUED));
     assert(!job->has_codebook || (kv_pool_is_used(indexer->books->pool, job->codebook) &&
                                   book_of(indexer, job)->refs > 0));
-    assert((job->lists_column.bytes != NULL) == (job->state == JOB_LISTS));
+    assert((job->lists_column.bytes != NULL) == (job->state == KVS_JOB_LISTS));
     assert(kvs_column_is_in_use(&job->lists_column, arena));
     assert(job->training == NULL ||
-           (!job->is_late && job->state != JOB_QUEUED &&
+           (!job->is_late && job->state != KVS_JOB_QUEUED &&
             kvs_arena_is_in_use(arena, job->training_class, job->training)));
-    assert(job == job_at_work(indexer) || job->state == JOB_QUEUED);
+    assert(job == job_at_work(indexer) || job->state == KVS_JOB_QUEUED);
 }
 
 void kvs_indexer_check(const struct kvs_indexer *indexer)

@@ -125,7 +125,7 @@ static void check_jobs(void)
     kvs_indexer_check(bench.indexer);
 }
 
-static struct job *job(void)
+static struct kvs_index_job *job(void)
 {
     return job_of(kvs_job_queue_first(bench.indexer->queue));
 }
