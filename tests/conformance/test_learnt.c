@@ -185,8 +185,8 @@ static void expect_books(uint32_t n_trained, uint32_t n_recalled)
 /* ---- what is on the disk ------------------------------------------------------------------ */
 
 struct values {
-    uint32_t n, n_learnt;
-    bool damages; /* flips a bit of each of what was learnt */
+    uint32_t n[KVS_SAVED_KINDS];
+    int damaged; /* kind of those of which a bit is flipped; -1: none */
 };
 
 static void
@@ -194,36 +194,38 @@ look_at(void *arg, const void *key, size_t key_bytes, const void *value, size_t 
 {
     struct values *values = arg;
     const struct kvs_saved_key *saved = key;
-    const bool is_learnt = key_bytes == sizeof(*saved) &&
-                           saved->bytes[2 * sizeof(struct kv_id128)] == KVS_SAVED_LEARNT;
+    uint32_t kind;
 
-    values->n++;
-    values->n_learnt += is_learnt;
-    if (is_learnt && values->damages)
-        ((uint8_t *)value)[values->n * 977 % value_bytes] ^= 4;
+    if (key_bytes != sizeof(*saved))
+        return;
+    kind = saved->bytes[2 * sizeof(struct kv_id128)];
+    values->n[kind]++;
+    if ((int)kind == values->damaged)
+        ((uint8_t *)value)[values->n[kind] * 977 % value_bytes] ^= 4;
 }
 
-static struct values look_at_disk(bool damages)
+static struct values look_at_disk(int damaged)
 {
-    struct values values = {.damages = damages};
+    struct values values = {.damaged = damaged};
 
     assert_int_equal(kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, look_at, &values),
                      KV_OK);
     return values;
 }
 
-/* Waits until what was learnt is on the disk. */
+/* Waits until what was learnt is on the disk, of so many chapters, and their codes. */
 static void wait_written(uint32_t n)
 {
     for (int i = 0;; i++) {
         /* The disk in memory is not to change meanwhile. */
         kvs_node_stop(cluster.nodes[0]);
-        const uint32_t found = look_at_disk(false).n_learnt;
+        const struct values found = look_at_disk(-1);
         assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
-        if (found == n)
+        if (found.n[KVS_SAVED_LEARNT] == n && found.n[KVS_SAVED_CODES] == n * CHAPTER)
             return;
         if (i == 10000)
-            fail_msg("%u of %u codebooks are on the disk", found, n);
+            fail_msg("%u of %u codebooks, and %u of %u codes, are on the disk",
+                     found.n[KVS_SAVED_LEARNT], n, found.n[KVS_SAVED_CODES], n * CHAPTER);
         kv_client_wait(client, 1000);
     }
 }
@@ -320,7 +322,8 @@ static void damage_is_learnt_again(void **state)
     for (int round = 0; round < 8; round++) {
         kv_client_close(client);
         cluster_end(&cluster, 0);
-        assert_int_equal(look_at_disk(round % 2 == 0).n_learnt, N_BOOKS);
+        assert_int_equal(
+            look_at_disk(round % 2 == 0 ? KVS_SAVED_LEARNT : -1).n[KVS_SAVED_LEARNT], N_BOOKS);
         cluster_start(&cluster, 0);
         connect_client();
         session = open_prompt(0, TOKENS);
@@ -342,9 +345,11 @@ static kv_status_t (*read_well)(struct kv_disk_queue *queue,
                                 size_t room,
                                 kv_disk_done_fn done,
                                 void *arg);
-static kv_status_t reads_end_with; /* KV_OK: never */
+static enum kvs_saved_kind not_read;
+static kv_status_t reads_end_with;   /* KV_OK: never */
+static _Atomic uint32_t codes_until; /* until codes were read so often; 0: always */
 
-/* What was learnt is not to be had. */
+/* Values of a kind are not to be had. */
 static kv_status_t read_not(struct kv_disk_queue *queue,
                             enum kv_disk_space space,
                             const void *key,
@@ -356,9 +361,23 @@ static kv_status_t read_not(struct kv_disk_queue *queue,
 {
     const struct kvs_saved_key *saved = key;
 
-    if (space == KV_DISK_ROWS && saved->bytes[2 * sizeof(struct kv_id128)] == KVS_SAVED_LEARNT)
+    if (space == KV_DISK_ROWS && codes_until > 1 &&
+        saved->bytes[2 * sizeof(struct kv_id128)] == KVS_SAVED_CODES)
+        codes_until--;
+    if (space == KV_DISK_ROWS && codes_until != 1 &&
+        saved->bytes[2 * sizeof(struct kv_id128)] == not_read)
         return reads_end_with;
     return read_well(queue, space, key, key_bytes, value, room, done, arg);
+}
+
+/* From now on, or until the store is closed. */
+static void hide(enum kvs_saved_kind kind)
+{
+    not_read = kind;
+    slow_ops = *cluster.disks[0]->ops;
+    read_well = slow_ops.read;
+    slow_ops.read = read_not;
+    cluster.disks[0]->ops = &slow_ops;
 }
 
 /* A disk that refuses to read, or takes for ever, does not keep anybody from an index. */
@@ -373,10 +392,7 @@ static void a_disk_that_does_not_answer(void **state)
         begin(0, true, before);
         kv_client_close(client);
         cluster_end(&cluster, 0);
-        slow_ops = *cluster.disks[0]->ops;
-        read_well = slow_ops.read;
-        slow_ops.read = read_not;
-        cluster.disks[0]->ops = &slow_ops;
+        hide(KVS_SAVED_LEARNT);
         cluster_start(&cluster, 0);
         connect_client();
         session = open_prompt(0, TOKENS);
@@ -387,6 +403,114 @@ static void a_disk_that_does_not_answer(void **state)
         test_session_close(session);
         close_store();
     }
+}
+
+/* The rows of so many tokens of each unit have been read to be encoded, and summarised. */
+static void expect_made(uint32_t n_coded, uint32_t n_summarised)
+{
+    cluster_look(&cluster);
+    assert_int_equal(cluster_total(client, "stats", "rows_coded"), N_UNITS * n_coded);
+    assert_int_equal(cluster_total(client, "stats", "rows_summarised"), N_UNITS * n_summarised);
+}
+
+/* Waits until so many groups of summaries are on the disk. */
+static void wait_summaries(uint32_t n)
+{
+    for (int i = 0;; i++) {
+        kvs_node_stop(cluster.nodes[0]);
+        const struct values found = look_at_disk(-1);
+        assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
+        if (found.n[KVS_SAVED_SUMMARIES] == n)
+            return;
+        if (i == 10000)
+            fail_msg("%u of %u summaries are on the disk", found.n[KVS_SAVED_SUMMARIES], n);
+        kv_client_wait(client, 1000);
+    }
+}
+
+/* The next process has codes and summaries while no row is to be had; then it has the same answers. */
+static void codes_need_no_rows(void **state)
+{
+    const uint32_t n_groups = N_BOOKS * ((CHAPTER * KV_BLOCK_TOKENS + 1023) / 1024);
+    struct kv_index_options index = usual;
+
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        const bool is_saved_first = kind % 2 == 0;
+        struct kv_session *session;
+
+        index.summaries = kind < 2 ? 0 : 16;
+        open_store();
+        begin(0, is_saved_first, before);
+        if (index.summaries > 0) {
+            session = open_prompt(0, TOKENS);
+            make_index(session, &index); /* only summaries are made */
+            test_session_close(session);
+            wait_summaries(n_groups);
+        }
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        const struct kv_disk_ops *const well = cluster.disks[0]->ops;
+        hide(KVS_SAVED_ROWS);
+        reads_end_with = KV_OK;
+        cluster_start(&cluster, 0);
+        connect_client();
+        session = open_prompt(0, TOKENS);
+        make_index(session, &index);
+        expect_books(0, N_BOOKS);
+        expect_made(0, 0);
+        test_session_close(session);
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        cluster.disks[0]->ops = well;
+        cluster_start(&cluster, 0);
+        connect_client();
+        session = open_prompt(0, TOKENS);
+        make_index(session, &index);
+        answers(session, after);
+        assert_memory_equal(before, after, sizeof(before));
+        test_session_close(session);
+        close_store();
+    }
+}
+
+/* Codes that are damaged, or not all there, are made again, and kept again. */
+static void damaged_codes_are_made_again(void **state)
+{
+    struct kv_session *session;
+
+    (void)state;
+    open_store();
+    begin(0, true, before);
+    for (int round = 0; round < 4; round++) {
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        const struct kv_disk_ops *const well = cluster.disks[0]->ops;
+        /* Rows are to be had when all codes have been asked for, and are made again, or never. */
+        (void)look_at_disk(round % 2 == 0 ? KVS_SAVED_CODES : -1);
+        reads_end_with = round % 2 == 0 ? KV_BUSY : KV_OK;
+        codes_until = round % 2 == 0 ? N_UNITS * BLOCKS + 1 : 0;
+        hide(KVS_SAVED_ROWS);
+        cluster_start(&cluster, 0);
+        connect_client();
+        session = open_prompt(0, TOKENS);
+        make_index(session, &usual);
+        expect_books(0, N_BOOKS);
+        expect_made(round % 2 == 0 ? TOKENS : 0, 0);
+        if (round % 2 == 0) {
+            answers(session, after);
+            assert_memory_equal(before, after, sizeof(before));
+        }
+        test_session_close(session);
+        wait_written(N_BOOKS);
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        cluster.disks[0]->ops = well;
+        cluster_start(&cluster, 0);
+        connect_client();
+    }
+    codes_until = 0;
+    close_store();
 }
 
 /* What leaves the index takes what was learnt with it. */
@@ -402,19 +526,21 @@ static void it_is_erased_with_its_rows(void **state)
     first.name = test_prompt_names(&all, 1);
     begin(0, true, before);
     begin(1, false, before);
-    values = look_at_disk(false);
-    assert_int_equal(values.n, 2 * (N_BOOKS + N_UNITS * BLOCKS));
+    values = look_at_disk(-1);
+    assert_int_equal(values.n[KVS_SAVED_ROWS], 2 * N_UNITS * BLOCKS);
     assert_int_equal(kv_prefix_begin(client, KV_NODES_ALL, &first, 0, &op), KV_OK);
     test_finish(op, "evict");
     wait_written(N_BOOKS);
-    for (int i = 0; values.n > N_BOOKS + N_UNITS * BLOCKS; i++) {
+    for (int i = 0; values.n[KVS_SAVED_ROWS] > N_UNITS * BLOCKS; i++) {
         assert_true(i < 10000);
         kv_client_wait(client, 1000);
         kvs_node_stop(cluster.nodes[0]);
-        values = look_at_disk(false);
+        values = look_at_disk(-1);
         assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
     }
-    assert_int_equal(values.n, N_BOOKS + N_UNITS * BLOCKS);
+    assert_int_equal(values.n[KVS_SAVED_ROWS], N_UNITS * BLOCKS);
+    assert_int_equal(values.n[KVS_SAVED_CODES], N_UNITS * BLOCKS);
+    assert_int_equal(values.n[KVS_SAVED_LEARNT], N_BOOKS);
     close_store();
 }
 
@@ -425,6 +551,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(it_is_for_the_same_only),
         cmocka_unit_test(damage_is_learnt_again),
         cmocka_unit_test(a_disk_that_does_not_answer),
+        cmocka_unit_test(codes_need_no_rows),
+        cmocka_unit_test(damaged_codes_are_made_again),
         cmocka_unit_test(it_is_erased_with_its_rows),
     };
 

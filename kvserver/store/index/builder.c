@@ -3,6 +3,7 @@
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/encode.h"
 #include "kvserver/store/index/job_queue.h"
+#include "kvserver/store/index/kept.h"
 #include "kvserver/store/index/learnt.h"
 #include "kvserver/store/index/scorer.h"
 #include "kvserver/store/rows/arena.h"
@@ -16,6 +17,7 @@
 
 enum {
     PIECE_BLOCKS = 8, /* whose rows are listed by item at a time: some us */
+    KEPT_BLOCKS = 4,  /* whose codes are copied to be kept at a time: some 10 us */
     JOBS_PER_LOOK = 16,
     AGAIN_US = 500,   /* between two looks for memory */
     ROOM_US = 500000, /* that a job waits for memory */
@@ -79,6 +81,13 @@ static const struct kvs_scorer_ops *scorer_of(const struct kvs_index_job *job)
 
 /* ---- jobs -------------------------------------------------------------------------------- */
 
+/* Whether it waits for what a tier has kept, or takes it. */
+static bool is_recalling(const struct kvs_index_job *job)
+{
+    return job->state == KVS_JOB_RECALL || job->state == KVS_JOB_RECALL_CODES ||
+           job->state == KVS_JOB_TAKE_CODES || job->state == KVS_JOB_RECALL_SUMMARIES;
+}
+
 /* A job that replaces a broken codebook ends before all segments have codes of the new one: no
  * query uses these either, until a job replaces both. */
 static void give_up_replacing(struct kvs_indexer *indexer, const struct kvs_index_job *job)
@@ -97,7 +106,7 @@ static void job_end(struct kvs_indexer *indexer, struct kvs_index_job *job)
         give_up_replacing(indexer, job);
 
     kvs_job_queue_remove(indexer->queue, &job->queued);
-    if (job->state == KVS_JOB_RECALL)
+    if (is_recalling(job))
         kvs_learnt_give_up(indexer->books);
     if (job->state == KVS_JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
@@ -149,7 +158,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
 
     if (class_id < 0)
         return KV_NO_MEMORY;
-    for (uint32_t i = 0; i < n_segments; i++)
+    for (uint32_t i = 0; i < n_segments && kind != KVS_INDEX_JOB_RECALL; i++)
         if (!kvs_unit_is_here(unit, block_begin + i))
             return KV_NOT_READY;
     /* Whatever one session queues, others may queue as much. */
@@ -178,6 +187,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         .is_late = is_late,
         .is_mixed = unit->blocks->is_mixed,
         .replaces = kind == KVS_INDEX_JOB_REPLACE,
+        .has_no_rows = kind == KVS_INDEX_JOB_RECALL,
     };
     if (writers != NULL) {
         job->writers = (struct kv_writers *)(void *)(blocks + n_segments);
@@ -187,6 +197,8 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         blocks[i] = kvs_unit_block(unit, block_begin + i);
         assert(blocks[i]->pins < UINT32_MAX);
         blocks[i]->pins++;
+        if (job->has_no_rows)
+            kvs_block_need_columns(indexer->books->store, blocks[i]);
         if (!is_late)
             blocks[i]->segments[job->at].training = true;
     }
@@ -276,12 +288,42 @@ static kv_status_t recall(struct kvs_indexer *indexer, struct kvs_index_job *job
         return status;
     if (status == KV_NOT_FOUND) {
         job->state = KVS_JOB_LEARN;
-        return KV_OK;
+        return job->has_no_rows ? KV_NOT_FOUND : KV_OK;
     }
     job->has_recalled = true;
     job->cursor = 0;
-    job->state = KVS_JOB_ENCODE;
+    job->state = job->has_no_rows ? KVS_JOB_RECALL_CODES : KVS_JOB_ENCODE;
     return KV_OK;
+}
+
+/* Waits for the chapter's codes: all of them, or none are taken. */
+static kv_status_t recall_codes(struct kvs_indexer *indexer, struct kvs_index_job *job)
+{
+    const struct kvs_columns_asked asked =
+        kvs_kept_codes(book_of(indexer, job), job->blocks, job->n_segments, job->at);
+    const kv_status_t status = kvs_kept_recall(indexer->books, &asked);
+
+    if (status == KV_OK)
+        job->state = KVS_JOB_TAKE_CODES;
+    return status;
+}
+
+/* Gives a segment its codes. */
+static kv_status_t
+take_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
+{
+    struct kvs_block *block = job->blocks[job->cursor];
+    kv_status_t status = KV_OK;
+
+    *ret_done = block->refs == 0; /* no unit has this segment, nor those after it */
+    if (*ret_done)
+        return KV_OK;
+    kvs_block_need_columns(indexer->books->store, block);
+    status = kvs_segment_take_codes(indexer->books, block, job->at, job->codebook,
+                                    kvs_kept_at(indexer->books, job->cursor));
+    job->cursor += status == KV_OK;
+    *ret_done = job->cursor == job->n_segments;
+    return status;
 }
 
 /* ---- codes ------------------------------------------------------------------------------- */
@@ -419,26 +461,21 @@ static bool lists_piece(struct kvs_indexer *indexer, struct kvs_index_job *job)
 
 /* ---- summaries --------------------------------------------------------------------------- */
 
-static struct kv_summary_shape summaries_shape(const struct kvs_index_plan *plan)
-{
-    return (struct kv_summary_shape){.type = plan->type,
-                                     .d_k = plan->shape.d,
-                                     .d_v = plan->d_v,
-                                     .bits = plan->summaries_bits,
-                                     .rows = plan->summaries_rows};
-}
-
 /* Allocates summaries.  *ret_done is true if the chapter gets none. */
 static kv_status_t
 begin_summaries(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
 {
-    const struct kv_summary_shape shape = summaries_shape(&job->plan);
+    const struct kv_summary_shape shape = kvs_plan_summaries(&job->plan);
     const uint32_t n_rows = job->plan.summaries_bits > 0 ? rows_in_chapter(job) : 0;
     kv_status_t status;
 
     *ret_done = n_rows == 0;
     if (n_rows == 0)
         return KV_OK;
+    if (job->has_no_rows) {
+        job->state = KVS_JOB_RECALL_SUMMARIES;
+        return KV_OK;
+    }
     status = kvs_summarise_begin(&indexer->summariser, indexer->books->store->arena, &shape,
                                  n_rows, kvs_job_seed(job));
     if (status == KV_OK)
@@ -469,6 +506,63 @@ summaries_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *re
     indexer->stats.rows_summarised += made.n_rows;
     job->state = KVS_JOB_SUMMARIES_BEGIN;
     return KV_OK;
+}
+
+/* Waits for the chapter's summaries, and takes them.  *ret_done is true if it has them all, or if they are to
+ * be made of its rows. */
+static kv_status_t
+recall_summaries(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
+{
+    struct kvs_codebooks *books = indexer->books;
+    const struct kv_summary_shape shape = kvs_plan_summaries(&job->plan);
+    const uint32_t n_rows = rows_in_chapter(job);
+    const struct kvs_columns_asked asked =
+        kvs_kept_summaries(book_of(indexer, job), &job->plan, n_rows, job->blocks, job->at);
+    struct kvs_summaries summaries;
+    kv_status_t status = kvs_kept_recall(books, &asked);
+
+    *ret_done = status == KV_NOT_FOUND;
+    if (status == KV_OK)
+        status = kvs_summaries_create(books->store->arena, &shape, n_rows, &summaries);
+    if (status != KV_OK)
+        return *ret_done ? KV_OK : status;
+    *ret_done = true;
+    summaries.seed = job->plan.seed;
+    for (uint32_t i = 0; i < kvs_summaries_n_groups(&summaries); i++) {
+        const void *group = kvs_kept_at(books, i);
+
+        if (!kv_summary_valid(&shape, group)) {
+            kvs_summaries_clear(&summaries, books->store->arena);
+            return KV_OK;
+        }
+        memcpy(summaries.groups[i].bytes, group, summaries.groups[i].n_bytes);
+        kvs_column_seal(&summaries.groups[i]);
+    }
+    kvs_codebook_set_summaries(books, job->codebook, &summaries);
+    return KV_OK;
+}
+
+/* ---- what is kept ------------------------------------------------------------------------ */
+
+/* Has the tier keep what some segments have.  Returns true after the last. */
+static bool keep_piece(struct kvs_indexer *indexer, struct kvs_index_job *job)
+{
+    const uint32_t left = job->n_segments - job->cursor;
+    const uint32_t end = job->cursor + (left < KEPT_BLOCKS ? left : KEPT_BLOCKS);
+
+    for (; job->cursor < end; job->cursor++)
+        kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at, job->has_recalled);
+    return end == job->n_segments;
+}
+
+/* All is made.  Returns true if nothing is left to do. */
+static bool end_making(struct kvs_indexer *indexer, struct kvs_index_job *job)
+{
+    if (job->has_no_rows || !kvs_kept_has_tier(indexer->books))
+        return true;
+    job->cursor = 0;
+    job->state = KVS_JOB_KEEP;
+    return false;
 }
 
 /* ---- steps ------------------------------------------------------------------------------- */
@@ -526,6 +620,18 @@ static kv_status_t job_piece(struct kvs_indexer *indexer,
     case KVS_JOB_RECALL:
         status = recall(indexer, job);
         break;
+    case KVS_JOB_RECALL_CODES:
+        status = recall_codes(indexer, job);
+        break;
+    case KVS_JOB_TAKE_CODES:
+        status = take_piece(indexer, job, &done);
+        if (done) {
+            kvs_learnt_give_up(indexer->books);
+            end_codes(indexer, job);
+            job->state = begin_lists(indexer, job) ? KVS_JOB_LISTS : KVS_JOB_SUMMARIES_BEGIN;
+        }
+        done = false;
+        break;
     case KVS_JOB_LEARN:
         status = kvs_job_learn(indexer->books, job);
         break;
@@ -555,9 +661,17 @@ static kv_status_t job_piece(struct kvs_indexer *indexer,
         break;
     case KVS_JOB_SUMMARIES_BEGIN:
         status = begin_summaries(indexer, job, &done);
+        done = done && end_making(indexer, job);
+        break;
+    case KVS_JOB_RECALL_SUMMARIES:
+        status = recall_summaries(indexer, job, &done);
         break;
     case KVS_JOB_SUMMARIES:
         status = summaries_piece(indexer, job, &done);
+        done = done && end_making(indexer, job);
+        break;
+    case KVS_JOB_KEEP:
+        done = keep_piece(indexer, job);
         break;
     }
     *ret_done = done;
@@ -601,7 +715,7 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     indexer->stats.worked_us += spent_us;
     if (job->has_codebook)
         book_of(indexer, job)->train_us += spent_us;
-    if (status == KV_IN_PROGRESS && job->state == KVS_JOB_RECALL) {
+    if (status == KV_IN_PROGRESS && is_recalling(job)) {
         drop_unwanted(indexer);
         return false;
     }
@@ -610,16 +724,17 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
         return false;
     }
     job->lacks_us = 0;
-    if (status == KV_NO_MEMORY && job->state == KVS_JOB_SUMMARIES_BEGIN) {
+    if (status == KV_NO_MEMORY &&
+        (job->state == KVS_JOB_SUMMARIES_BEGIN || job->state == KVS_JOB_RECALL_SUMMARIES)) {
         indexer->stats.summaries_failed++;
         status = KV_OK;
-        done = true;
+        done = end_making(indexer, job);
     }
     if (done && job->has_recalled)
         indexer->stats.recalled++;
     else if (done && !job->is_late)
         indexer->stats.trained++;
-    if (status != KV_OK && status != KV_IN_PROGRESS)
+    if (status != KV_OK && status != KV_IN_PROGRESS && status != KV_NOT_FOUND)
         indexer->stats.failed++;
     if (done || (status != KV_OK && status != KV_IN_PROGRESS))
         job_end(indexer, job);

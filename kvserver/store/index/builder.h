@@ -7,7 +7,8 @@
  *                                -> freed; one slice per kvs_indexer_step()
  *
  * What an earlier job has learnt of the same rows, in this process or before a restart, is recalled
- * (learnt.h) and not learnt again: from RECALL such a job goes to ENCODE.
+ * (learnt.h) and not learnt again: from RECALL such a job goes to ENCODE.  What was made, codes and summaries, is kept
+ * for the next process (kept.h), in which a job for rows that are not in memory recalls it.
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or
  * that cover fewer rows of the chapter than the unit has, or cells that were lost.  New
@@ -57,6 +58,14 @@ void kvs_indexer_destroy(struct kvs_indexer *indexer); /* NULL is allowed */
  * job for them, or lacks summaries of the plan's size and a job for these.  Fails with KV_BUSY
  * if there are too many jobs, or with KV_NO_MEMORY; jobs queued before that stay. */
 kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
+                               const struct kvs_unit *unit,
+                               uint32_t tokens,
+                               const struct kvs_index_plan *plan);
+
+/* Queues a job for every chapter without codes of which rows are not in memory, as far as there is room for
+ * it: the job takes codes and summaries that an earlier process has made by the same plan (kept.h), and
+ * ends without if they are not all there.  Returns whether there are some. */
+bool kvs_index_schedule_recall(struct kvs_indexer *indexer,
                                const struct kvs_unit *unit,
                                uint32_t tokens,
                                const struct kvs_index_plan *plan);

@@ -15,16 +15,20 @@
 
 enum kvs_job_state {
     KVS_JOB_QUEUED,
-    KVS_JOB_RECALL,     /* what was learnt earlier, which saves all before KVS_JOB_ENCODE */
-    KVS_JOB_LEARN,      /* there is nothing of that kind */
-    KVS_JOB_MEAN,       /* if the plan has copies */
+    KVS_JOB_RECALL,       /* what was learnt earlier, which saves all before KVS_JOB_ENCODE */
+    KVS_JOB_RECALL_CODES, /* of a job without rows: codes that were made earlier */
+    KVS_JOB_TAKE_CODES,   /* they are there */
+    KVS_JOB_LEARN,        /* there is nothing of that kind */
+    KVS_JOB_MEAN,         /* if the plan has copies */
     KVS_JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
     KVS_JOB_DIAGONALIZE,
     KVS_JOB_TRAIN,
     KVS_JOB_ENCODE,
-    KVS_JOB_LISTS,           /* if the chapter is long enough for lists by item */
-    KVS_JOB_SUMMARIES_BEGIN, /* if the plan has summaries */
+    KVS_JOB_LISTS,            /* if the chapter is long enough for lists by item */
+    KVS_JOB_SUMMARIES_BEGIN,  /* if the plan has summaries */
+    KVS_JOB_RECALL_SUMMARIES, /* in place of these, of a job without rows */
     KVS_JOB_SUMMARIES,
+    KVS_JOB_KEEP, /* what was made, for the next process, if there is a tier for it */
 };
 
 struct kvs_index_job {
@@ -58,6 +62,7 @@ struct kvs_index_job {
     bool is_mixed;     /* as the session's blocks (unit.h) */
     bool replaces;     /* it replaces broken codebooks, whose codes its segments still have */
     bool has_recalled; /* what was learnt of its rows */
+    bool has_no_rows;  /* it takes what was made of them, or nothing */
     uint64_t lacks_us; /* since when there is no memory for its next piece; 0: there was */
     uint64_t again_us; /* when it looks for some again */
 };
@@ -86,6 +91,7 @@ enum kvs_index_job_kind {
     KVS_INDEX_JOB_NEW,     /* for segments that have no codes */
     KVS_INDEX_JOB_LATE,    /* for a chapter that has codes: only summaries, or lists */
     KVS_INDEX_JOB_REPLACE, /* for segments that have codes of broken codebooks */
+    KVS_INDEX_JOB_RECALL, /* for segments that have no codes in memory, and need no rows there */
 };
 
 struct kvs_codebooks *kvs_indexer_books(const struct kvs_indexer *indexer);

@@ -1,6 +1,7 @@
 #include "kvserver/store/index/codebook.h"
 
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/kept.h"
 #include "kvserver/store/index/learnt.h"
 #include "kvserver/store/index/scorer.h"
 
@@ -17,6 +18,16 @@ static void check_codes(void *arg, struct kvs_block *block, uint32_t at)
     (void)kvs_segment_check_codes(arg, block, at);
 }
 
+static bool kept(void *arg,
+                 enum kvs_column_kind kind,
+                 const struct kvs_block *block,
+                 uint32_t at,
+                 uint32_t number,
+                 struct kvs_kept_column *ret_column)
+{
+    return kvs_kept_give(arg, kind, block, at, number, ret_column);
+}
+
 static size_t
 learnt(void *arg, const struct kvs_block *block, uint32_t at, uint32_t number, void *ret_bytes)
 {
@@ -28,6 +39,7 @@ bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *s
     books->store = store;
     store->release_codes = release_codes;
     store->check_codes = check_codes;
+    store->kept = kept;
     store->learnt = learnt;
     store->release_arg = books;
     books->serial = books->rows_summarised = books->summaries_bytes = 0;

@@ -118,6 +118,16 @@ struct kvs_codebooks {
     uint64_t rows_summarised, summaries_bytes; /* of all codebooks */
 };
 
+/* Returns what a plan's summaries are. */
+static inline struct kv_summary_shape kvs_plan_summaries(const struct kvs_index_plan *plan)
+{
+    return (struct kv_summary_shape){.type = plan->type,
+                                     .d_k = plan->shape.d,
+                                     .d_v = plan->d_v,
+                                     .bits = plan->summaries_bits,
+                                     .rows = plan->summaries_rows};
+}
+
 /* Initializes the codebooks for the segments of that segment store, which must not move. */
 bool kvs_codebooks_init(struct kvs_codebooks *books, struct kvs_segment_store *store);
 /* Frees the codebooks, when no segment has codes any more. */

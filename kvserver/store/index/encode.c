@@ -154,6 +154,26 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
     return KV_OK;
 }
 
+kv_status_t kvs_segment_take_codes(struct kvs_codebooks *books,
+                                   struct kvs_block *block,
+                                   uint32_t at,
+                                   uint32_t codebook,
+                                   const void *bytes)
+{
+    struct kvs_codes *codes;
+
+    assert(block->segments[at].n_written == KV_BLOCK_TOKENS &&
+           kvs_block_codes(block, at)->column.bytes == NULL);
+    if (begin_codes(books, block, at, codebook) != KV_OK)
+        return KV_NO_MEMORY;
+    codes = codes_of(books, block, at);
+    memcpy(codes->column.bytes, bytes, codes->column.n_bytes);
+    kvs_column_seal(&codes->column);
+    codes->n_coded = KV_BLOCK_TOKENS;
+    codes->in_chapter = true;
+    return KV_OK;
+}
+
 uint32_t kvs_codebook_chapter_end(const struct kvs_codebook *book,
                                   const struct kvs_unit *unit,
                                   uint32_t at,

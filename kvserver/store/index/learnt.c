@@ -60,6 +60,12 @@ static bool is_worth_it(const struct kvs_codebook *book)
     return bytes_of(&head) <= book->n_blocks * row_bytes * KV_BLOCK_TOKENS / ROWS_FOR_BYTES;
 }
 
+bool kvs_learnt_is_kept(const struct kvs_codebook *book)
+{
+    return !book->is_broken && (book->rotation != NULL) == book->plan.rotates &&
+           is_worth_it(book);
+}
+
 size_t kvs_learnt_give(const struct kvs_codebooks *books,
                        const struct kvs_block *block,
                        uint32_t at,
@@ -74,8 +80,7 @@ size_t kvs_learnt_give(const struct kvs_codebooks *books,
     if (codes->column.bytes == NULL || !codes->in_chapter)
         return 0;
     book = kvs_codebook_at(books, codes->codebook);
-    if (book->is_broken || book->block_begin + book->n_blocks != number + 1 ||
-        (book->rotation != NULL) != book->plan.rotates || !is_worth_it(book))
+    if (book->block_begin + book->n_blocks != number + 1 || !kvs_learnt_is_kept(book))
         return 0;
     head = head_of(book);
     if (to == NULL)

@@ -27,6 +27,10 @@ size_t kvs_learnt_give(const struct kvs_codebooks *books,
                        uint32_t number,
                        void *ret_bytes);
 
+/* Whether what was learnt is kept: it is sound as far as anybody knows, has what its plan wants, and its
+ * chapter is long enough. */
+bool kvs_learnt_is_kept(const struct kvs_codebook *book);
+
 /* The chapter has all its codes: the tier, if there is one, is to keep what was learnt. */
 void kvs_learnt_keep(const struct kvs_codebooks *books,
                      const struct kvs_block *last,

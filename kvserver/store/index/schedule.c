@@ -1,6 +1,7 @@
 /* Which index jobs a unit needs, and the state of its index (builder.h). */
 #include "kvserver/store/index/builder_private.h"
 #include "kvserver/store/index/encode.h"
+#include "kvserver/store/index/kept.h"
 #include "kvserver/store/index/scorer.h"
 
 #include <assert.h>
@@ -21,12 +22,36 @@ static bool has_job(const struct kvs_unit *unit, uint32_t block)
     return is_training(unit, block) || kvs_unit_segment(unit, block)->begins_job;
 }
 
+/* Whether a job for the unit's rows would lack some in memory. */
+static bool lacks_rows(const struct kvs_unit *unit, uint32_t begin, uint32_t row_end)
+{
+    for (uint32_t i = begin; i < kvs_blocks_for(row_end); i++)
+        if (!kvs_unit_is_here(unit, i))
+            return true;
+    return false;
+}
+
+/* Queues a job, but for one that could recall what there are rows for, or what is of no whole block. */
+static kv_status_t job_create(struct kvs_indexer *indexer,
+                              const struct kvs_unit *unit,
+                              uint32_t begin,
+                              uint32_t row_end,
+                              const struct kvs_index_plan *plan,
+                              enum kvs_index_job_kind kind)
+{
+    if (kind == KVS_INDEX_JOB_RECALL &&
+        (row_end % KV_BLOCK_TOKENS != 0 || !lacks_rows(unit, begin, row_end)))
+        return KV_OK;
+    return kvs_index_job_create(indexer, unit, begin, row_end, plan, kind);
+}
+
 /* Queues a job for one codebook of all rows.  It is made once, by the first request; later rows
  * get their codes from queries. */
 static kv_status_t cut_whole(struct kvs_indexer *indexer,
                              const struct kvs_unit *unit,
                              uint32_t tokens,
-                             const struct kvs_index_plan *plan)
+                             const struct kvs_index_plan *plan,
+                             enum kvs_index_job_kind kind)
 {
     uint32_t n_blocks = kvs_blocks_for(tokens), begin = n_blocks;
 
@@ -41,7 +66,32 @@ static kv_status_t cut_whole(struct kvs_indexer *indexer,
     /* Too few rows for a codebook: no index, as in PQCache's code. */
     if (!kvs_index_is_enough(plan, begin, tokens))
         return KV_OK;
-    return kvs_index_job_create(indexer, unit, begin, tokens, plan, KVS_INDEX_JOB_NEW);
+    return job_create(indexer, unit, begin, tokens, plan, kind);
+}
+
+/* Queues jobs for chapters without codes. */
+static kv_status_t cut_chapters(struct kvs_indexer *indexer,
+                                const struct kvs_unit *unit,
+                                uint32_t n_blocks,
+                                const struct kvs_index_plan *plan,
+                                enum kvs_index_job_kind kind)
+{
+    kv_status_t status = KV_OK;
+
+    for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
+        uint32_t chapter_end =
+            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
+                ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
+                : n_blocks;
+
+        for (end = begin; end < chapter_end && is_bare(unit, end); end++)
+            ;
+        if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
+            status = job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan, kind);
+        if (end == begin)
+            end++;
+    }
+    return status;
 }
 
 /* Queues jobs for summaries of chapters that have codes. */
@@ -81,29 +131,31 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
                                const struct kvs_index_plan *plan)
 {
     const uint32_t n_blocks = tokens / KV_BLOCK_TOKENS;
-    kv_status_t status = KV_OK;
+    kv_status_t status;
 
     assert(tokens <= unit->committed);
-    if (plan->chapter_blocks == 0)
-        status = cut_whole(indexer, unit, tokens, plan);
-    for (uint32_t begin = 0, end;
-         plan->chapter_blocks > 0 && begin < n_blocks && status == KV_OK; begin = end) {
-        uint32_t chapter_end =
-            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
-                ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
-                : n_blocks;
-
-        for (end = begin; end < chapter_end && is_bare(unit, end); end++)
-            ;
-        if (end - begin >= KV_CHAPTER_BLOCKS_MIN)
-            status = kvs_index_job_create(indexer, unit, begin, end * KV_BLOCK_TOKENS, plan,
-                                          KVS_INDEX_JOB_NEW);
-        if (end == begin)
-            end++;
-    }
+    status = plan->chapter_blocks == 0
+                 ? cut_whole(indexer, unit, tokens, plan, KVS_INDEX_JOB_NEW)
+                 : cut_chapters(indexer, unit, n_blocks, plan, KVS_INDEX_JOB_NEW);
     if (status == KV_OK && plan->summaries_bits != 0)
         status = cut_late(indexer, unit, n_blocks, plan);
     return status;
+}
+
+bool kvs_index_schedule_recall(struct kvs_indexer *indexer,
+                               const struct kvs_unit *unit,
+                               uint32_t tokens,
+                               const struct kvs_index_plan *plan)
+{
+    const uint32_t n_jobs = kvs_indexer_n_jobs(indexer, unit->session);
+
+    if (!kvs_kept_has_tier(kvs_indexer_books(indexer)))
+        return false;
+    if (plan->chapter_blocks == 0)
+        (void)cut_whole(indexer, unit, tokens, plan, KVS_INDEX_JOB_RECALL);
+    else
+        (void)cut_chapters(indexer, unit, tokens / KV_BLOCK_TOKENS, plan, KVS_INDEX_JOB_RECALL);
+    return kvs_indexer_n_jobs(indexer, unit->session) > n_jobs;
 }
 
 kv_status_t

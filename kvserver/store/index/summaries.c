@@ -18,6 +18,30 @@ static void *alloc_rounded(struct kvs_arena *arena, size_t bytes, int *ret_class
     return *ret_class < 0 ? NULL : kvs_arena_alloc(arena, *ret_class);
 }
 
+kv_status_t kvs_summaries_create(struct kvs_arena *arena,
+                                 const struct kv_summary_shape *shape,
+                                 uint32_t n_rows,
+                                 struct kvs_summaries *ret_summaries)
+{
+    const int class_id = kvs_arena_class_rounded(arena, kv_summary_bytes(shape));
+    struct kvs_summaries made = {.shape = *shape, .n_rows = n_rows};
+    const size_t list_bytes = kvs_summaries_n_groups(&made) * sizeof(*made.groups);
+
+    assert(n_rows > 0);
+    made.groups = alloc_rounded(arena, list_bytes, &made.list_class);
+    if (made.groups == NULL)
+        return KV_NO_MEMORY;
+    memset(made.groups, 0, list_bytes);
+    for (uint32_t i = 0; i < kvs_summaries_n_groups(&made); i++)
+        if (!kvs_column_create(&made.groups[i], arena, KVS_COLUMN_SUMMARIES, class_id,
+                               (uint32_t)kv_summary_bytes(shape))) {
+            kvs_summaries_clear(&made, arena);
+            return KV_NO_MEMORY;
+        }
+    *ret_summaries = made;
+    return KV_OK;
+}
+
 kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
                                 struct kvs_arena *arena,
                                 const struct kv_summary_shape *shape,
@@ -26,32 +50,20 @@ kv_status_t kvs_summarise_begin(struct kvs_summariser *summariser,
 {
     struct kvs_summariser begun = {
         .arena = arena,
-        .made = {.shape = *shape, .n_rows = n_rows},
         .seed = seed,
     };
-    struct kvs_summaries *made = &begun.made;
-    const size_t list_bytes = kvs_summaries_n_groups(made) * sizeof(*made->groups);
+    kv_status_t status;
 
-    assert(n_rows > 0);
     begun.scratch = alloc_rounded(arena, kv_summary_scratch_bytes(shape), &begun.scratch_class);
     if (begun.scratch == NULL)
         return KV_NO_MEMORY;
-    made->groups = alloc_rounded(arena, list_bytes, &made->list_class);
-    if (made->groups == NULL) {
-        kvs_arena_free(arena, begun.scratch_class, begun.scratch);
-        return KV_NO_MEMORY;
-    }
-    memset(made->groups, 0, list_bytes);
     /* All groups are allocated now: summaries that cannot be stored need not be made. */
-    const int class_id = kvs_arena_class_rounded(arena, kv_summary_bytes(shape));
-    for (uint32_t i = 0; i < kvs_summaries_n_groups(made); i++)
-        if (!kvs_column_create(&made->groups[i], arena, KVS_COLUMN_SUMMARIES, class_id,
-                               (uint32_t)kv_summary_bytes(shape))) {
-            kvs_summarise_drop(&begun);
-            return KV_NO_MEMORY;
-        }
-    *summariser = begun;
-    return KV_OK;
+    status = kvs_summaries_create(arena, shape, n_rows, &begun.made);
+    if (status == KV_OK)
+        *summariser = begun;
+    else
+        kvs_arena_free(arena, begun.scratch_class, begun.scratch);
+    return status;
 }
 
 static uint32_t rows_of_group(const struct kvs_summariser *summariser)

@@ -79,6 +79,13 @@ kvs_summaries_are(const struct kvs_summaries *summaries, uint32_t bits, uint32_t
 
 void kvs_summaries_check(const struct kvs_summaries *summaries, const struct kvs_arena *arena);
 
+/* Allocates summaries of n_rows >= 1 rows; their bytes are undefined.  After KV_NO_MEMORY nothing is
+ * allocated. */
+kv_status_t kvs_summaries_create(struct kvs_arena *arena,
+                                 const struct kv_summary_shape *shape,
+                                 uint32_t n_rows,
+                                 struct kvs_summaries *ret_summaries);
+
 /* Frees the summaries; none are left. */
 void kvs_summaries_clear(struct kvs_summaries *summaries, struct kvs_arena *arena);
 

@@ -1,7 +1,8 @@
 /* index: makes codes for the committed rows of a session.
  *
- *   begin ..... checks the request; waits for the rows
- *   run ....... one unit per slice: its chapters become index jobs (builder.h); then some
+ *   begin ..... checks the request; waits for the rows to be committed
+ *   run ....... where some are absent, and have no codes: has jobs look for codes that an earlier process has
+ *               made, and waits for these jobs; one unit per slice: its chapters become index jobs (builder.h); then some
  *               blocks per slice: replies when no job is left, or at once if the client did not
  *               ask to wait
  *   wake ...... a job has ended: looks again
@@ -24,6 +25,9 @@ enum {
 
 /* How far a request has looked at what its units have. */
 struct progress {
+    uint32_t n_asked;     /* units that jobs look for codes of */
+    bool has_jobs;        /* there are such jobs */
+    bool has_recalled;    /* they have ended */
     uint32_t unit, block; /* those before have no jobs */
     bool counts;          /* none has: counts codes and codebooks */
     struct kvs_index_look look;
@@ -192,7 +196,7 @@ static void count_blocks(struct kvs_request *request, struct progress *progress)
 
     if (look->n_pending > 0 && (index_of(request)->flags & KV_WIRE_INDEX_WAIT)) {
         /* Another request has scheduled more. */
-        *progress = (struct progress){.unit = progress->unit};
+        *progress = (struct progress){.has_recalled = true, .unit = progress->unit};
         wait_for_job(request);
     } else if (is_done && ++progress->unit == request->header.n_units) {
         reply_look(request, look);
@@ -230,8 +234,29 @@ void kvs_op_index_wake(struct kvs_request *request)
         kvs_request_enqueue(request);
 }
 
+/* Has codes taken that need no rows, before rows are asked for.  Returns true if there is more to do. */
+static bool recall(struct kvs_request *request, struct progress *progress)
+{
+    struct kvs_shard *shard = request->shard;
+
+    if (progress->n_asked < request->header.n_units) {
+        const struct kvs_index_plan plan = plan_of(request, progress->n_asked);
+
+        if (kvs_index_schedule_recall(shard->indexer, kvs_unit_at(request, progress->n_asked),
+                                      request->header.token_count, &plan))
+            progress->has_jobs = true;
+        progress->n_asked++;
+    } else if (progress->has_jobs && progress->unit < request->header.n_units) {
+        find_job(request, progress);
+    } else {
+        *progress = (struct progress){.has_recalled = true};
+    }
+    return request->state == KVS_REQUEST_BEGUN;
+}
+
 bool kvs_op_index_run(struct kvs_request *request)
 {
+    struct progress *progress = progress_of(request);
     struct kvs_index_plan plan;
     kv_status_t status;
 
@@ -239,6 +264,8 @@ bool kvs_op_index_run(struct kvs_request *request)
         kvs_op_index_wake(request);
         return false;
     }
+    if (!progress->has_recalled)
+        return recall(request, progress);
     if (request->cursor_unit == request->header.n_units)
         return look(request);
     plan = plan_of(request, request->cursor_unit);
@@ -282,6 +309,7 @@ void kvs_op_index_begin(struct kvs_request *request)
         return;
     /* Newer codebooks were made for this request, or while it waited. */
     request->serial = request->shard->codebooks.serial;
-    *progress_of(request) = (struct progress){0};
+    *progress_of(request) =
+        (struct progress){.has_recalled = request->shard->store.n_away == 0};
     kvs_op_index_wake(request);
 }

@@ -302,6 +302,14 @@ bool kvs_segment_need(struct kvs_segment_store *store, struct kvs_block *block, 
     return false;
 }
 
+void kvs_block_need_columns(struct kvs_segment_store *store, struct kvs_block *block)
+{
+    if (block->residency == KVS_LEAVING)
+        kvs_block_stay(store, block);
+    if (block->residency == KVS_ABSENT)
+        block->residency = KVS_PARTLY;
+}
+
 static void tell_arrived(struct kvs_segment_store *store, struct kvs_block *block, uint32_t at)
 {
     block->segments[at].is_wanted = false;

@@ -75,6 +75,31 @@ struct kvs_segment_image {
     size_t rows_bytes, codes_bytes;
 };
 
+/* Columns of some consecutive blocks, one for each so many of these, which it ends with; the last may be of
+ * fewer. */
+struct kvs_columns_asked {
+    enum kvs_column_kind kind;
+    struct kvs_block *const *blocks; /* (n_blocks) */
+    uint32_t n_blocks, per_column;
+    uint32_t at;      /* the place of their unit */
+    uint32_t n_bytes; /* of each */
+    uint32_t identity;
+};
+
+static inline uint32_t kvs_n_columns(const struct kvs_columns_asked *asked)
+{
+    return (asked->n_blocks + asked->per_column - 1) / asked->per_column;
+}
+
+/* Returns the block that column i ends with. */
+static inline const struct kvs_block *kvs_column_block(const struct kvs_columns_asked *asked,
+                                                       uint32_t i)
+{
+    const uint32_t end = (i + 1) * asked->per_column;
+
+    return asked->blocks[(end < asked->n_blocks ? end : asked->n_blocks) - 1];
+}
+
 struct kvs_tier {
     /* The block leaves: keeps an image of each segment that kvs_block_image() has.  Returns false
      * if it cannot: the block stays. */
@@ -105,6 +130,20 @@ struct kvs_tier {
                                  size_t n_bytes,
                                  const void **ret_bytes);
     void (*end_recall)(void *arg);
+
+    /* Columns of codes and summaries (index/kept.h): NULL, all three, if the tier does not keep them for
+     * the next process.
+     *   keep_columns    there are some that end with the segment: asks store->kept() for them, now or never;
+     *                   may_be_there: they are what an earlier process would have made
+     *   recall_columns  as recall_learnt(), of all that are asked for: KV_OK if there are all of them, with
+     *                   that identity.  end_recall() ends it, too
+     *   recalled        the bytes of one of them; after KV_OK, until end_recall() */
+    void (*keep_columns)(void *arg,
+                         const struct kvs_block *block,
+                         uint32_t at,
+                         bool may_be_there);
+    kv_status_t (*recall_columns)(void *arg, const struct kvs_columns_asked *asked);
+    const void *(*recalled)(void *arg, uint32_t i);
 };
 
 /* ---- for the tier ------------------------------------------------------------------------- */
@@ -169,6 +208,10 @@ bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* A block that leaves stays. */
 void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block);
+
+/* Columns of the block are to be in memory, whether its rows are or not.  It does not leave if it is
+ * pinned. */
+void kvs_block_need_columns(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Rows of the segment are about to be used, or to come back for that: in this pass. */
 static inline void

@@ -649,7 +649,6 @@ check_segment(const struct kvs_segment_store *store, const struct kvs_block *blo
         assert(block->residency != KVS_IN_MEMORY);
         assert(block->residency != KVS_ABSENT || codes->column.bytes == NULL ||
                kvs_column_is_away(&codes->column));
-        assert(!segment->training);
     } else {
         const uint8_t *rows = kvs_block_rows(block, at);
 

@@ -138,6 +138,13 @@ static_assert(KV_BLOCK_TOKENS % 64 == 0, "a bit for each row");
 struct kvs_record; /* a free one */
 struct kvs_tier;
 
+/* A column that a tier keeps for the next process. */
+struct kvs_kept_column {
+    const struct kvs_column *column; /* in memory */
+    uint32_t
+        identity; /* of what gives its bytes their meaning; they are of use only with that */
+};
+
 /* A block that leaves, and in which turn it was marked (residency.h). */
 struct kvs_leaving {
     struct kvs_block *block;
@@ -174,7 +181,14 @@ struct kvs_segment_store {
      * owner of codes sets them before making any. */
     void (*release_codes)(void *arg, struct kvs_block *block, uint32_t at);
     void (*check_codes)(void *arg, struct kvs_block *block, uint32_t at);
-    /* What was learnt of the rows of a segment and those before it (index/learnt.h). */
+    /* A column that ends with the segment, as a tier is to keep it (index/kept.h).  Returns false if there
+     * is none.  What was learnt of the rows of a segment and those before it (index/learnt.h). */
+    bool (*kept)(void *arg,
+                 enum kvs_column_kind kind,
+                 const struct kvs_block *block,
+                 uint32_t at,
+                 uint32_t number,
+                 struct kvs_kept_column *ret_column);
     size_t (*learnt)(void *arg,
                      const struct kvs_block *block,
                      uint32_t at,

@@ -48,14 +48,15 @@ know(struct kvs_disk_tier *tier, const struct kvs_tier_item *item, struct kvs_bl
 
     if (saved != NULL)
         return true;
-    saved = malloc(sizeof(*saved));
+    const struct kv_placement_units units = units_of(tier, item);
+    saved = calloc(1, sizeof(*saved) + units.n * sizeof(saved->kept[0]));
     if (saved == NULL)
         return false;
-    *saved = (struct kvs_saved){.block = block,
-                                .home = item->home,
-                                .name = item->name,
-                                .units = units_of(tier, item),
-                                .depth = item->depth};
+    saved->block = block;
+    saved->home = item->home;
+    saved->name = item->name;
+    saved->units = units;
+    saved->depth = item->depth;
     if (!kv_map_set(tier->saved, &key, saved)) {
         free(saved);
         return false;
@@ -80,18 +81,14 @@ void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved)
     free(saved);
 }
 
-/* What tells the block's codes from others that it may get; never 0. */
-static uint32_t codes_of(const struct kvs_block *block)
+/* Whether the segment has codes in memory that the disk has not been given; what is away it has. */
+static bool
+has_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at)
 {
-    uint32_t crc = 1;
+    const struct kvs_column *column = &kvs_block_codes(saved->block, at)->column;
 
-    for (uint32_t at = 0; at < block->n_segments; at++) {
-        const struct kvs_codes *codes = kvs_block_codes(block, at);
-
-        if (codes->column.bytes != NULL)
-            crc = kv_crc32c(crc ^ at, &codes->column.crc, sizeof(codes->column.crc));
-    }
-    return crc | 1;
+    return column->bytes != NULL && !kvs_column_is_away(column) &&
+           saved->kept[at] != kvs_kept_of(column, kvs_codes_identity(tier, saved, at));
 }
 
 /* ---- jobs --------------------------------------------------------------------------------- */
@@ -309,9 +306,10 @@ static bool save_step(struct kvs_disk_tier *tier, uint32_t i)
         saved_all(tier, &job->items[i]);
     /* Of its rows, before they were saved; of what comes later the indexer tells. */
     if (block != NULL && progress->n_learnt < block->n_segments) {
-        if (tier->learnt_bytes >= KVS_TIER_WRITING)
+        if (tier->value_bytes >= KVS_TIER_WRITING)
             return false;
-        kvs_tier_keep_learnt(tier, block, progress->n_learnt++);
+        kvs_tier_keep_learnt(tier, block, progress->n_learnt);
+        kvs_tier_keep_columns(tier, block, progress->n_learnt++, false);
         return true;
     }
     progress->state = KVS_ITEM_OVER;
@@ -328,19 +326,16 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
     const struct kvs_block *block = saved->block;
     struct kvs_saved_key keys[KVS_SEGMENTS_AT_ONCE];
     struct kv_disk_write writes[KVS_SEGMENTS_AT_ONCE];
+    struct kvs_saved_column_tail tails[KVS_SEGMENTS_AT_ONCE];
     uint32_t ats[KVS_SEGMENTS_AT_ONCE], at = progress->at;
     size_t bytes = 0;
     unsigned n = 0;
 
-    for (; n < KVS_SEGMENTS_AT_ONCE && at < block->n_segments; at++) {
-        const struct kvs_column *column = &kvs_block_codes(block, at)->column;
-
-        /* What is away has not changed since the disk has it. */
-        if (column->bytes == NULL || kvs_column_is_away(column))
-            continue;
-        ats[n++] = at;
-        bytes += column->n_bytes;
-    }
+    for (; n < KVS_SEGMENTS_AT_ONCE && at < block->n_segments; at++)
+        if (has_new_codes(tier, saved, at)) {
+            ats[n++] = at;
+            bytes += kvs_block_codes(block, at)->column.n_bytes + sizeof(tails[0]);
+        }
     if (n > 0) {
         struct kvs_job_op *op = op_create(tier, KVS_TIER_LEAVE, i, NULL, bytes);
         uint8_t *copy;
@@ -352,17 +347,27 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
         copy = (uint8_t *)op->memory;
         for (unsigned j = 0; j < n; j++) {
             const struct kvs_column *column = &kvs_block_codes(block, ats[j])->column;
+            const uint32_t identity = kvs_codes_identity(tier, saved, ats[j]);
 
             keys[j] = kvs_saved_key_at(saved, KVS_SAVED_CODES, ats[j]);
+            memcpy(copy, column->bytes, column->n_bytes);
+            /* A tail would make bad codes good for the next process. */
+            kvs_saved_column_tail_make(&tails[j], &keys[j], copy, column->n_bytes,
+                                       kvs_column_is_sound(column) ? identity : 0);
+            memcpy(copy + column->n_bytes, &tails[j], sizeof(tails[j]));
             writes[j] =
                 (struct kv_disk_write){.key = &keys[j],
                                        .key_bytes = sizeof(keys[j]),
-                                       .value = memcpy(copy, column->bytes, column->n_bytes),
-                                       .value_bytes = column->n_bytes};
-            copy += column->n_bytes;
+                                       .value = copy,
+                                       .value_bytes = column->n_bytes + sizeof(tails[j])};
+            copy += column->n_bytes + sizeof(tails[j]);
+            saved->kept[ats[j]] = kvs_kept_of(column, identity);
         }
-        if (!op_start(op, writes, n))
+        if (!op_start(op, writes, n)) {
+            for (unsigned j = 0; j < n; j++)
+                saved->kept[ats[j]] = 0;
             return false;
+        }
     }
     if (progress->state != KVS_ITEM_OVER) {
         progress->at = (uint16_t)at;
@@ -370,6 +375,15 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
             progress->state = KVS_ITEM_UNDER_WAY;
     }
     return true;
+}
+
+/* The same of all segments. */
+static bool have_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved)
+{
+    for (uint32_t at = 0; at < saved->block->n_segments; at++)
+        if (has_new_codes(tier, saved, at))
+            return true;
+    return false;
 }
 
 /* Marks a block to leave whose codes the disk has. */
@@ -394,7 +408,6 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
     struct kvs_item_progress *progress = &job->progress[i];
     struct kvs_block *block = block_of(tier, item);
     struct kvs_saved *saved = block != NULL ? saved_of(tier, block) : NULL;
-    uint32_t codes;
 
     if (progress->n_ops > 0)
         return false;
@@ -413,20 +426,14 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
     case KVS_ITEM_TO_DO:
         if (block->under != NULL)
             kvs_block_settle(tier->store, block);
-        codes = codes_of(block);
         if (block->under != NULL || block->n_own < block->n_segments) {
             item_over(item, progress, KV_BUSY);
             return true;
         }
-        if (progress->at == 0) {
-            if (saved->codes == codes)
-                return mark(tier, i, saved);
-            progress->codes = codes;
-            saved->codes = 0;
-        }
+        if (progress->at == 0 && !have_new_codes(tier, saved))
+            return mark(tier, i, saved);
         return tier->ops_bytes < KVS_TIER_WRITING && write_codes(tier, i, saved);
     case KVS_ITEM_UNDER_WAY:
-        saved->codes = progress->codes;
         progress->at = 0;
         progress->state = KVS_ITEM_TO_DO;
         if (++progress->n_tries > CODES_TRIES)
@@ -506,7 +513,7 @@ static bool erase_step(struct kvs_disk_tier *tier, uint32_t i)
         item_over(item, progress, KV_BUSY);
         return true;
     }
-    if (kvs_learnt_is_written(tier, &item->home, &item->name))
+    if (kvs_value_is_written(tier, &item->home, &item->name))
         return false; /* it would be there after this */
     /* It could not be saved on all data threads, and was on this one. */
     if (saved != NULL && kvs_block_is_here(block)) {
@@ -641,7 +648,7 @@ static bool keep(void *arg, const struct kvs_block *block)
     struct kvs_disk_tier *tier = arg;
     struct kvs_saved *saved = saved_of(tier, block);
 
-    if (saved == NULL || saved->is_doomed || saved->codes != codes_of(block))
+    if (saved == NULL || saved->is_doomed || have_new_codes(tier, saved))
         return false;
     kvs_saved_is_away(tier, saved);
     kvs_tier_count(&tier->counts.left_blocks, 1);
@@ -665,7 +672,10 @@ static const struct kvs_tier tier_ops = {.keep = keep,
                                          .forget = forget,
                                          .keep_learnt = kvs_tier_keep_learnt,
                                          .recall_learnt = kvs_tier_recall_learnt,
-                                         .end_recall = kvs_tier_end_recall};
+                                         .end_recall = kvs_tier_end_recall,
+                                         .keep_columns = kvs_tier_keep_columns,
+                                         .recall_columns = kvs_tier_recall_columns,
+                                         .recalled = kvs_tier_recalled};
 
 /* ---- the interface ------------------------------------------------------------------------ */
 
@@ -725,6 +735,7 @@ void kvs_disk_tier_close(struct kvs_disk_tier *tier)
     }
     kvs_loads_close(tier);
     kvs_verify_close(tier);
+    kvs_tier_columns_close(tier);
     kvs_tier_learnt_close(tier);
     for (unsigned i = 0; i < KVS_TIER_JOBS; i++)
         free(tier->jobs[i].progress);
@@ -788,8 +799,11 @@ struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
     if (block == NULL)
         return NULL;
     if (know(tier, item, block)) {
-        saved_of(tier, block)->codes = codes_of(block);
-        kvs_saved_is_away(tier, saved_of(tier, block));
+        struct kvs_saved *saved = saved_of(tier, block);
+
+        for (uint32_t at = 0; at < n; at++)
+            saved->kept[at] = KVS_KEPT_UNKNOWN;
+        kvs_saved_is_away(tier, saved);
         return block;
     }
     kvs_block_unref(tier->store, block);

@@ -1,18 +1,23 @@
 /* disk_tier_private.h - what disk_tier.c (jobs), load.c (blocks that come back), verify.c (what is saved
- * of blocks is right) and learnt.c (what was learnt of their rows) share. */
+ * of blocks is right), learnt.c and columns.c (what was made of their rows) share. */
 #ifndef KV_KVSERVER_STORE_TIER_DISK_TIER_PRIVATE_H
 #define KV_KVSERVER_STORE_TIER_DISK_TIER_PRIVATE_H
 
 #include "kvserver/base/map.h"
 #include "kvserver/cluster/placement.h"
+#include "kvserver/store/rows/residency.h"
 #include "kvserver/store/tier/disk_tier.h"
 #include "kvserver/store/tier/saved_value.h"
 
+struct kvs_columns_recall;
 struct kvs_segment_read;
 
 enum {
     KVS_SEGMENTS_AT_ONCE = 8, /* of a write: 512 KB of rows at d = 128 */
 };
+
+/* No kvs_kept_of(). */
+#define KVS_KEPT_UNKNOWN 2u
 
 /* A block that is saved.  Known while its prefix is in the index; after that, while the disk is the
  * only place that has its rows. */
@@ -21,7 +26,6 @@ struct kvs_saved {
     struct kv_id128 home, name;
     struct kv_placement_units units;
     uint32_t depth; /* of the block in its prompt */
-    uint32_t codes; /* codes_of() of those that the disk has; 0: none */
     bool is_doomed; /* the index has given it up */
     struct kvs_saved *next_doomed, **link_doomed;
     struct kvs_saved *next_here, **link_here; /* of tier->here; link NULL: it is absent */
@@ -32,6 +36,8 @@ struct kvs_saved {
     /* While the rest is to come back, too: */
     struct kvs_saved *next_ahead, **link_ahead; /* of tier->ahead; link NULL: it is not */
     uint32_t at;                                /* the next segment to look at */
+    uint32_t kept[]; /* (units.n) kvs_kept_of() of the codes that the disk was given; 0: none;
+                      * KVS_KEPT_UNKNOWN: by an earlier process, or none */
 };
 
 /* Where the block of an item of a job is. */
@@ -47,7 +53,6 @@ struct kvs_item_progress {
     uint8_t n_tries;   /* to write codes */
     uint16_t at;       /* the next segment, or unit */
     uint16_t n_ops;    /* under way */
-    uint32_t codes;    /* codes_of() when they were written */
     uint16_t n_learnt; /* save: units that were asked for what was learnt of them */
     bool has_failed;
 };
@@ -70,13 +75,13 @@ struct kvs_job_op {
         *owners[KVS_SEGMENTS_AT_ONCE]; /* (n_owners) pinned, whose rows are written */
     unsigned n_owners;
     size_t bytes;
-    uint64_t memory[]; /* tails, or codes */
+    uint64_t memory[]; /* tails, or codes with theirs */
 };
 
-/* What was learnt, on its way to the disk, and back. */
-struct kvs_learnt_op {
+/* What was learnt on its way to the disk, and back; a column on its way there. */
+struct kvs_value_op {
     struct kvs_disk_tier *tier;
-    struct kvs_learnt_op *next, **link;
+    struct kvs_value_op *next, **link;
     struct kvs_saved_key key;
     size_t bytes; /* without the tail */
     uint64_t since_us;
@@ -159,12 +164,14 @@ struct kvs_disk_tier {
     uint64_t looked_us;      /* when there was nothing to let go of, last */
     struct kvs_verify_read *verifying; /* under way */
     struct kvs_verify_read *verify_ready;
-    size_t verifying_bytes;              /* of both */
-    struct kvs_learnt_op *learnt_writes; /* under way */
-    size_t learnt_bytes;                 /* of these */
-    struct kvs_learnt_op *learnt_reads;  /* under way, and the recall */
+    size_t verifying_bytes;            /* of both */
+    struct kvs_value_op *value_writes; /* under way */
+    size_t value_bytes;                /* of these */
+    struct kvs_value_op *learnt_reads; /* under way, and the recall */
     unsigned n_learnt_reads;
-    struct kvs_learnt_op *recall; /* of learnt_reads; NULL: none */
+    struct kvs_value_op *recall;          /* of learnt_reads; NULL: none */
+    struct kvs_columns_recall *columns;   /* NULL: none */
+    struct kvs_columns_recall *abandoned; /* with reads under way */
     struct kvs_tier_counts counts;
 };
 
@@ -255,11 +262,38 @@ kv_status_t kvs_tier_recall_learnt(void *arg,
                                    size_t n_bytes,
                                    const void **ret_bytes);
 void kvs_tier_end_recall(void *arg);
-/* Whether such bytes of the block are on their way to the disk. */
-bool kvs_learnt_is_written(const struct kvs_disk_tier *tier,
-                           const struct kv_id128 *home,
-                           const struct kv_id128 *name);
+/* Returns a value of so many bytes, with room for a tail, that is to be written; NULL: there is no memory,
+ * or the disk has enough to do.  Writes it, and frees it then, or at once. */
+struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
+                                     const struct kvs_saved *saved,
+                                     enum kvs_saved_kind kind,
+                                     uint32_t at,
+                                     size_t bytes,
+                                     size_t tail_bytes);
+void kvs_value_write(struct kvs_value_op *op, size_t tail_bytes);
+/* Whether such values of the block are on their way to the disk. */
+bool kvs_value_is_written(const struct kvs_disk_tier *tier,
+                          const struct kv_id128 *home,
+                          const struct kv_id128 *name);
 /* Frees what was under way; the queue is closed. */
 void kvs_tier_learnt_close(struct kvs_disk_tier *tier);
+
+/* ---- columns.c: likewise ---- */
+
+/* Returns the identity of a segment's codes for the next process; 0: they are of no use to it. */
+uint32_t kvs_codes_identity(const struct kvs_disk_tier *tier,
+                            const struct kvs_saved *saved,
+                            uint32_t at);
+/* Returns what tells codes in memory that the disk has been given from others; never 0. */
+uint32_t kvs_kept_of(const struct kvs_column *column, uint32_t identity);
+void kvs_tier_keep_columns(void *arg,
+                           const struct kvs_block *block,
+                           uint32_t at,
+                           bool may_be_there);
+kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked);
+const void *kvs_tier_recalled(void *arg, uint32_t i);
+/* Nobody waits for them any more. */
+void kvs_columns_end(struct kvs_disk_tier *tier);
+void kvs_tier_columns_close(struct kvs_disk_tier *tier);
 
 #endif

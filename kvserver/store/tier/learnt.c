@@ -12,30 +12,31 @@ enum {
     PATIENCE_US = 500 * 1000, /* after which it is quicker to learn it again */
 };
 
-static struct kvs_learnt_op *op_create(struct kvs_disk_tier *tier,
-                                       const struct kvs_saved *saved,
-                                       uint32_t at,
-                                       size_t bytes,
-                                       struct kvs_learnt_op **list)
+static struct kvs_value_op *op_create(struct kvs_disk_tier *tier,
+                                      const struct kvs_saved *saved,
+                                      enum kvs_saved_kind kind,
+                                      uint32_t at,
+                                      size_t bytes,
+                                      size_t tail_bytes,
+                                      struct kvs_value_op **list)
 {
-    struct kvs_learnt_op *op =
-        malloc(sizeof(*op) + bytes + sizeof(struct kvs_saved_learnt_tail));
+    struct kvs_value_op *op = malloc(sizeof(*op) + bytes + tail_bytes);
 
     if (op == NULL)
         return NULL;
-    *op = (struct kvs_learnt_op){.tier = tier,
-                                 .key = kvs_saved_key_at(saved, KVS_SAVED_LEARNT, at),
-                                 .bytes = bytes,
-                                 .since_us = kv_clock_now(tier->clock),
-                                 .next = *list,
-                                 .link = list};
+    *op = (struct kvs_value_op){.tier = tier,
+                                .key = kvs_saved_key_at(saved, kind, at),
+                                .bytes = bytes,
+                                .since_us = kv_clock_now(tier->clock),
+                                .next = *list,
+                                .link = list};
     if (op->next != NULL)
         op->next->link = &op->next;
     *list = op;
     return op;
 }
 
-static void op_free(struct kvs_learnt_op *op)
+static void op_free(struct kvs_value_op *op)
 {
     *op->link = op->next;
     if (op->next != NULL)
@@ -45,20 +46,48 @@ static void op_free(struct kvs_learnt_op *op)
 
 /* ---- writing ------------------------------------------------------------------------------ */
 
-static void write_free(struct kvs_learnt_op *op)
+static void value_drop(struct kvs_value_op *op)
 {
-    op->tier->learnt_bytes -= op->bytes;
+    op->tier->value_bytes -= op->bytes;
     op_free(op);
 }
 
 static void write_done(void *arg, kv_status_t status, size_t bytes)
 {
-    struct kvs_learnt_op *op = arg;
+    struct kvs_value_op *op = arg;
 
     (void)bytes;
     kvs_tier_count(status == KV_OK ? &op->tier->counts.written_bytes : &op->tier->counts.failed,
                    status == KV_OK ? op->bytes : 1);
-    write_free(op);
+    value_drop(op);
+}
+
+struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
+                                     const struct kvs_saved *saved,
+                                     enum kvs_saved_kind kind,
+                                     uint32_t at,
+                                     size_t bytes,
+                                     size_t tail_bytes)
+{
+    struct kvs_value_op *op =
+        tier->value_bytes < KVS_TIER_WRITING
+            ? op_create(tier, saved, kind, at, bytes, tail_bytes, &tier->value_writes)
+            : NULL;
+
+    if (op != NULL)
+        tier->value_bytes += bytes;
+    return op;
+}
+
+void kvs_value_write(struct kvs_value_op *op, size_t tail_bytes)
+{
+    const struct kv_disk_write write = {.key = &op->key,
+                                        .key_bytes = sizeof(op->key),
+                                        .value = op->memory,
+                                        .value_bytes = op->bytes + tail_bytes};
+
+    if (kv_disk_write(op->tier->queue, KV_DISK_ROWS, &write, 1, write_done, op) != KV_OK)
+        value_drop(op);
 }
 
 /* Does nothing if the disk has enough to do: then it is learnt again one day. */
@@ -68,35 +97,30 @@ void kvs_tier_keep_learnt(void *arg, const struct kvs_block *block, uint32_t at)
     const struct kvs_segment_store *store = tier->store;
     const struct kvs_saved *saved = kvs_saved_of_block(tier, block);
     struct kvs_saved_learnt_tail tail;
-    struct kvs_learnt_op *op;
+    struct kvs_value_op *op;
     size_t bytes;
 
-    if (saved == NULL || tier->queue == NULL || tier->learnt_bytes >= KVS_TIER_WRITING)
+    if (saved == NULL || tier->queue == NULL)
         return;
     bytes = store->learnt(store->release_arg, block, at, saved->depth, NULL);
-    op = bytes > 0 ? op_create(tier, saved, at, bytes, &tier->learnt_writes) : NULL;
+    op = bytes > 0 ? kvs_value_begin(tier, saved, KVS_SAVED_LEARNT, at, bytes, sizeof(tail))
+                   : NULL;
     if (op == NULL)
         return;
-    tier->learnt_bytes += bytes;
     if (store->learnt(store->release_arg, block, at, saved->depth, op->memory) == 0) {
-        write_free(op);
+        value_drop(op);
         return;
     }
     kvs_saved_learnt_tail_make(&tail, &op->key, op->memory, bytes);
     memcpy((uint8_t *)op->memory + bytes, &tail, sizeof(tail));
-    const struct kv_disk_write write = {.key = &op->key,
-                                        .key_bytes = sizeof(op->key),
-                                        .value = op->memory,
-                                        .value_bytes = bytes + sizeof(tail)};
-    if (kv_disk_write(tier->queue, KV_DISK_ROWS, &write, 1, write_done, op) != KV_OK)
-        write_free(op);
+    kvs_value_write(op, sizeof(tail));
 }
 
-bool kvs_learnt_is_written(const struct kvs_disk_tier *tier,
-                           const struct kv_id128 *home,
-                           const struct kv_id128 *name)
+bool kvs_value_is_written(const struct kvs_disk_tier *tier,
+                          const struct kv_id128 *home,
+                          const struct kv_id128 *name)
 {
-    for (const struct kvs_learnt_op *op = tier->learnt_writes; op != NULL; op = op->next)
+    for (const struct kvs_value_op *op = tier->value_writes; op != NULL; op = op->next)
         if (memcmp(op->key.bytes, home, sizeof(*home)) == 0 &&
             memcmp(op->key.bytes + sizeof(*home), name, sizeof(*name)) == 0)
             return true;
@@ -105,7 +129,7 @@ bool kvs_learnt_is_written(const struct kvs_disk_tier *tier,
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-static void read_free(struct kvs_learnt_op *op)
+static void read_free(struct kvs_value_op *op)
 {
     op->tier->n_learnt_reads--;
     op_free(op);
@@ -113,7 +137,7 @@ static void read_free(struct kvs_learnt_op *op)
 
 static void read_done(void *arg, kv_status_t status, size_t bytes)
 {
-    struct kvs_learnt_op *op = arg;
+    struct kvs_value_op *op = arg;
     struct kvs_disk_tier *tier = op->tier;
     struct kvs_saved_learnt_tail tail;
 
@@ -138,11 +162,12 @@ static kv_status_t begin_read(struct kvs_disk_tier *tier,
                               size_t n_bytes)
 {
     const struct kvs_saved *saved = kvs_saved_of_block(tier, block);
-    struct kvs_learnt_op *op;
+    struct kvs_value_op *op;
 
     if (saved == NULL || tier->queue == NULL || tier->n_learnt_reads >= READS_MAX)
         return KV_NOT_FOUND;
-    op = op_create(tier, saved, at, n_bytes, &tier->learnt_reads);
+    op = op_create(tier, saved, KVS_SAVED_LEARNT, at, n_bytes,
+                   sizeof(struct kvs_saved_learnt_tail), &tier->learnt_reads);
     if (op == NULL)
         return KV_NOT_FOUND;
     tier->n_learnt_reads++;
@@ -163,7 +188,7 @@ kv_status_t kvs_tier_recall_learnt(void *arg,
                                    const void **ret_bytes)
 {
     struct kvs_disk_tier *tier = arg;
-    const struct kvs_learnt_op *op = tier->recall;
+    const struct kvs_value_op *op = tier->recall;
     kv_status_t status;
 
     if (op == NULL)
@@ -181,8 +206,9 @@ kv_status_t kvs_tier_recall_learnt(void *arg,
 void kvs_tier_end_recall(void *arg)
 {
     struct kvs_disk_tier *tier = arg;
-    struct kvs_learnt_op *op = tier->recall;
+    struct kvs_value_op *op = tier->recall;
 
+    kvs_columns_end(tier);
     tier->recall = NULL;
     if (op == NULL)
         return;
@@ -195,8 +221,8 @@ void kvs_tier_end_recall(void *arg)
 
 void kvs_tier_learnt_close(struct kvs_disk_tier *tier)
 {
-    while (tier->learnt_writes != NULL)
-        write_free(tier->learnt_writes);
+    while (tier->value_writes != NULL)
+        value_drop(tier->value_writes);
     while (tier->learnt_reads != NULL)
         read_free(tier->learnt_reads);
     tier->recall = NULL;

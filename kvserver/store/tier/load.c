@@ -102,7 +102,8 @@ static bool read_start(struct kvs_segment_read *read)
 
     read->rows_room = kvs_segment_away_bytes(tier->store, &block->segments[read->at]) +
                       sizeof(struct kvs_saved_tail);
-    read->codes_room = kvs_column_is_away(column) ? column->n_bytes : 0;
+    read->codes_room =
+        kvs_column_is_away(column) ? column->n_bytes + sizeof(struct kvs_saved_column_tail) : 0;
     read->memory = malloc(read->rows_room + read->codes_room);
     if (read->memory == NULL)
         return false;
@@ -182,7 +183,7 @@ static bool read_ahead(struct kvs_disk_tier *tier)
     bool has_moved = false;
 
     while (tier->reading_bytes < KVS_TIER_WINDOW &&
-           (tier->to_read != NULL || ask_ahead(tier))) {
+           (tier->to_read != NULL || (tier->columns == NULL && ask_ahead(tier)))) {
         /* Its session, which alone has the block, may have been cut or be closing. */
         if (is_away(tier->to_read) && !read_start(tier->to_read))
             break;
@@ -204,7 +205,8 @@ restore(struct kvs_disk_tier *tier, struct kvs_saved *saved, struct kvs_segment_
         .rows_bytes = rows_bytes,
         .crcs = tail.crcs,
         .codes = read->has_codes ? (const uint8_t *)read->memory + read->rows_room : NULL,
-        .codes_bytes = read->codes_room,
+        .codes_bytes =
+            read->has_codes ? read->codes_room - sizeof(struct kvs_saved_column_tail) : 0,
     };
 
     memcpy(&tail, (const uint8_t *)read->memory + rows_bytes, sizeof(tail));

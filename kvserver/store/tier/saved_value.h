@@ -2,8 +2,9 @@
  *
  *     key     home (16 B), block's name (16), kind (1), unit (4, the larger first)
  *     rows    (KV_BLOCK_TOKENS, row_bytes), then a kvs_saved_tail
- *     codes   as they are in memory: of use to the process that has their codebook
+ *     codes   as they are in memory, then a kvs_saved_column_tail
  *     learnt  what was learnt of rows up to this block's (index/learnt.h), then a kvs_saved_learnt_tail
+ *     summaries   of rows up to this block's, as codes
  *
  * The order of keys is that in which a block is written and read.  A change of any of this is a
  * new version of its tail.
@@ -23,12 +24,14 @@
 enum {
     KVS_SAVED_VERSION = 1,
     KVS_SAVED_LEARNT_VERSION = 1,
+    KVS_SAVED_COLUMN_VERSION = 1, /* before there was one, codes had no tail */
 };
 
 enum kvs_saved_kind {
     KVS_SAVED_ROWS,
     KVS_SAVED_CODES,
     KVS_SAVED_LEARNT,
+    KVS_SAVED_SUMMARIES,
     KVS_SAVED_KINDS,
 };
 
@@ -47,6 +50,12 @@ static_assert(sizeof(struct kvs_saved_tail) == 4 * (3 + KV_BLOCK_TOKENS), "no ho
 struct kvs_saved_learnt_tail {
     uint32_t version;
     uint32_t crc; /* of the key and the bytes, seeded with the version */
+};
+
+struct kvs_saved_column_tail {
+    uint32_t version;
+    uint32_t identity; /* (index/kept.h); 0: of use only to the process that has its codebook */
+    uint32_t crc;      /* of the key, the bytes, and the above */
 };
 
 static inline struct kvs_saved_key kvs_saved_key(const struct kv_id128 *home,
@@ -126,6 +135,38 @@ static inline bool kvs_saved_learnt_tail_is_right(const struct kvs_saved_learnt_
 {
     return tail->version == KVS_SAVED_LEARNT_VERSION &&
            tail->crc == kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
+}
+
+static inline uint32_t kvs_saved_column_crc(const struct kvs_saved_column_tail *tail,
+                                            const struct kvs_saved_key *key,
+                                            const void *bytes,
+                                            size_t n_bytes)
+{
+    const uint32_t crc =
+        kv_crc32c(kv_crc32c(0, key->bytes, sizeof(key->bytes)), bytes, n_bytes);
+
+    return kv_crc32c(crc, tail, offsetof(struct kvs_saved_column_tail, crc));
+}
+
+static inline void kvs_saved_column_tail_make(struct kvs_saved_column_tail *tail,
+                                              const struct kvs_saved_key *key,
+                                              const void *bytes,
+                                              size_t n_bytes,
+                                              uint32_t identity)
+{
+    tail->version = KVS_SAVED_COLUMN_VERSION;
+    tail->identity = identity;
+    tail->crc = kvs_saved_column_crc(tail, key, bytes, n_bytes);
+}
+
+static inline bool kvs_saved_column_tail_is_right(const struct kvs_saved_column_tail *tail,
+                                                  const struct kvs_saved_key *key,
+                                                  const void *bytes,
+                                                  size_t n_bytes,
+                                                  uint32_t identity)
+{
+    return tail->version == KVS_SAVED_COLUMN_VERSION && tail->identity == identity &&
+           identity != 0 && tail->crc == kvs_saved_column_crc(tail, key, bytes, n_bytes);
 }
 
 #endif

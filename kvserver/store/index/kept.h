@@ -1,0 +1,66 @@
+/* kept.h - codes and summaries outlast the process, as what was learnt does (learnt.h): a tier
+ * (rows/residency.h) keeps them with the last block that each is of, and an index job takes them instead
+ * of making them.
+ *
+ *     codes       of a segment                     with its block
+ *     summaries   a group of a chapter's rows      with the last block of the group
+ *
+ * Each has an identity: of codes, what the chapter has learnt; of summaries, which rows they are of and by
+ * which plan they were made; and the versions of their formats.  What has another identity is not there.
+ *
+ * To make them costs less than to read them, if the rows are in memory.  If these are on disk, a session
+ * that was opened after a restart has its candidates before its rows are read, or without that: the codes
+ * and summaries of 128 tokens are an eighth to a quarter of their rows.  Lists are made of codes.
+ *
+ * Threads: the data thread.  Memory: the caller's.
+ */
+#ifndef KV_KVSERVER_STORE_INDEX_KEPT_H
+#define KV_KVSERVER_STORE_INDEX_KEPT_H
+
+#include "kvserver/store/index/codebook.h"
+#include "kvserver/store/rows/residency.h"
+
+enum {
+    KVS_KEPT_BYTES_MAX = 8 << 20, /* that are recalled at a time, beside --memory */
+};
+
+/* Returns whether a segment whose block has this number in its prompt ends a column of that kind that is
+ * to be kept.  Nobody has verified it. */
+bool kvs_kept_give(const struct kvs_codebooks *books,
+                   enum kvs_column_kind kind,
+                   const struct kvs_block *block,
+                   uint32_t at,
+                   uint32_t number,
+                   struct kvs_kept_column *ret_column);
+
+/* Whether the store has a tier that keeps columns. */
+bool kvs_kept_has_tier(const struct kvs_codebooks *books);
+
+/* All columns of a chapter are made: the tier is to keep those that end with this segment.
+ *   may_be_there  what was learnt was recalled: it may have them from then */
+void kvs_kept_keep(const struct kvs_codebooks *books,
+                   const struct kvs_block *block,
+                   uint32_t at,
+                   bool may_be_there);
+
+/* Return what is asked for: codes of a codebook that has been recalled; summaries of n_rows rows, which
+ * begin with the codebook's chapter, for `plan`.
+ *   blocks  (n_blocks) of the chapter, from its first on */
+struct kvs_columns_asked kvs_kept_codes(const struct kvs_codebook *book,
+                                        struct kvs_block *const *blocks,
+                                        uint32_t n_blocks,
+                                        uint32_t at);
+struct kvs_columns_asked kvs_kept_summaries(const struct kvs_codebook *book,
+                                            const struct kvs_index_plan *plan,
+                                            uint32_t n_rows,
+                                            struct kvs_block *const *blocks,
+                                            uint32_t at);
+
+/* Gets columns that were kept.  KV_IN_PROGRESS: the tier is looking, call it again when that has something
+ * to tell.  KV_NOT_FOUND: they are not all there. */
+kv_status_t kvs_kept_recall(const struct kvs_codebooks *books,
+                            const struct kvs_columns_asked *asked);
+/* Returns one of them, after KV_OK and until kvs_learnt_give_up(). */
+const void *kvs_kept_at(const struct kvs_codebooks *books, uint32_t i);
+
+#endif

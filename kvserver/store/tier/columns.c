@@ -1,0 +1,278 @@
+/* columns.c - codes and summaries, beside the last block that each is of: written when they have been made of
+ * saved rows (of others: when they are saved, disk_tier.c), and read before rows would be. */
+#include "kvserver/store/tier/disk_tier_private.h"
+
+#include "kernels/checksum.h"
+#include "kvserver/base/clock.h"
+
+#include <stdlib.h>
+
+enum {
+    COLUMN_ALIGN = 8,
+    READS_MAX = 32,           /* at once */
+    PATIENCE_US = 500 * 1000, /* after which nothing has come, and rows are read instead */
+};
+
+static const enum kvs_column_kind kinds[] = {KVS_COLUMN_CODES, KVS_COLUMN_SUMMARIES};
+
+static enum kvs_saved_kind saved_kind(enum kvs_column_kind kind)
+{
+    return kind == KVS_COLUMN_CODES ? KVS_SAVED_CODES : KVS_SAVED_SUMMARIES;
+}
+
+/* ---- writing ------------------------------------------------------------------------------ */
+
+static bool give(const struct kvs_disk_tier *tier,
+                 const struct kvs_saved *saved,
+                 enum kvs_column_kind kind,
+                 uint32_t at,
+                 struct kvs_kept_column *ret_column)
+{
+    const struct kvs_segment_store *store = tier->store;
+
+    return store->kept != NULL &&
+           store->kept(store->release_arg, kind, saved->block, at, saved->depth, ret_column);
+}
+
+uint32_t
+kvs_codes_identity(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at)
+{
+    struct kvs_kept_column column;
+
+    return give(tier, saved, KVS_COLUMN_CODES, at, &column) ? column.identity : 0;
+}
+
+uint32_t kvs_kept_of(const struct kvs_column *column, uint32_t identity)
+{
+    return kv_crc32c(identity, &column->crc, sizeof(column->crc)) | 1;
+}
+
+/* Does nothing if the disk has it, or has enough to do: then it is made again one day. */
+static void keep(struct kvs_disk_tier *tier,
+                 struct kvs_saved *saved,
+                 enum kvs_column_kind kind,
+                 uint32_t at)
+{
+    struct kvs_saved_column_tail tail;
+    struct kvs_kept_column kept;
+    struct kvs_value_op *op;
+
+    if (!give(tier, saved, kind, at, &kept))
+        return;
+    const struct kvs_column *column = kept.column;
+    const uint32_t of = kvs_kept_of(column, kept.identity);
+
+    /* Bad bytes would become good ones with a new checksum. */
+    if ((kind == KVS_COLUMN_CODES && saved->kept[at] == of) || !kvs_column_is_sound(column))
+        return;
+    op = kvs_value_begin(tier, saved, saved_kind(kind), at, column->n_bytes, sizeof(tail));
+    if (op == NULL)
+        return;
+    memcpy(op->memory, column->bytes, column->n_bytes);
+    kvs_saved_column_tail_make(&tail, &op->key, op->memory, column->n_bytes, kept.identity);
+    memcpy((uint8_t *)op->memory + column->n_bytes, &tail, sizeof(tail));
+    if (kind == KVS_COLUMN_CODES)
+        saved->kept[at] = of;
+    kvs_value_write(op, sizeof(tail));
+}
+
+void kvs_tier_keep_columns(void *arg,
+                           const struct kvs_block *block,
+                           uint32_t at,
+                           bool may_be_there)
+{
+    struct kvs_disk_tier *tier = arg;
+    struct kvs_saved *saved = kvs_saved_of_block(tier, block);
+
+    if (saved == NULL || tier->queue == NULL ||
+        (may_be_there && saved->kept[at] == KVS_KEPT_UNKNOWN))
+        return;
+    for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        keep(tier, saved, kinds[i], at);
+}
+
+/* ---- reading ------------------------------------------------------------------------------ */
+
+struct column_read {
+    struct kvs_columns_recall *recall;
+    struct kvs_saved_key key;
+};
+
+/* Columns that are read, all for one job. */
+struct kvs_columns_recall {
+    struct kvs_disk_tier *tier;
+    struct kvs_columns_recall *next, **link; /* of tier->abandoned; link NULL: it is not */
+    uint32_t n, n_begun, n_under_way;
+    uint32_t identity;
+    size_t n_bytes, room, stride;
+    uint64_t moved_us; /* when the last of them came */
+    bool is_missing;   /* one of them, or it is not right */
+    uint8_t *bytes;    /* (n, stride) each with its tail: room */
+    struct column_read reads[];
+};
+
+static void recall_free(struct kvs_columns_recall *recall)
+{
+    if (recall->link != NULL) {
+        *recall->link = recall->next;
+        if (recall->next != NULL)
+            recall->next->link = recall->link;
+    }
+    free(recall->bytes);
+    free(recall);
+}
+
+static void column_done(void *arg, kv_status_t status, size_t bytes);
+
+/* Starts some. */
+static void read_some(struct kvs_columns_recall *recall)
+{
+    while (!recall->is_missing && recall->n_begun < recall->n &&
+           recall->n_under_way < READS_MAX) {
+        struct column_read *read = &recall->reads[recall->n_begun];
+        const kv_status_t status = kv_disk_read(
+            recall->tier->queue, KV_DISK_ROWS, &read->key, sizeof(read->key),
+            recall->bytes + recall->n_begun * recall->stride, recall->room, column_done, read);
+
+        if (status == KV_BUSY && recall->n_under_way > 0)
+            return; /* until one of these is there */
+        if (status != KV_OK) {
+            recall->is_missing = true;
+            return;
+        }
+        recall->n_begun++;
+        recall->n_under_way++;
+    }
+}
+
+static void column_done(void *arg, kv_status_t status, size_t bytes)
+{
+    const struct column_read *read = arg;
+    struct kvs_columns_recall *recall = read->recall;
+    struct kvs_disk_tier *tier = recall->tier;
+    const uint8_t *column = recall->bytes + (size_t)(read - recall->reads) * recall->stride;
+    struct kvs_saved_column_tail tail;
+
+    recall->n_under_way--;
+    recall->moved_us = kv_clock_now(tier->clock);
+    if (status == KV_OK && bytes == recall->room) {
+        kvs_tier_count(&tier->counts.loaded_bytes, bytes);
+        memcpy(&tail, column + recall->n_bytes, sizeof(tail));
+        if (!kvs_saved_column_tail_is_right(&tail, &read->key, column, recall->n_bytes,
+                                            recall->identity))
+            recall->is_missing = true;
+    } else {
+        if (status != KV_OK && status != KV_NOT_FOUND)
+            kvs_tier_count(&tier->counts.failed, 1);
+        recall->is_missing = true;
+    }
+    if (recall->link == NULL)
+        read_some(recall);
+    else if (recall->n_under_way == 0)
+        recall_free(recall);
+}
+
+static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_asked *asked)
+{
+    const uint32_t n = kvs_n_columns(asked);
+    struct kvs_columns_recall *recall;
+
+    if (tier->queue == NULL || tier->abandoned != NULL)
+        return KV_NOT_FOUND;
+    recall = calloc(1, sizeof(*recall) + n * sizeof(recall->reads[0]));
+    if (recall == NULL)
+        return KV_NOT_FOUND;
+    recall->tier = tier;
+    recall->n = n;
+    recall->identity = asked->identity;
+    recall->n_bytes = asked->n_bytes;
+    recall->room = asked->n_bytes + sizeof(struct kvs_saved_column_tail);
+    recall->stride = (recall->room + COLUMN_ALIGN - 1) / COLUMN_ALIGN * COLUMN_ALIGN;
+    recall->moved_us = kv_clock_now(tier->clock);
+    recall->bytes = malloc(n * recall->stride);
+    recall->is_missing = recall->bytes == NULL;
+    for (uint32_t i = 0; i < n && !recall->is_missing; i++) {
+        const struct kvs_saved *saved = kvs_saved_of_block(tier, kvs_column_block(asked, i));
+
+        recall->is_missing = saved == NULL;
+        if (saved != NULL)
+            recall->reads[i] = (struct column_read){
+                recall, kvs_saved_key_at(saved, saved_kind(asked->kind), asked->at)};
+    }
+    read_some(recall);
+    tier->columns = recall;
+    return KV_IN_PROGRESS;
+}
+
+/* Notes of each segment which codes the disk has; none: they are not all there, or right. */
+static void note_codes(const struct kvs_disk_tier *tier, const struct kvs_columns_asked *asked)
+{
+    const struct kvs_columns_recall *recall = tier->columns;
+
+    for (uint32_t i = 0; i < asked->n_blocks; i++) {
+        struct kvs_saved *saved = kvs_saved_of_block(tier, asked->blocks[i]);
+        struct kvs_column column = {0};
+
+        if (saved == NULL)
+            continue;
+        saved->kept[asked->at] = 0;
+        if (recall->is_missing)
+            continue;
+        column.crc = kv_crc32c(0, recall->bytes + i * recall->stride, recall->n_bytes);
+        saved->kept[asked->at] = kvs_kept_of(&column, recall->identity);
+    }
+}
+
+kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked)
+{
+    struct kvs_disk_tier *tier = arg;
+    struct kvs_columns_recall *recall = tier->columns;
+
+    if (recall == NULL && begin(tier, asked) != KV_IN_PROGRESS)
+        return KV_NOT_FOUND;
+    recall = tier->columns;
+    if (!recall->is_missing && (recall->n_begun < recall->n || recall->n_under_way > 0)) {
+        if (kv_clock_now(tier->clock) - recall->moved_us < PATIENCE_US)
+            return KV_IN_PROGRESS;
+        kvs_columns_end(tier);
+        return KV_NOT_FOUND;
+    }
+    if (asked->kind == KVS_COLUMN_CODES)
+        note_codes(tier, asked);
+    if (!recall->is_missing)
+        return KV_OK;
+    kvs_columns_end(tier);
+    return KV_NOT_FOUND;
+}
+
+const void *kvs_tier_recalled(void *arg, uint32_t i)
+{
+    const struct kvs_disk_tier *tier = arg;
+
+    return tier->columns->bytes + i * tier->columns->stride;
+}
+
+void kvs_columns_end(struct kvs_disk_tier *tier)
+{
+    struct kvs_columns_recall *recall = tier->columns;
+
+    tier->columns = NULL;
+    if (recall == NULL)
+        return;
+    if (recall->n_under_way == 0) {
+        recall_free(recall);
+        return;
+    }
+    recall->next = tier->abandoned;
+    recall->link = &tier->abandoned;
+    if (recall->next != NULL)
+        recall->next->link = &recall->next;
+    tier->abandoned = recall;
+}
+
+void kvs_tier_columns_close(struct kvs_disk_tier *tier)
+{
+    kvs_columns_end(tier);
+    while (tier->abandoned != NULL)
+        recall_free(tier->abandoned);
+}
