@@ -84,8 +84,9 @@ static const struct kvs_scorer_ops *scorer_of(const struct kvs_index_job *job)
 /* Whether it waits for what a tier has kept, or takes it. */
 static bool is_recalling(const struct kvs_index_job *job)
 {
-    return job->state == KVS_JOB_RECALL || job->state == KVS_JOB_RECALL_CODES ||
-           job->state == KVS_JOB_TAKE_CODES || job->state == KVS_JOB_RECALL_SUMMARIES;
+    return job->state == KVS_JOB_RECALL || job->state == KVS_JOB_RECALL_CHAPTER ||
+           job->state == KVS_JOB_RECALL_CODES || job->state == KVS_JOB_TAKE_CODES ||
+           job->state == KVS_JOB_RECALL_SUMMARIES;
 }
 
 /* A job that replaces a broken codebook ends before all segments have codes of the new one: no
@@ -269,7 +270,7 @@ static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct kvs_index_
     book->block_begin = job->block_begin;
     book->n_blocks = job->n_segments;
     book->is_mixed = job->is_mixed;
-    job->state = KVS_JOB_RECALL;
+    job->state = job->has_no_rows ? KVS_JOB_RECALL_CHAPTER : KVS_JOB_RECALL;
     return KV_OK;
 }
 
@@ -293,6 +294,78 @@ static kv_status_t recall(struct kvs_indexer *indexer, struct kvs_index_job *job
     job->has_recalled = true;
     job->cursor = 0;
     job->state = job->has_no_rows ? KVS_JOB_RECALL_CODES : KVS_JOB_ENCODE;
+    return KV_OK;
+}
+
+/* Nobody gives codes to the job's segments from that one on. */
+static void release_from(struct kvs_indexer *indexer, struct kvs_index_job *job, uint32_t first)
+{
+    for (uint32_t i = first; i < job->n_segments; i++) {
+        job->blocks[i]->segments[job->at].training = false;
+        kvs_block_unpin(indexer->books->store, job->blocks[i]);
+    }
+}
+
+/* The job is of its first n segments only: another one looks for what there is of the others. */
+static void divide(struct kvs_indexer *indexer, struct kvs_index_job *job, uint32_t n)
+{
+    struct kvs_arena *arena = indexer->books->store->arena;
+    const uint32_t n_others = job->n_segments - n;
+    const int class_id = kvs_arena_class_rounded(arena, n_others * sizeof(job->blocks[0]));
+    struct kvs_index_job *other =
+        n_others >= KV_CHAPTER_BLOCKS_MIN ? kv_pool_get(indexer->jobs) : NULL;
+    struct kvs_block **blocks =
+        other != NULL && class_id >= 0 ? kvs_arena_alloc(arena, class_id) : NULL;
+
+    if (blocks != NULL) {
+        *other = (struct kvs_index_job){
+            .plan = job->plan,
+            .blocks = memcpy(blocks, job->blocks + n, n_others * sizeof(blocks[0])),
+            .blocks_class = class_id,
+            .n_segments = n_others,
+            .at = job->at,
+            .n_rows = n_others * KV_BLOCK_TOKENS,
+            .row_bytes = job->row_bytes,
+            .layer = job->layer,
+            .kv_head = job->kv_head,
+            .block_begin = job->block_begin + n,
+            .is_mixed = job->is_mixed,
+            .has_no_rows = true,
+        };
+        blocks[0]->segments[job->at].begins_job = true;
+        if (job->plan.rotates) {
+            other->before = job->blocks[n - 1];
+            other->before->pins++;
+        }
+        kvs_job_queue_append(indexer->queue, &other->queued, job->queued.session);
+    } else {
+        if (other != NULL)
+            kv_pool_put(indexer->jobs, other);
+        release_from(indexer, job, n);
+    }
+    job->n_segments = n;
+    job->n_rows = n * KV_BLOCK_TOKENS;
+}
+
+/* Waits for the codes of the first segment, which tell how long the chapter was. */
+static kv_status_t recall_chapter(struct kvs_indexer *indexer, struct kvs_index_job *job)
+{
+    struct kvs_codebook *book = book_of(indexer, job);
+    const struct kvs_columns_asked asked = kvs_kept_first(book, job->blocks, job->at);
+    const kv_status_t status = kvs_kept_recall(indexer->books, &asked);
+    struct kvs_recalled first;
+
+    if (status != KV_OK)
+        return status;
+    first = kvs_kept_at(indexer->books, 0);
+    kvs_learnt_give_up(indexer->books);
+    if (first.block_begin != job->block_begin || first.n_blocks < KV_CHAPTER_BLOCKS_MIN ||
+        first.n_blocks > job->n_segments)
+        return KV_NOT_FOUND;
+    if (first.n_blocks < job->n_segments)
+        divide(indexer, job, first.n_blocks);
+    book->n_blocks = job->n_segments;
+    job->state = KVS_JOB_RECALL;
     return KV_OK;
 }
 
@@ -320,7 +393,7 @@ take_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_don
         return KV_OK;
     kvs_block_need_columns(indexer->books->store, block);
     status = kvs_segment_take_codes(indexer->books, block, job->at, job->codebook,
-                                    kvs_kept_at(indexer->books, job->cursor));
+                                    kvs_kept_at(indexer->books, job->cursor).bytes);
     job->cursor += status == KV_OK;
     *ret_done = job->cursor == job->n_segments;
     return status;
@@ -529,7 +602,7 @@ recall_summaries(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *r
     *ret_done = true;
     summaries.seed = job->plan.seed;
     for (uint32_t i = 0; i < kvs_summaries_n_groups(&summaries); i++) {
-        const void *group = kvs_kept_at(books, i);
+        const void *group = kvs_kept_at(books, i).bytes;
 
         if (!kv_summary_valid(&shape, group)) {
             kvs_summaries_clear(&summaries, books->store->arena);
@@ -551,7 +624,7 @@ static bool keep_piece(struct kvs_indexer *indexer, struct kvs_index_job *job)
     const uint32_t end = job->cursor + (left < KEPT_BLOCKS ? left : KEPT_BLOCKS);
 
     for (; job->cursor < end; job->cursor++)
-        kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at, job->has_recalled);
+        kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at);
     return end == job->n_segments;
 }
 
@@ -619,6 +692,9 @@ static kv_status_t job_piece(struct kvs_indexer *indexer,
         break;
     case KVS_JOB_RECALL:
         status = recall(indexer, job);
+        break;
+    case KVS_JOB_RECALL_CHAPTER:
+        status = recall_chapter(indexer, job);
         break;
     case KVS_JOB_RECALL_CODES:
         status = recall_codes(indexer, job);

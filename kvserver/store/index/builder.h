@@ -62,8 +62,8 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
                                uint32_t tokens,
                                const struct kvs_index_plan *plan);
 
-/* Queues a job for every chapter without codes of which rows are not in memory, as far as there is room for
- * it: the job takes codes and summaries that an earlier process has made by the same plan (kept.h), and
+/* Queues jobs for what has no codes, and may have had some in an earlier process, as far as there is room for
+ * them: a job takes codes and summaries that an earlier process has made by the same plan (kept.h), chapter by chapter as they were then, whether its rows are in memory or not, and
  * ends without if they are not all there.  Returns whether there are some. */
 bool kvs_index_schedule_recall(struct kvs_indexer *indexer,
                                const struct kvs_unit *unit,

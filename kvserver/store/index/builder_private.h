@@ -15,11 +15,12 @@
 
 enum kvs_job_state {
     KVS_JOB_QUEUED,
-    KVS_JOB_RECALL,       /* what was learnt earlier, which saves all before KVS_JOB_ENCODE */
-    KVS_JOB_RECALL_CODES, /* of a job without rows: codes that were made earlier */
-    KVS_JOB_TAKE_CODES,   /* they are there */
-    KVS_JOB_LEARN,        /* there is nothing of that kind */
-    KVS_JOB_MEAN,         /* if the plan has copies */
+    KVS_JOB_RECALL,         /* what was learnt earlier, which saves all before KVS_JOB_ENCODE */
+    KVS_JOB_RECALL_CHAPTER, /* before that, of a job without rows: how many blocks it is of */
+    KVS_JOB_RECALL_CODES,   /* of a job without rows: codes that were made earlier */
+    KVS_JOB_TAKE_CODES,     /* they are there */
+    KVS_JOB_LEARN,          /* there is nothing of that kind */
+    KVS_JOB_MEAN,           /* if the plan has copies */
     KVS_JOB_COVARIANCE, /* if the plan rotates, and no chapter before this one has a rotation */
     KVS_JOB_DIAGONALIZE,
     KVS_JOB_TRAIN,

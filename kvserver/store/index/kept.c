@@ -52,7 +52,8 @@ static bool give_codes(const struct kvs_codebook *book,
 {
     if (codes->n_coded < KV_BLOCK_TOKENS || kvs_column_is_away(&codes->column))
         return false;
-    *ret_column = (struct kvs_kept_column){&codes->column, identity_of_codes(book)};
+    *ret_column = (struct kvs_kept_column){&codes->column, identity_of_codes(book),
+                                           book->block_begin, book->n_blocks};
     return true;
 }
 
@@ -72,7 +73,8 @@ static bool give_summaries(const struct kvs_codebook *book,
     *ret_column =
         (struct kvs_kept_column){&summaries->groups[(end - 1) / summaries->shape.rows],
                                  identity_of_summaries(book->block_begin, &summaries->shape,
-                                                       summaries->n_rows, summaries->seed)};
+                                                       summaries->n_rows, summaries->seed),
+                                 book->block_begin, book->n_blocks};
     return true;
 }
 
@@ -103,11 +105,10 @@ bool kvs_kept_has_tier(const struct kvs_codebooks *books)
 
 void kvs_kept_keep(const struct kvs_codebooks *books,
                    const struct kvs_block *block,
-                   uint32_t at,
-                   bool may_be_there)
+                   uint32_t at)
 {
     if (kvs_kept_has_tier(books))
-        books->store->tier->keep_columns(books->store->tier_arg, block, at, may_be_there);
+        books->store->tier->keep_columns(books->store->tier_arg, block, at);
 }
 
 /* ---- recalling ---------------------------------------------------------------------------- */
@@ -153,7 +154,24 @@ kv_status_t kvs_kept_recall(const struct kvs_codebooks *books,
     return books->store->tier->recall_columns(books->store->tier_arg, asked);
 }
 
-const void *kvs_kept_at(const struct kvs_codebooks *books, uint32_t i)
+struct kvs_columns_asked
+kvs_kept_first(const struct kvs_codebook *book, struct kvs_block *const *block, uint32_t at)
+{
+    struct kvs_columns_asked asked = kvs_kept_codes(book, block, 1, at);
+
+    asked.identity = 0;
+    return asked;
+}
+
+bool kvs_kept_may_be(const struct kvs_codebooks *books,
+                     const struct kvs_block *block,
+                     uint32_t at)
+{
+    return kvs_kept_has_tier(books) &&
+           books->store->tier->may_recall(books->store->tier_arg, block, at);
+}
+
+struct kvs_recalled kvs_kept_at(const struct kvs_codebooks *books, uint32_t i)
 {
     return books->store->tier->recalled(books->store->tier_arg, i);
 }

@@ -33,15 +33,18 @@ bool kvs_kept_give(const struct kvs_codebooks *books,
                    uint32_t number,
                    struct kvs_kept_column *ret_column);
 
+/* Whether an earlier process may have had codes of the segment. */
+bool kvs_kept_may_be(const struct kvs_codebooks *books,
+                     const struct kvs_block *block,
+                     uint32_t at);
+
 /* Whether the store has a tier that keeps columns. */
 bool kvs_kept_has_tier(const struct kvs_codebooks *books);
 
-/* All columns of a chapter are made: the tier is to keep those that end with this segment.
- *   may_be_there  what was learnt was recalled: it may have them from then */
+/* All columns of a chapter are made: the tier is to keep those that end with this segment. */
 void kvs_kept_keep(const struct kvs_codebooks *books,
                    const struct kvs_block *block,
-                   uint32_t at,
-                   bool may_be_there);
+                   uint32_t at);
 
 /* Return what is asked for: codes of a codebook that has been recalled; summaries of n_rows rows, which
  * begin with the codebook's chapter, for `plan`.
@@ -50,6 +53,9 @@ struct kvs_columns_asked kvs_kept_codes(const struct kvs_codebook *book,
                                         struct kvs_block *const *blocks,
                                         uint32_t n_blocks,
                                         uint32_t at);
+/* The codes of the chapter's first block, which tell how many there are.  The codebook need not be recalled. */
+struct kvs_columns_asked
+kvs_kept_first(const struct kvs_codebook *book, struct kvs_block *const *block, uint32_t at);
 struct kvs_columns_asked kvs_kept_summaries(const struct kvs_codebook *book,
                                             const struct kvs_index_plan *plan,
                                             uint32_t n_rows,
@@ -61,6 +67,6 @@ struct kvs_columns_asked kvs_kept_summaries(const struct kvs_codebook *book,
 kv_status_t kvs_kept_recall(const struct kvs_codebooks *books,
                             const struct kvs_columns_asked *asked);
 /* Returns one of them, after KV_OK and until kvs_learnt_give_up(). */
-const void *kvs_kept_at(const struct kvs_codebooks *books, uint32_t i);
+struct kvs_recalled kvs_kept_at(const struct kvs_codebooks *books, uint32_t i);
 
 #endif

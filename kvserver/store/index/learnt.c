@@ -136,6 +136,8 @@ static bool are_for(const struct head *head, const struct head *wanted)
 {
     struct head same = *wanted;
 
+    /* How much work it was is nobody's business, as for codes that are in memory. */
+    same.most_iterations = head->most_iterations;
     same.iterations = head->iterations;
     return memcmp(head, &same, sizeof(same)) == 0;
 }
@@ -161,10 +163,11 @@ kv_status_t kvs_learnt_recall(struct kvs_codebooks *books,
         return status;
     memcpy(&head, value, sizeof(head));
     bytes = (const uint8_t *)value + sizeof(head);
-    if (!are_for(&head, &wanted) ||
-        (head.rotation_bytes > 0 &&
-         !set_rotation(books, book, rotation, bytes, head.rotation_bytes)))
+    if (!are_for(&head, &wanted))
         status = KV_NOT_FOUND;
+    else if (head.rotation_bytes > 0 &&
+             !set_rotation(books, book, rotation, bytes, head.rotation_bytes))
+        return KV_NO_MEMORY;
     if (status == KV_OK) {
         memcpy(book->learnt.bytes, bytes + head.rotation_bytes, head.learnt_bytes);
         kvs_column_seal(&book->learnt);

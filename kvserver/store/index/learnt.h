@@ -7,8 +7,8 @@
  *             what the scorer has learnt, and the keys' mean  as in memory
  *
  * Learning is most of an index job: with these, the job has only to make codes, lists and summaries,
- * which cost more to keep than to make.  They are of use to a job for the same rows and by the same
- * plan: then its codes are those that it would have got by learning once more.
+ * which cost less to make than to read (kept.h), where there are rows.  They are of use to a job for the same
+ * rows and by the same plan, but for how often it may look at them.
  *
  * Threads: the data thread.  Memory: the caller's.
  */
@@ -38,7 +38,8 @@ void kvs_learnt_keep(const struct kvs_codebooks *books,
 
 /* Gets what was learnt earlier for a codebook that has a place and a plan, and no rotation yet.
  * KV_IN_PROGRESS: the tier is looking, call it again when that has something to tell.  KV_NOT_FOUND:
- * there is nothing of use, or no memory for it; the codebook is as before.
+ * there is nothing of use, and KV_NO_MEMORY: no memory for it, call it again or give it up; the codebook
+ * is as before.
  *   rotation  that of the chapter before, which is shared if it is the same; NULL: none */
 kv_status_t kvs_learnt_recall(struct kvs_codebooks *books,
                               uint32_t codebook,

@@ -22,16 +22,7 @@ static bool has_job(const struct kvs_unit *unit, uint32_t block)
     return is_training(unit, block) || kvs_unit_segment(unit, block)->begins_job;
 }
 
-/* Whether a job for the unit's rows would lack some in memory. */
-static bool lacks_rows(const struct kvs_unit *unit, uint32_t begin, uint32_t row_end)
-{
-    for (uint32_t i = begin; i < kvs_blocks_for(row_end); i++)
-        if (!kvs_unit_is_here(unit, i))
-            return true;
-    return false;
-}
-
-/* Queues a job, but for one that could recall what there are rows for, or what is of no whole block. */
+/* Queues a job, but for one that would recall what nobody has made, or what is of no whole block. */
 static kv_status_t job_create(struct kvs_indexer *indexer,
                               const struct kvs_unit *unit,
                               uint32_t begin,
@@ -39,9 +30,13 @@ static kv_status_t job_create(struct kvs_indexer *indexer,
                               const struct kvs_index_plan *plan,
                               enum kvs_index_job_kind kind)
 {
-    if (kind == KVS_INDEX_JOB_RECALL &&
-        (row_end % KV_BLOCK_TOKENS != 0 || !lacks_rows(unit, begin, row_end)))
-        return KV_OK;
+    if (kind == KVS_INDEX_JOB_RECALL) {
+        row_end -= row_end % KV_BLOCK_TOKENS;
+        if (!kvs_kept_may_be(kvs_indexer_books(indexer), kvs_unit_block(unit, begin),
+                             unit->at) ||
+            row_end / KV_BLOCK_TOKENS - begin < KV_CHAPTER_BLOCKS_MIN)
+            return KV_OK;
+    }
     return kvs_index_job_create(indexer, unit, begin, row_end, plan, kind);
 }
 
@@ -80,7 +75,10 @@ static kv_status_t cut_chapters(struct kvs_indexer *indexer,
 
     for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
         uint32_t chapter_end =
-            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks < n_blocks
+            /* What is recalled tells itself where chapters end. */
+            kind != KVS_INDEX_JOB_RECALL &&
+                    (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks <
+                        n_blocks
                 ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
                 : n_blocks;
 

@@ -1,8 +1,7 @@
 /* index: makes codes for the committed rows of a session.
  *
  *   begin ..... checks the request; waits for the rows to be committed
- *   run ....... where some are absent, and have no codes: has jobs look for codes that an earlier process has
- *               made, and waits for these jobs; one unit per slice: its chapters become index jobs (builder.h); then some
+ *   run ....... where an earlier process may have made codes: has jobs look for them, and waits for these jobs; one unit per slice: its chapters become index jobs (builder.h); then some
  *               blocks per slice: replies when no job is left, or at once if the client did not
  *               ask to wait
  *   wake ...... a job has ended: looks again
@@ -12,6 +11,7 @@
  */
 #include "kvserver/base/slice.h"
 #include "kvserver/store/index/builder.h"
+#include "kvserver/store/index/kept.h"
 #include "kvserver/store/ops/need_rows.h"
 #include "kvserver/store/ops/ops.h"
 #include "kvserver/store/ops/parse_units.h"
@@ -310,6 +310,6 @@ void kvs_op_index_begin(struct kvs_request *request)
     /* Newer codebooks were made for this request, or while it waited. */
     request->serial = request->shard->codebooks.serial;
     *progress_of(request) =
-        (struct progress){.has_recalled = request->shard->store.n_away == 0};
+        (struct progress){.has_recalled = !kvs_kept_has_tier(&request->shard->codebooks)};
     kvs_op_index_wake(request);
 }

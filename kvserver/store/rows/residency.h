@@ -81,9 +81,15 @@ struct kvs_columns_asked {
     enum kvs_column_kind kind;
     struct kvs_block *const *blocks; /* (n_blocks) */
     uint32_t n_blocks, per_column;
-    uint32_t at;      /* the place of their unit */
-    uint32_t n_bytes; /* of each */
-    uint32_t identity;
+    uint32_t at;       /* the place of their unit */
+    uint32_t n_bytes;  /* of each */
+    uint32_t identity; /* 0: any */
+};
+
+/* A column that is back, for a while, and the chapter that it belongs to. */
+struct kvs_recalled {
+    const void *bytes;
+    uint32_t block_begin, n_blocks;
 };
 
 static inline uint32_t kvs_n_columns(const struct kvs_columns_asked *asked)
@@ -131,19 +137,17 @@ struct kvs_tier {
                                  const void **ret_bytes);
     void (*end_recall)(void *arg);
 
-    /* Columns of codes and summaries (index/kept.h): NULL, all three, if the tier does not keep them for
+    /* Columns of codes and summaries (index/kept.h): NULL, all four, if the tier does not keep them for
      * the next process.
-     *   keep_columns    there are some that end with the segment: asks store->kept() for them, now or never;
-     *                   may_be_there: they are what an earlier process would have made
+     *   keep_columns    there are some that end with the segment: asks store->kept() for them, now or never
      *   recall_columns  as recall_learnt(), of all that are asked for: KV_OK if there are all of them, with
      *                   that identity.  end_recall() ends it, too
-     *   recalled        the bytes of one of them; after KV_OK, until end_recall() */
-    void (*keep_columns)(void *arg,
-                         const struct kvs_block *block,
-                         uint32_t at,
-                         bool may_be_there);
+     *   recalled        one of them; after KV_OK, until end_recall()
+     *   may_recall      whether an earlier process may have had columns that end with the segment */
+    void (*keep_columns)(void *arg, const struct kvs_block *block, uint32_t at);
     kv_status_t (*recall_columns)(void *arg, const struct kvs_columns_asked *asked);
-    const void *(*recalled)(void *arg, uint32_t i);
+    struct kvs_recalled (*recalled)(void *arg, uint32_t i);
+    bool (*may_recall)(void *arg, const struct kvs_block *block, uint32_t at);
 };
 
 /* ---- for the tier ------------------------------------------------------------------------- */

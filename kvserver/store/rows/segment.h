@@ -143,6 +143,7 @@ struct kvs_kept_column {
     const struct kvs_column *column; /* in memory */
     uint32_t
         identity; /* of what gives its bytes their meaning; they are of use only with that */
+    uint32_t block_begin, n_blocks; /* of its chapter */
 };
 
 /* A block that leaves, and in which turn it was marked (residency.h). */

@@ -34,12 +34,21 @@ static bool give(const struct kvs_disk_tier *tier,
            store->kept(store->release_arg, kind, saved->block, at, saved->depth, ret_column);
 }
 
-uint32_t
-kvs_codes_identity(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at)
+struct kvs_kept_column
+kvs_codes_kept(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at)
 {
     struct kvs_kept_column column;
 
-    return give(tier, saved, KVS_COLUMN_CODES, at, &column) ? column.identity : 0;
+    if (!give(tier, saved, KVS_COLUMN_CODES, at, &column))
+        column = (struct kvs_kept_column){.column = &kvs_block_codes(saved->block, at)->column};
+    return column;
+}
+
+struct kvs_saved_column_tail kvs_column_tail_of(const struct kvs_kept_column *kept)
+{
+    return (struct kvs_saved_column_tail){.identity = kept->identity,
+                                          .block_begin = kept->block_begin,
+                                          .n_blocks = kept->n_blocks};
 }
 
 uint32_t kvs_kept_of(const struct kvs_column *column, uint32_t identity)
@@ -69,23 +78,20 @@ static void keep(struct kvs_disk_tier *tier,
     if (op == NULL)
         return;
     memcpy(op->memory, column->bytes, column->n_bytes);
-    kvs_saved_column_tail_make(&tail, &op->key, op->memory, column->n_bytes, kept.identity);
+    tail = kvs_column_tail_of(&kept);
+    kvs_saved_column_tail_make(&tail, &op->key, op->memory, column->n_bytes);
     memcpy((uint8_t *)op->memory + column->n_bytes, &tail, sizeof(tail));
     if (kind == KVS_COLUMN_CODES)
         saved->kept[at] = of;
     kvs_value_write(op, sizeof(tail));
 }
 
-void kvs_tier_keep_columns(void *arg,
-                           const struct kvs_block *block,
-                           uint32_t at,
-                           bool may_be_there)
+void kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at)
 {
     struct kvs_disk_tier *tier = arg;
     struct kvs_saved *saved = kvs_saved_of_block(tier, block);
 
-    if (saved == NULL || tier->queue == NULL ||
-        (may_be_there && saved->kept[at] == KVS_KEPT_UNKNOWN))
+    if (saved == NULL || tier->queue == NULL)
         return;
     for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
         keep(tier, saved, kinds[i], at);
@@ -134,8 +140,8 @@ static void read_some(struct kvs_columns_recall *recall)
             recall->tier->queue, KV_DISK_ROWS, &read->key, sizeof(read->key),
             recall->bytes + recall->n_begun * recall->stride, recall->room, column_done, read);
 
-        if (status == KV_BUSY && recall->n_under_way > 0)
-            return; /* until one of these is there */
+        if (status == KV_BUSY)
+            return; /* it has enough to do now */
         if (status != KV_OK) {
             recall->is_missing = true;
             return;
@@ -158,8 +164,8 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
     if (status == KV_OK && bytes == recall->room) {
         kvs_tier_count(&tier->counts.loaded_bytes, bytes);
         memcpy(&tail, column + recall->n_bytes, sizeof(tail));
-        if (!kvs_saved_column_tail_is_right(&tail, &read->key, column, recall->n_bytes,
-                                            recall->identity))
+        if (!kvs_saved_column_tail_is_right(&tail, &read->key, column, recall->n_bytes) ||
+            (recall->identity != 0 && recall->identity != tail.identity))
             recall->is_missing = true;
     } else {
         if (status != KV_OK && status != KV_NOT_FOUND)
@@ -199,7 +205,6 @@ static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_as
             recall->reads[i] = (struct column_read){
                 recall, kvs_saved_key_at(saved, saved_kind(asked->kind), asked->at)};
     }
-    read_some(recall);
     tier->columns = recall;
     return KV_IN_PROGRESS;
 }
@@ -231,13 +236,14 @@ kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *a
     if (recall == NULL && begin(tier, asked) != KV_IN_PROGRESS)
         return KV_NOT_FOUND;
     recall = tier->columns;
+    read_some(recall);
     if (!recall->is_missing && (recall->n_begun < recall->n || recall->n_under_way > 0)) {
         if (kv_clock_now(tier->clock) - recall->moved_us < PATIENCE_US)
             return KV_IN_PROGRESS;
         kvs_columns_end(tier);
         return KV_NOT_FOUND;
     }
-    if (asked->kind == KVS_COLUMN_CODES)
+    if (asked->kind == KVS_COLUMN_CODES && (recall->is_missing || recall->identity != 0))
         note_codes(tier, asked);
     if (!recall->is_missing)
         return KV_OK;
@@ -245,11 +251,21 @@ kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *a
     return KV_NOT_FOUND;
 }
 
-const void *kvs_tier_recalled(void *arg, uint32_t i)
+struct kvs_recalled kvs_tier_recalled(void *arg, uint32_t i)
 {
     const struct kvs_disk_tier *tier = arg;
+    const uint8_t *bytes = tier->columns->bytes + i * tier->columns->stride;
+    struct kvs_saved_column_tail tail;
 
-    return tier->columns->bytes + i * tier->columns->stride;
+    memcpy(&tail, bytes + tier->columns->n_bytes, sizeof(tail));
+    return (struct kvs_recalled){bytes, tail.block_begin, tail.n_blocks};
+}
+
+bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at)
+{
+    const struct kvs_saved *saved = kvs_saved_of_block(arg, block);
+
+    return saved != NULL && saved->kept[at] == KVS_KEPT_UNKNOWN;
 }
 
 void kvs_columns_end(struct kvs_disk_tier *tier)

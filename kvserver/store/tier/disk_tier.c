@@ -88,7 +88,7 @@ has_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, u
     const struct kvs_column *column = &kvs_block_codes(saved->block, at)->column;
 
     return column->bytes != NULL && !kvs_column_is_away(column) &&
-           saved->kept[at] != kvs_kept_of(column, kvs_codes_identity(tier, saved, at));
+           saved->kept[at] != kvs_kept_of(column, kvs_codes_kept(tier, saved, at).identity);
 }
 
 /* ---- jobs --------------------------------------------------------------------------------- */
@@ -309,7 +309,7 @@ static bool save_step(struct kvs_disk_tier *tier, uint32_t i)
         if (tier->value_bytes >= KVS_TIER_WRITING)
             return false;
         kvs_tier_keep_learnt(tier, block, progress->n_learnt);
-        kvs_tier_keep_columns(tier, block, progress->n_learnt++, false);
+        kvs_tier_keep_columns(tier, block, progress->n_learnt++);
         return true;
     }
     progress->state = KVS_ITEM_OVER;
@@ -346,14 +346,17 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
         }
         copy = (uint8_t *)op->memory;
         for (unsigned j = 0; j < n; j++) {
-            const struct kvs_column *column = &kvs_block_codes(block, ats[j])->column;
-            const uint32_t identity = kvs_codes_identity(tier, saved, ats[j]);
+            struct kvs_kept_column kept = kvs_codes_kept(tier, saved, ats[j]);
+            const struct kvs_column *column = kept.column;
 
             keys[j] = kvs_saved_key_at(saved, KVS_SAVED_CODES, ats[j]);
             memcpy(copy, column->bytes, column->n_bytes);
+            saved->kept[ats[j]] = kvs_kept_of(column, kept.identity);
             /* A tail would make bad codes good for the next process. */
-            kvs_saved_column_tail_make(&tails[j], &keys[j], copy, column->n_bytes,
-                                       kvs_column_is_sound(column) ? identity : 0);
+            if (!kvs_column_is_sound(column))
+                kept.identity = 0;
+            tails[j] = kvs_column_tail_of(&kept);
+            kvs_saved_column_tail_make(&tails[j], &keys[j], copy, column->n_bytes);
             memcpy(copy + column->n_bytes, &tails[j], sizeof(tails[j]));
             writes[j] =
                 (struct kv_disk_write){.key = &keys[j],
@@ -361,7 +364,6 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
                                        .value = copy,
                                        .value_bytes = column->n_bytes + sizeof(tails[j])};
             copy += column->n_bytes + sizeof(tails[j]);
-            saved->kept[ats[j]] = kvs_kept_of(column, identity);
         }
         if (!op_start(op, writes, n)) {
             for (unsigned j = 0; j < n; j++)
@@ -675,7 +677,8 @@ static const struct kvs_tier tier_ops = {.keep = keep,
                                          .end_recall = kvs_tier_end_recall,
                                          .keep_columns = kvs_tier_keep_columns,
                                          .recall_columns = kvs_tier_recall_columns,
-                                         .recalled = kvs_tier_recalled};
+                                         .recalled = kvs_tier_recalled,
+                                         .may_recall = kvs_tier_may_recall};
 
 /* ---- the interface ------------------------------------------------------------------------ */
 
@@ -759,6 +762,7 @@ bool kvs_disk_tier_step(struct kvs_disk_tier *tier)
 
     has_moved = kvs_load_step(tier) || has_moved;
     has_moved = kvs_let_go_step(tier) || has_moved;
+    has_moved = kvs_values_sync(tier) || has_moved;
     for (unsigned job = 0; job < KVS_TIER_VERIFY; job++)
         has_moved = job_step(tier, job) || has_moved;
     return has_moved || is_verify_due(tier);

@@ -86,7 +86,8 @@ struct kvs_value_op {
     size_t bytes; /* without the tail */
     uint64_t since_us;
     bool is_given_up;   /* a read that nobody waits for */
-    kv_status_t status; /* of a read; KV_IN_PROGRESS: it is under way */
+    kv_status_t status; /* of a read; KV_IN_PROGRESS: it is under way; KV_BUSY: the disk has
+                         * not taken it yet */
     uint64_t memory[];
 };
 
@@ -167,6 +168,9 @@ struct kvs_disk_tier {
     size_t verifying_bytes;            /* of both */
     struct kvs_value_op *value_writes; /* under way */
     size_t value_bytes;                /* of these */
+    uint64_t
+        unsynced_us; /* when the first was written of those that a sync is to make stay; 0: none */
+    bool is_syncing;
     struct kvs_value_op *learnt_reads; /* under way, and the recall */
     unsigned n_learnt_reads;
     struct kvs_value_op *recall;          /* of learnt_reads; NULL: none */
@@ -271,6 +275,8 @@ struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
                                      size_t bytes,
                                      size_t tail_bytes);
 void kvs_value_write(struct kvs_value_op *op, size_t tail_bytes);
+/* Has the disk keep what was written for sure, some time later.  Returns false if there was nothing to do. */
+bool kvs_values_sync(struct kvs_disk_tier *tier);
 /* Whether such values of the block are on their way to the disk. */
 bool kvs_value_is_written(const struct kvs_disk_tier *tier,
                           const struct kv_id128 *home,
@@ -280,18 +286,17 @@ void kvs_tier_learnt_close(struct kvs_disk_tier *tier);
 
 /* ---- columns.c: likewise ---- */
 
-/* Returns the identity of a segment's codes for the next process; 0: they are of no use to it. */
-uint32_t kvs_codes_identity(const struct kvs_disk_tier *tier,
-                            const struct kvs_saved *saved,
-                            uint32_t at);
+/* Returns a segment's codes, in memory or not; identity 0: they are of no use to the next process. */
+struct kvs_kept_column
+kvs_codes_kept(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at);
+/* Returns a tail without what kvs_saved_column_tail_make() makes. */
+struct kvs_saved_column_tail kvs_column_tail_of(const struct kvs_kept_column *kept);
 /* Returns what tells codes in memory that the disk has been given from others; never 0. */
 uint32_t kvs_kept_of(const struct kvs_column *column, uint32_t identity);
-void kvs_tier_keep_columns(void *arg,
-                           const struct kvs_block *block,
-                           uint32_t at,
-                           bool may_be_there);
+void kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at);
 kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked);
-const void *kvs_tier_recalled(void *arg, uint32_t i);
+struct kvs_recalled kvs_tier_recalled(void *arg, uint32_t i);
+bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at);
 /* Nobody waits for them any more. */
 void kvs_columns_end(struct kvs_disk_tier *tier);
 void kvs_tier_columns_close(struct kvs_disk_tier *tier);

@@ -10,6 +10,7 @@
 enum {
     READS_MAX = 4,            /* at once: the disk stands still if so many are under way */
     PATIENCE_US = 500 * 1000, /* after which it is quicker to learn it again */
+    SYNC_US = 500 * 1000,     /* between two syncs */
 };
 
 static struct kvs_value_op *op_create(struct kvs_disk_tier *tier,
@@ -59,6 +60,8 @@ static void write_done(void *arg, kv_status_t status, size_t bytes)
     (void)bytes;
     kvs_tier_count(status == KV_OK ? &op->tier->counts.written_bytes : &op->tier->counts.failed,
                    status == KV_OK ? op->bytes : 1);
+    if (status == KV_OK && op->tier->unsynced_us == 0)
+        op->tier->unsynced_us = kv_clock_now(op->tier->clock);
     value_drop(op);
 }
 
@@ -88,6 +91,28 @@ void kvs_value_write(struct kvs_value_op *op, size_t tail_bytes)
 
     if (kv_disk_write(op->tier->queue, KV_DISK_ROWS, &write, 1, write_done, op) != KV_OK)
         value_drop(op);
+}
+
+static void synced(void *arg, kv_status_t status, size_t bytes)
+{
+    struct kvs_disk_tier *tier = arg;
+
+    (void)bytes;
+    tier->is_syncing = false;
+    if (status != KV_OK && tier->unsynced_us == 0)
+        tier->unsynced_us = kv_clock_now(tier->clock);
+}
+
+/* Saved blocks are synced by whoever saves them, but a chapter may have its codes long after. */
+bool kvs_values_sync(struct kvs_disk_tier *tier)
+{
+    const uint64_t now_us = kv_clock_now(tier->clock);
+
+    if (tier->unsynced_us == 0 || tier->is_syncing || now_us - tier->unsynced_us < SYNC_US)
+        return false;
+    tier->is_syncing = kv_disk_sync(tier->queue, synced, tier) == KV_OK;
+    tier->unsynced_us = tier->is_syncing ? 0 : now_us;
+    return true;
 }
 
 /* Does nothing if the disk has enough to do: then it is learnt again one day. */
@@ -171,14 +196,22 @@ static kv_status_t begin_read(struct kvs_disk_tier *tier,
     if (op == NULL)
         return KV_NOT_FOUND;
     tier->n_learnt_reads++;
-    if (kv_disk_read(tier->queue, KV_DISK_ROWS, &op->key, sizeof(op->key), op->memory,
-                     n_bytes + sizeof(struct kvs_saved_learnt_tail), read_done, op) != KV_OK) {
-        read_free(op);
-        return KV_NOT_FOUND;
-    }
-    op->status = KV_IN_PROGRESS;
+    op->status = KV_BUSY;
     tier->recall = op;
     return KV_IN_PROGRESS;
+}
+
+/* Gives the disk a read that it has not taken yet: it may have enough to do now. */
+static void start_read(struct kvs_value_op *op)
+{
+    const kv_status_t status =
+        op->status == KV_BUSY
+            ? kv_disk_read(op->tier->queue, KV_DISK_ROWS, &op->key, sizeof(op->key), op->memory,
+                           op->bytes + sizeof(struct kvs_saved_learnt_tail), read_done, op)
+            : KV_BUSY;
+
+    if (status != KV_BUSY)
+        op->status = status == KV_OK ? KV_IN_PROGRESS : KV_NOT_FOUND;
 }
 
 kv_status_t kvs_tier_recall_learnt(void *arg,
@@ -188,12 +221,13 @@ kv_status_t kvs_tier_recall_learnt(void *arg,
                                    const void **ret_bytes)
 {
     struct kvs_disk_tier *tier = arg;
-    const struct kvs_value_op *op = tier->recall;
     kv_status_t status;
 
-    if (op == NULL)
-        return begin_read(tier, block, at, n_bytes);
-    status = op->status;
+    if (tier->recall == NULL && begin_read(tier, block, at, n_bytes) != KV_IN_PROGRESS)
+        return KV_NOT_FOUND;
+    struct kvs_value_op *op = tier->recall;
+    start_read(op);
+    status = op->status == KV_BUSY ? KV_IN_PROGRESS : op->status;
     if (status == KV_IN_PROGRESS && kv_clock_now(tier->clock) - op->since_us >= PATIENCE_US)
         status = KV_NOT_FOUND;
     if (status == KV_OK)

@@ -177,13 +177,19 @@ static bool ask_ahead(struct kvs_disk_tier *tier)
     return false;
 }
 
+/* Whether an index job waits for the disk: what nobody has asked for comes after that. */
+static bool is_recalling(const struct kvs_disk_tier *tier)
+{
+    return tier->columns != NULL || tier->recall != NULL;
+}
+
 /* Starts what fits the window. */
 static bool read_ahead(struct kvs_disk_tier *tier)
 {
     bool has_moved = false;
 
     while (tier->reading_bytes < KVS_TIER_WINDOW &&
-           (tier->to_read != NULL || (tier->columns == NULL && ask_ahead(tier)))) {
+           (tier->to_read != NULL || (!is_recalling(tier) && ask_ahead(tier)))) {
         /* Its session, which alone has the block, may have been cut or be closing. */
         if (is_away(tier->to_read) && !read_start(tier->to_read))
             break;

@@ -55,7 +55,8 @@ struct kvs_saved_learnt_tail {
 struct kvs_saved_column_tail {
     uint32_t version;
     uint32_t identity; /* (index/kept.h); 0: of use only to the process that has its codebook */
-    uint32_t crc;      /* of the key, the bytes, and the above */
+    uint32_t block_begin, n_blocks; /* of its chapter */
+    uint32_t crc;                   /* of the key, the bytes, and the above */
 };
 
 static inline struct kvs_saved_key kvs_saved_key(const struct kv_id128 *home,
@@ -148,25 +149,23 @@ static inline uint32_t kvs_saved_column_crc(const struct kvs_saved_column_tail *
     return kv_crc32c(crc, tail, offsetof(struct kvs_saved_column_tail, crc));
 }
 
+/* The rest of it is there. */
 static inline void kvs_saved_column_tail_make(struct kvs_saved_column_tail *tail,
                                               const struct kvs_saved_key *key,
                                               const void *bytes,
-                                              size_t n_bytes,
-                                              uint32_t identity)
+                                              size_t n_bytes)
 {
     tail->version = KVS_SAVED_COLUMN_VERSION;
-    tail->identity = identity;
     tail->crc = kvs_saved_column_crc(tail, key, bytes, n_bytes);
 }
 
 static inline bool kvs_saved_column_tail_is_right(const struct kvs_saved_column_tail *tail,
                                                   const struct kvs_saved_key *key,
                                                   const void *bytes,
-                                                  size_t n_bytes,
-                                                  uint32_t identity)
+                                                  size_t n_bytes)
 {
-    return tail->version == KVS_SAVED_COLUMN_VERSION && tail->identity == identity &&
-           identity != 0 && tail->crc == kvs_saved_column_crc(tail, key, bytes, n_bytes);
+    return tail->version == KVS_SAVED_COLUMN_VERSION && tail->identity != 0 &&
+           tail->crc == kvs_saved_column_crc(tail, key, bytes, n_bytes);
 }
 
 #endif
