@@ -513,6 +513,58 @@ static void damaged_codes_are_made_again(void **state)
     close_store();
 }
 
+static uint8_t old_codes[N_UNITS * BLOCKS][128 * (16 + 34)];
+
+/* Copies the codes on the disk, or puts them back. */
+static void
+copy_codes(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    const struct kvs_saved_key *saved = key;
+    struct values *values = arg;
+    uint8_t *old;
+
+    if (key_bytes != sizeof(*saved) ||
+        saved->bytes[2 * sizeof(struct kv_id128)] != KVS_SAVED_CODES)
+        return;
+    old = old_codes[values->n[KVS_SAVED_CODES]++];
+    assert_true(value_bytes <= sizeof(old_codes[0]));
+    if (values->damaged == KVS_SAVED_CODES)
+        memcpy((uint8_t *)value, old, value_bytes);
+    else
+        memcpy(old, value, value_bytes);
+}
+
+/* Codes are taken only if they are of what was learnt last. */
+static void old_codes_are_not_taken(void **state)
+{
+    struct kv_index_options other = usual;
+    struct kv_session *session;
+
+    (void)state;
+    other.seed++;
+    open_store();
+    begin(0, true, before);
+    for (int round = 0; round < 2; round++) {
+        struct values values = {.damaged = round == 0 ? -1 : KVS_SAVED_CODES};
+
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+        assert_int_equal(
+            kv_disk_scan(cluster.disks[0], KV_DISK_ROWS, "", 0, copy_codes, &values), KV_OK);
+        assert_int_equal(values.n[KVS_SAVED_CODES], N_UNITS * BLOCKS);
+        cluster_start(&cluster, 0);
+        connect_client();
+        session = open_prompt(0, TOKENS);
+        make_index(session, &other);
+        expect_books(round == 0 ? N_BOOKS : 0, round == 0 ? 0 : N_BOOKS);
+        expect_made(TOKENS, 0);
+        answers(session, round == 0 ? before : after);
+        test_session_close(session);
+    }
+    assert_memory_equal(before, after, sizeof(before));
+    close_store();
+}
+
 /* What leaves the index takes what was learnt with it. */
 static void it_is_erased_with_its_rows(void **state)
 {
@@ -553,6 +605,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_disk_that_does_not_answer),
         cmocka_unit_test(codes_need_no_rows),
         cmocka_unit_test(damaged_codes_are_made_again),
+        cmocka_unit_test(old_codes_are_not_taken),
         cmocka_unit_test(it_is_erased_with_its_rows),
     };
 
