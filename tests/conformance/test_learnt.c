@@ -513,6 +513,50 @@ static void damaged_codes_are_made_again(void **state)
     close_store();
 }
 
+/* Two sessions of a prompt are indexed, given up and closed at any moment, on nodes that are started again
+ * and again: whoever waits for the index has the same answers. */
+static void sessions_come_and_go(void **state)
+{
+    enum {
+        ROUNDS = 24,
+        N_SESSIONS = 2
+    };
+    struct kv_index_options index = usual;
+
+    (void)state;
+    open_store();
+    begin(0, true, before);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        struct kv_session *sessions[N_SESSIONS];
+        struct kv_op *ops[N_SESSIONS];
+        const uint64_t dice = kv_mix64(round);
+
+        restart(1 + round % 3);
+        for (uint32_t i = 0; i < N_SESSIONS; i++) {
+            sessions[i] = open_prompt(0, TOKENS);
+            index.wait = (dice >> i & 1) != 0;
+            index.tokens = (dice >> (2 + i) & 1) != 0 ? TOKENS : TOKENS / 2;
+            assert_int_equal(kv_index_begin(sessions[i], &index, 0, &ops[i]), KV_OK);
+        }
+        for (uint64_t i = dice >> 8 & 15; i > 0; i--)
+            kv_client_wait(client, 100);
+        if ((dice >> 4 & 3) == 0)
+            kv_cancel(ops[0]);
+        (void)kv_wait(ops[0]);
+        kv_op_free(ops[0]);
+        test_session_close(sessions[0]);
+        assert_int_equal(kv_wait(ops[1]), KV_OK);
+        kv_op_free(ops[1]);
+        if ((dice >> 6 & 1) != 0) {
+            make_index(sessions[1], &usual);
+            answers(sessions[1], after);
+            assert_memory_equal(before, after, sizeof(before));
+        }
+        test_session_close(sessions[1]);
+    }
+    close_store();
+}
+
 static uint8_t old_codes[N_UNITS * BLOCKS][128 * (16 + 34)];
 
 /* Copies the codes on the disk, or puts them back. */
@@ -605,6 +649,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_disk_that_does_not_answer),
         cmocka_unit_test(codes_need_no_rows),
         cmocka_unit_test(damaged_codes_are_made_again),
+        cmocka_unit_test(sessions_come_and_go),
         cmocka_unit_test(old_codes_are_not_taken),
         cmocka_unit_test(it_is_erased_with_its_rows),
     };
