@@ -665,7 +665,8 @@ struct kv_index_result {
 };
 
 /* Builds product-quantized codes for the keys of committed rows, in the background on the nodes
- * (PQCache, arXiv:2407.12820, section 3.2).  Rows that already have codes keep them.  Queries
+ * (PQCache, arXiv:2407.12820, section 3.2).  Rows that already have codes keep them, and rows whose codes a node
+ * has on disk get these, in the chapters in which they were made.  Queries
  * work without codes, but cost more. */
 KV_API kv_status_t kv_index_begin(struct kv_session *session,
                                   const struct kv_index_options *index,

@@ -569,7 +569,7 @@ static void rows_written(struct kvs_control_call *call)
 
     for (uint32_t i = 0; i < batch->n; i++)
         has_any = has_any || !has_failed(batch, i);
-    batch->status = KV_OK; /* what others are told is not of these */
+    batch->status = KV_OK; /* items that have failed tell why themselves */
     if (has_any)
         sync(batch, rows_synced);
     else

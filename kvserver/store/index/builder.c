@@ -108,7 +108,7 @@ static void job_end(struct kvs_indexer *indexer, struct kvs_index_job *job)
 
     kvs_job_queue_remove(indexer->queue, &job->queued);
     if (is_recalling(job))
-        kvs_learnt_give_up(indexer->books);
+        kvs_recall_end(indexer->books);
     if (job->state == KVS_JOB_SUMMARIES)
         kvs_summarise_drop(&indexer->summariser);
     job->blocks[0]->segments[job->at].begins_job = false;
@@ -188,7 +188,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         .is_late = is_late,
         .is_mixed = unit->blocks->is_mixed,
         .replaces = kind == KVS_INDEX_JOB_REPLACE,
-        .has_no_rows = kind == KVS_INDEX_JOB_RECALL,
+        .is_recall = kind == KVS_INDEX_JOB_RECALL,
     };
     if (writers != NULL) {
         job->writers = (struct kv_writers *)(void *)(blocks + n_segments);
@@ -198,7 +198,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         blocks[i] = kvs_unit_block(unit, block_begin + i);
         assert(blocks[i]->pins < UINT32_MAX);
         blocks[i]->pins++;
-        if (job->has_no_rows)
+        if (job->is_recall)
             kvs_block_need_columns(indexer->books->store, blocks[i]);
         if (!is_late)
             blocks[i]->segments[job->at].training = true;
@@ -208,6 +208,7 @@ kv_status_t kvs_index_job_create(struct kvs_indexer *indexer,
         job->before = kvs_unit_block(unit, block_begin - 1);
         assert(job->before->pins < UINT32_MAX);
         job->before->pins++;
+        kvs_block_need_columns(indexer->books->store, job->before);
     }
     if (is_late) {
         job->has_codebook = true;
@@ -226,7 +227,6 @@ static const struct kvs_codes *codes_at(const struct kvs_index_job *job, uint32_
     return kvs_block_codes(job->blocks[i], job->at);
 }
 
-/* Verifies n rows, every `stride`-th, before they are used. */
 bool kvs_job_rows_are_good(struct kvs_codebooks *books,
                            const struct kvs_index_job *job,
                            uint32_t first,
@@ -270,7 +270,7 @@ static kv_status_t begin_codebook(struct kvs_indexer *indexer, struct kvs_index_
     book->block_begin = job->block_begin;
     book->n_blocks = job->n_segments;
     book->is_mixed = job->is_mixed;
-    job->state = job->has_no_rows ? KVS_JOB_RECALL_CHAPTER : KVS_JOB_RECALL;
+    job->state = job->is_recall ? KVS_JOB_RECALL_CHAPTER : KVS_JOB_RECALL;
     return KV_OK;
 }
 
@@ -287,17 +287,19 @@ static kv_status_t recall(struct kvs_indexer *indexer, struct kvs_index_job *job
 
     if (status == KV_IN_PROGRESS)
         return status;
+    if (status == KV_NOT_FOUND && job->is_recall)
+        return status;
     if (status == KV_NOT_FOUND) {
         job->state = KVS_JOB_LEARN;
-        return job->has_no_rows ? KV_NOT_FOUND : KV_OK;
+        return KV_OK;
     }
     job->has_recalled = true;
     job->cursor = 0;
-    job->state = job->has_no_rows ? KVS_JOB_RECALL_CODES : KVS_JOB_ENCODE;
+    job->state = job->is_recall ? KVS_JOB_RECALL_CODES : KVS_JOB_ENCODE;
     return KV_OK;
 }
 
-/* Nobody gives codes to the job's segments from that one on. */
+/* Releases the job's segments from `first` on. */
 static void release_from(struct kvs_indexer *indexer, struct kvs_index_job *job, uint32_t first)
 {
     for (uint32_t i = first; i < job->n_segments; i++) {
@@ -306,7 +308,8 @@ static void release_from(struct kvs_indexer *indexer, struct kvs_index_job *job,
     }
 }
 
-/* The job is of its first n segments only: another one looks for what there is of the others. */
+/* Cuts the job to its first n segments.  Another recall job gets the rest, if it is a chapter and there is
+ * memory. */
 static void divide(struct kvs_indexer *indexer, struct kvs_index_job *job, uint32_t n)
 {
     struct kvs_arena *arena = indexer->books->store->arena;
@@ -330,7 +333,7 @@ static void divide(struct kvs_indexer *indexer, struct kvs_index_job *job, uint3
             .kv_head = job->kv_head,
             .block_begin = job->block_begin + n,
             .is_mixed = job->is_mixed,
-            .has_no_rows = true,
+            .is_recall = true,
         };
         blocks[0]->segments[job->at].begins_job = true;
         if (job->plan.rotates) {
@@ -347,6 +350,16 @@ static void divide(struct kvs_indexer *indexer, struct kvs_index_job *job, uint3
     job->n_rows = n * KV_BLOCK_TOKENS;
 }
 
+/* There are no codes where the job begins: where the plan has its next chapter there may be. */
+static void skip_chapter(struct kvs_indexer *indexer, struct kvs_index_job *job)
+{
+    const uint32_t chapter = job->plan.chapter_blocks;
+    const uint32_t n = chapter > 0 ? chapter - job->block_begin % chapter : job->n_segments;
+
+    if (n < job->n_segments)
+        divide(indexer, job, n);
+}
+
 /* Waits for the codes of the first segment, which tell how long the chapter was. */
 static kv_status_t recall_chapter(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
@@ -355,13 +368,17 @@ static kv_status_t recall_chapter(struct kvs_indexer *indexer, struct kvs_index_
     const kv_status_t status = kvs_kept_recall(indexer->books, &asked);
     struct kvs_recalled first;
 
+    if (status == KV_NOT_FOUND)
+        skip_chapter(indexer, job);
     if (status != KV_OK)
         return status;
     first = kvs_kept_at(indexer->books, 0);
-    kvs_learnt_give_up(indexer->books);
+    kvs_recall_end(indexer->books);
     if (first.block_begin != job->block_begin || first.n_blocks < KV_CHAPTER_BLOCKS_MIN ||
-        first.n_blocks > job->n_segments)
+        first.n_blocks > job->n_segments) {
+        skip_chapter(indexer, job);
         return KV_NOT_FOUND;
+    }
     if (first.n_blocks < job->n_segments)
         divide(indexer, job, first.n_blocks);
     book->n_blocks = job->n_segments;
@@ -392,8 +409,8 @@ take_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_don
     if (*ret_done)
         return KV_OK;
     kvs_block_need_columns(indexer->books->store, block);
-    status = kvs_segment_take_codes(indexer->books, block, job->at, job->codebook,
-                                    kvs_kept_at(indexer->books, job->cursor).bytes);
+    status = kvs_segment_set_codes(indexer->books, block, job->at, job->codebook,
+                                   kvs_kept_at(indexer->books, job->cursor).bytes);
     job->cursor += status == KV_OK;
     *ret_done = job->cursor == job->n_segments;
     return status;
@@ -460,18 +477,6 @@ static uint32_t rows_in_chapter(const struct kvs_index_job *job)
     return n_full * KV_BLOCK_TOKENS;
 }
 
-/* All segments that are left have their codes. */
-static void end_codes(struct kvs_indexer *indexer, const struct kvs_index_job *job)
-{
-    const uint32_t n_full = rows_in_chapter(job) / KV_BLOCK_TOKENS;
-
-    book_of(indexer, job)->n_most = n_full;
-    if (job->replaces)
-        indexer->books->store->health.mended[KVS_KIND_CENTROIDS]++;
-    if (n_full == job->n_segments && !job->has_recalled)
-        kvs_learnt_keep(indexer->books, job->blocks[n_full - 1], job->at);
-}
-
 /* Allocates lists.  Returns false if they do not pay, or if there is no memory. */
 static bool begin_lists(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
@@ -484,6 +489,19 @@ static bool begin_lists(struct kvs_indexer *indexer, struct kvs_index_job *job)
         return false;
     job->lists.memory = job->lists_column.bytes;
     return true;
+}
+
+/* All segments that are left have their codes: lists come next, or summaries. */
+static void end_codes(struct kvs_indexer *indexer, struct kvs_index_job *job)
+{
+    const uint32_t n_full = rows_in_chapter(job) / KV_BLOCK_TOKENS;
+
+    book_of(indexer, job)->n_most = n_full;
+    if (job->replaces)
+        indexer->books->store->health.mended[KVS_KIND_CENTROIDS]++;
+    if (n_full == job->n_segments && !job->has_recalled)
+        kvs_learnt_keep(indexer->books, job->blocks[n_full - 1], job->at);
+    job->state = begin_lists(indexer, job) ? KVS_JOB_LISTS : KVS_JOB_SUMMARIES_BEGIN;
 }
 
 /* Frees the lists, because some codes are bad, and counts them as lost: they are made later. */
@@ -545,7 +563,7 @@ begin_summaries(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *re
     *ret_done = n_rows == 0;
     if (n_rows == 0)
         return KV_OK;
-    if (job->has_no_rows) {
+    if (job->is_recall) {
         job->state = KVS_JOB_RECALL_SUMMARIES;
         return KV_OK;
     }
@@ -617,23 +635,31 @@ recall_summaries(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *r
 
 /* ---- what is kept ------------------------------------------------------------------------ */
 
-/* Has the tier keep what some segments have.  Returns true after the last. */
-static bool keep_piece(struct kvs_indexer *indexer, struct kvs_index_job *job)
+/* Has the tier keep what some segments have.  *ret_done is true after the last, or if the tier has had enough to
+ * do for too long: the next process makes them again. */
+static kv_status_t
+keep_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_done)
 {
     const uint32_t left = job->n_segments - job->cursor;
     const uint32_t end = job->cursor + (left < KEPT_BLOCKS ? left : KEPT_BLOCKS);
 
-    for (; job->cursor < end; job->cursor++)
-        kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at);
-    return end == job->n_segments;
+    while (job->cursor < end &&
+           kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at)) {
+        job->cursor++;
+        job->keeps_us = kv_clock_now(indexer->clock);
+    }
+    *ret_done = job->cursor == job->n_segments ||
+                kv_clock_now(indexer->clock) - job->keeps_us >= ROOM_US;
+    return job->cursor < end && !*ret_done ? KV_IN_PROGRESS : KV_OK;
 }
 
 /* All is made.  Returns true if nothing is left to do. */
 static bool end_making(struct kvs_indexer *indexer, struct kvs_index_job *job)
 {
-    if (job->has_no_rows || !kvs_kept_has_tier(indexer->books))
+    if (job->is_recall || !kvs_kept_has_tier(indexer->books))
         return true;
     job->cursor = 0;
+    job->keeps_us = kv_clock_now(indexer->clock);
     job->state = KVS_JOB_KEEP;
     return false;
 }
@@ -702,9 +728,8 @@ static kv_status_t job_piece(struct kvs_indexer *indexer,
     case KVS_JOB_TAKE_CODES:
         status = take_piece(indexer, job, &done);
         if (done) {
-            kvs_learnt_give_up(indexer->books);
+            kvs_recall_end(indexer->books);
             end_codes(indexer, job);
-            job->state = begin_lists(indexer, job) ? KVS_JOB_LISTS : KVS_JOB_SUMMARIES_BEGIN;
         }
         done = false;
         break;
@@ -725,10 +750,8 @@ static kv_status_t job_piece(struct kvs_indexer *indexer,
         break;
     case KVS_JOB_ENCODE:
         status = encode_piece(indexer, job, &done);
-        if (done) {
+        if (done)
             end_codes(indexer, job);
-            job->state = begin_lists(indexer, job) ? KVS_JOB_LISTS : KVS_JOB_SUMMARIES_BEGIN;
-        }
         done = false;
         break;
     case KVS_JOB_LISTS:
@@ -747,7 +770,7 @@ static kv_status_t job_piece(struct kvs_indexer *indexer,
         done = done && end_making(indexer, job);
         break;
     case KVS_JOB_KEEP:
-        done = keep_piece(indexer, job);
+        status = keep_piece(indexer, job, &done);
         break;
     }
     *ret_done = done;
@@ -791,7 +814,8 @@ bool kvs_indexer_step(struct kvs_indexer *indexer)
     indexer->stats.worked_us += spent_us;
     if (job->has_codebook)
         book_of(indexer, job)->train_us += spent_us;
-    if (status == KV_IN_PROGRESS && is_recalling(job)) {
+    if (status == KV_IN_PROGRESS && (is_recalling(job) || job->state == KVS_JOB_KEEP)) {
+        job->lacks_us = 0;
         drop_unwanted(indexer);
         return false;
     }

@@ -4,11 +4,14 @@
  *
  *   kvs_index_schedule() -> QUEUED -> RECALL -> [MEAN ... ->] [COVARIANCE ... -> DIAGONALIZE ... ->]
  *                                -> TRAIN ... -> ENCODE ... -> LISTS ... -> SUMMARIES ...
- *                                -> freed; one slice per kvs_indexer_step()
+ *                                -> KEEP ... -> freed; one slice per kvs_indexer_step()
  *
  * What an earlier job has learnt of the same rows, in this process or before a restart, is recalled
  * (learnt.h) and not learnt again: from RECALL such a job goes to ENCODE.  What was made, codes and summaries, is kept
- * for the next process (kept.h), in which a job for rows that are not in memory recalls it.
+ * for the next process (kept.h), in which a recall job takes it, whether the rows are in memory or not:
+ *
+ *   kvs_index_schedule_recall() -> QUEUED -> RECALL_CHAPTER -> RECALL -> RECALL_CODES -> TAKE_CODES ...
+ *                                         -> LISTS ... -> RECALL_SUMMARIES -> freed
  *
  * A late job is for a chapter that has codes: it makes only the summaries that are missing, or
  * that cover fewer rows of the chapter than the unit has, or cells that were lost.  New
@@ -62,9 +65,9 @@ kv_status_t kvs_index_schedule(struct kvs_indexer *indexer,
                                uint32_t tokens,
                                const struct kvs_index_plan *plan);
 
-/* Queues jobs for what has no codes, and may have had some in an earlier process, as far as there is room for
- * them: a job takes codes and summaries that an earlier process has made by the same plan (kept.h), chapter by chapter as they were then, whether its rows are in memory or not, and
- * ends without if they are not all there.  Returns whether there are some. */
+/* Queues recall jobs for segments without codes, while there is room for jobs.  Each takes codes and summaries
+ * that an earlier process made by the same plan (kept.h), in the chapters of that time, and ends without if
+ * one is missing.  Returns whether it queued any. */
 bool kvs_index_schedule_recall(struct kvs_indexer *indexer,
                                const struct kvs_unit *unit,
                                uint32_t tokens,

@@ -63,8 +63,9 @@ struct kvs_index_job {
     bool is_mixed;     /* as the session's blocks (unit.h) */
     bool replaces;     /* it replaces broken codebooks, whose codes its segments still have */
     bool has_recalled; /* what was learnt of its rows */
-    bool has_no_rows;  /* it takes what was made of them, or nothing */
+    bool is_recall; /* it takes what an earlier process made, or nothing, and reads no rows */
     uint64_t lacks_us; /* since when there is no memory for its next piece; 0: there was */
+    uint64_t keeps_us; /* when the tier took something last */
     uint64_t again_us; /* when it looks for some again */
 };
 
@@ -92,7 +93,7 @@ enum kvs_index_job_kind {
     KVS_INDEX_JOB_NEW,     /* for segments that have no codes */
     KVS_INDEX_JOB_LATE,    /* for a chapter that has codes: only summaries, or lists */
     KVS_INDEX_JOB_REPLACE, /* for segments that have codes of broken codebooks */
-    KVS_INDEX_JOB_RECALL, /* for segments that have no codes in memory, and need no rows there */
+    KVS_INDEX_JOB_RECALL,  /* for segments whose codes an earlier process may have made */
 };
 
 struct kvs_codebooks *kvs_indexer_books(const struct kvs_indexer *indexer);
@@ -123,8 +124,8 @@ kv_status_t kvs_job_mean(struct kvs_codebooks *books, struct kvs_index_job *job)
 kv_status_t kvs_job_covariance(struct kvs_codebooks *books, struct kvs_index_job *job);
 /* Rotates the axes in some planes, and in the end makes the rotation. */
 kv_status_t kvs_job_diagonalize(struct kvs_codebooks *books, struct kvs_index_job *job);
-/* Learns from some keys, in a slice that began at begin_us; after all of them, from all once more, or it
- * is enough. */
+/* Learns from some keys, in the slice that began at begin_us; after all of them, from all once more, or the
+ * job encodes. */
 kv_status_t kvs_job_train(struct kvs_codebooks *books,
                           struct kvs_index_job *job,
                           const struct kv_clock *clock,

@@ -154,11 +154,11 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
     return KV_OK;
 }
 
-kv_status_t kvs_segment_take_codes(struct kvs_codebooks *books,
-                                   struct kvs_block *block,
-                                   uint32_t at,
-                                   uint32_t codebook,
-                                   const void *bytes)
+kv_status_t kvs_segment_set_codes(struct kvs_codebooks *books,
+                                  struct kvs_block *block,
+                                  uint32_t at,
+                                  uint32_t codebook,
+                                  const void *bytes)
 {
     struct kvs_codes *codes;
 

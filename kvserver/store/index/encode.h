@@ -42,14 +42,14 @@ kv_status_t kvs_segment_encode(struct kvs_codebooks *books,
                                uint32_t row_bytes,
                                uint32_t n_rows);
 
-/* Gives a full segment without codes those of the codebook's chapter that an earlier process has made of its
- * rows, which need not be in memory.  KV_NO_MEMORY: nothing has changed.
+/* Gives a full segment without codes those that an earlier process made with the same codebook.  Its rows need
+ * not be in memory.  KV_NO_MEMORY: nothing has changed.
  *   bytes  (kvs_codebook_codes_bytes()) */
-kv_status_t kvs_segment_take_codes(struct kvs_codebooks *books,
-                                   struct kvs_block *block,
-                                   uint32_t at,
-                                   uint32_t codebook,
-                                   const void *bytes);
+kv_status_t kvs_segment_set_codes(struct kvs_codebooks *books,
+                                  struct kvs_block *block,
+                                  uint32_t at,
+                                  uint32_t codebook,
+                                  const void *bytes);
 
 /* Returns whether the segment's codes are sound, or lost already.  Stops using them if they are
  * not; kvs_segment_recode() can make them again. */

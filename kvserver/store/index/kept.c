@@ -6,7 +6,11 @@
 
 #include <string.h>
 
-/* ---- identities --------------------------------------------------------------------------- */
+enum {
+    BESIDE_BYTES = 128, /* what a tier has beside each column */
+};
+
+/* ---- identities, which are not 0 ---------------------------------------------------------- */
 
 static uint32_t identity_of_codes(const struct kvs_codebook *book)
 {
@@ -18,21 +22,23 @@ static uint32_t identity_of_codes(const struct kvs_codebook *book)
         .rotation = book->rotation != NULL ? book->rotation->matrix.crc : 0,
     };
 
-    return kv_crc32c(0, &of, sizeof(of));
+    static_assert(sizeof(of) == 12, "no holes");
+    return kv_crc32c(0, &of, sizeof(of)) | 1;
 }
 
-static uint32_t identity_of_summaries(uint32_t block_begin,
+static uint32_t identity_of_summaries(const struct kvs_codebook *book,
                                       const struct kv_summary_shape *shape,
                                       uint32_t n_rows,
                                       uint64_t seed)
 {
     const struct {
         uint64_t seed;
-        uint32_t version, block_begin, n_rows, type, d_k, d_v, bits, rows;
+        uint32_t version, codes, block_begin, n_rows, type, d_k, d_v, bits, rows, zero;
     } of = {
         .seed = seed,
         .version = kvs_column_version(KVS_COLUMN_SUMMARIES),
-        .block_begin = block_begin,
+        .codes = identity_of_codes(book),
+        .block_begin = book->block_begin,
         .n_rows = n_rows,
         .type = shape->type,
         .d_k = (uint32_t)shape->d_k,
@@ -41,16 +47,24 @@ static uint32_t identity_of_summaries(uint32_t block_begin,
         .rows = shape->rows,
     };
 
-    return kv_crc32c(0, &of, sizeof(of));
+    static_assert(sizeof(of) == 48, "no holes");
+    return kv_crc32c(0, &of, sizeof(of)) | 1;
 }
 
 /* ---- giving ------------------------------------------------------------------------------- */
+
+static bool fits(uint32_t n_columns, uint32_t n_bytes)
+{
+    return (uint64_t)n_columns * (n_bytes + BESIDE_BYTES) <= KVS_KEPT_BYTES_MAX;
+}
 
 static bool give_codes(const struct kvs_codebook *book,
                        const struct kvs_codes *codes,
                        struct kvs_kept_column *ret_column)
 {
-    if (codes->n_coded < KV_BLOCK_TOKENS || kvs_column_is_away(&codes->column))
+    /* More than that is not recalled. */
+    if (codes->n_coded < KV_BLOCK_TOKENS || !fits(book->n_blocks, codes->column.n_bytes) ||
+        kvs_column_is_away(&codes->column))
         return false;
     *ret_column = (struct kvs_kept_column){&codes->column, identity_of_codes(book),
                                            book->block_begin, book->n_blocks};
@@ -70,11 +84,10 @@ static bool give_summaries(const struct kvs_codebook *book,
     if (end > summaries->n_rows ||
         (end < summaries->n_rows && end % summaries->shape.rows != 0))
         return false;
-    *ret_column =
-        (struct kvs_kept_column){&summaries->groups[(end - 1) / summaries->shape.rows],
-                                 identity_of_summaries(book->block_begin, &summaries->shape,
-                                                       summaries->n_rows, summaries->seed),
-                                 book->block_begin, book->n_blocks};
+    *ret_column = (struct kvs_kept_column){
+        &summaries->groups[(end - 1) / summaries->shape.rows],
+        identity_of_summaries(book, &summaries->shape, summaries->n_rows, summaries->seed),
+        book->block_begin, book->n_blocks};
     return true;
 }
 
@@ -103,12 +116,12 @@ bool kvs_kept_has_tier(const struct kvs_codebooks *books)
     return books->store->tier != NULL && books->store->tier->recall_columns != NULL;
 }
 
-void kvs_kept_keep(const struct kvs_codebooks *books,
+bool kvs_kept_keep(const struct kvs_codebooks *books,
                    const struct kvs_block *block,
                    uint32_t at)
 {
-    if (kvs_kept_has_tier(books))
-        books->store->tier->keep_columns(books->store->tier_arg, block, at);
+    return !kvs_kept_has_tier(books) ||
+           books->store->tier->keep_columns(books->store->tier_arg, block, at);
 }
 
 /* ---- recalling ---------------------------------------------------------------------------- */
@@ -142,14 +155,13 @@ struct kvs_columns_asked kvs_kept_summaries(const struct kvs_codebook *book,
         .per_column = shape.rows / KV_BLOCK_TOKENS,
         .at = at,
         .n_bytes = (uint32_t)kv_summary_bytes(&shape),
-        .identity = identity_of_summaries(book->block_begin, &shape, n_rows, plan->seed)};
+        .identity = identity_of_summaries(book, &shape, n_rows, plan->seed)};
 }
 
 kv_status_t kvs_kept_recall(const struct kvs_codebooks *books,
                             const struct kvs_columns_asked *asked)
 {
-    if (!kvs_kept_has_tier(books) ||
-        (uint64_t)kvs_n_columns(asked) * asked->n_bytes > KVS_KEPT_BYTES_MAX)
+    if (!kvs_kept_has_tier(books) || !fits(kvs_columns_asked_n(asked), asked->n_bytes))
         return KV_NOT_FOUND;
     return books->store->tier->recall_columns(books->store->tier_arg, asked);
 }
@@ -163,9 +175,9 @@ kvs_kept_first(const struct kvs_codebook *book, struct kvs_block *const *block, 
     return asked;
 }
 
-bool kvs_kept_may_be(const struct kvs_codebooks *books,
-                     const struct kvs_block *block,
-                     uint32_t at)
+bool kvs_kept_may_have(const struct kvs_codebooks *books,
+                       const struct kvs_block *block,
+                       uint32_t at)
 {
     return kvs_kept_has_tier(books) &&
            books->store->tier->may_recall(books->store->tier_arg, block, at);

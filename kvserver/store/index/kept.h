@@ -21,11 +21,11 @@
 #include "kvserver/store/rows/residency.h"
 
 enum {
-    KVS_KEPT_BYTES_MAX = 8 << 20, /* that are recalled at a time, beside --memory */
+    KVS_KEPT_BYTES_MAX = 8 << 20, /* that a data thread recalls at a time, beside --memory */
 };
 
-/* Returns whether a segment whose block has this number in its prompt ends a column of that kind that is
- * to be kept.  Nobody has verified it. */
+/* Finds the column of that kind that is to be kept with a segment, whose block has this number in its prompt.
+ * Returns false if there is none.  Its bytes, which stay the store's, are not verified. */
 bool kvs_kept_give(const struct kvs_codebooks *books,
                    enum kvs_column_kind kind,
                    const struct kvs_block *block,
@@ -33,16 +33,17 @@ bool kvs_kept_give(const struct kvs_codebooks *books,
                    uint32_t number,
                    struct kvs_kept_column *ret_column);
 
-/* Whether an earlier process may have had codes of the segment. */
-bool kvs_kept_may_be(const struct kvs_codebooks *books,
-                     const struct kvs_block *block,
-                     uint32_t at);
+/* Whether an earlier process may have kept codes of the segment; false once they were looked for. */
+bool kvs_kept_may_have(const struct kvs_codebooks *books,
+                       const struct kvs_block *block,
+                       uint32_t at);
 
 /* Whether the store has a tier that keeps columns. */
 bool kvs_kept_has_tier(const struct kvs_codebooks *books);
 
-/* All columns of a chapter are made: the tier is to keep those that end with this segment. */
-void kvs_kept_keep(const struct kvs_codebooks *books,
+/* All columns of a chapter are made: the tier is to keep those that end with this segment.  Returns false if it
+ * has enough to do now. */
+bool kvs_kept_keep(const struct kvs_codebooks *books,
                    const struct kvs_block *block,
                    uint32_t at);
 
@@ -63,10 +64,11 @@ struct kvs_columns_asked kvs_kept_summaries(const struct kvs_codebook *book,
                                             uint32_t at);
 
 /* Gets columns that were kept.  KV_IN_PROGRESS: the tier is looking, call it again when that has something
- * to tell.  KV_NOT_FOUND: they are not all there. */
+ * to tell.  KV_NOT_FOUND: one is missing, damaged or of another identity, they are more than
+ * KVS_KEPT_BYTES_MAX, nothing has come for half a second, or there is no tier. */
 kv_status_t kvs_kept_recall(const struct kvs_codebooks *books,
                             const struct kvs_columns_asked *asked);
-/* Returns one of them, after KV_OK and until kvs_learnt_give_up(). */
+/* Returns one of them, after KV_OK and until kvs_recall_end(). */
 struct kvs_recalled kvs_kept_at(const struct kvs_codebooks *books, uint32_t i);
 
 #endif

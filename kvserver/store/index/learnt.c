@@ -173,11 +173,11 @@ kv_status_t kvs_learnt_recall(struct kvs_codebooks *books,
         kvs_column_seal(&book->learnt);
         book->iterations = head.iterations;
     }
-    kvs_learnt_give_up(books);
+    kvs_recall_end(books);
     return status;
 }
 
-void kvs_learnt_give_up(const struct kvs_codebooks *books)
+void kvs_recall_end(const struct kvs_codebooks *books)
 {
     if (has_tier(books))
         books->store->tier->end_recall(books->store->tier_arg);

@@ -47,7 +47,8 @@ kv_status_t kvs_learnt_recall(struct kvs_codebooks *books,
                               uint32_t at,
                               struct kvs_rotation *rotation);
 
-/* Nobody waits any more for what kvs_learnt_recall() has asked for. */
-void kvs_learnt_give_up(const struct kvs_codebooks *books);
+/* Ends kvs_learnt_recall() or kvs_kept_recall() (kept.h), whatever its state: what it has returned is not there
+ * any more.  Allowed if there is none. */
+void kvs_recall_end(const struct kvs_codebooks *books);
 
 #endif

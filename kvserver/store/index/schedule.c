@@ -22,7 +22,7 @@ static bool has_job(const struct kvs_unit *unit, uint32_t block)
     return is_training(unit, block) || kvs_unit_segment(unit, block)->begins_job;
 }
 
-/* Queues a job, but for one that would recall what nobody has made, or what is of no whole block. */
+/* Queues a job; none to recall what nobody can have kept, or less than a chapter. */
 static kv_status_t job_create(struct kvs_indexer *indexer,
                               const struct kvs_unit *unit,
                               uint32_t begin,
@@ -31,10 +31,13 @@ static kv_status_t job_create(struct kvs_indexer *indexer,
                               enum kvs_index_job_kind kind)
 {
     if (kind == KVS_INDEX_JOB_RECALL) {
-        row_end -= row_end % KV_BLOCK_TOKENS;
-        if (!kvs_kept_may_be(kvs_indexer_books(indexer), kvs_unit_block(unit, begin),
-                             unit->at) ||
-            row_end / KV_BLOCK_TOKENS - begin < KV_CHAPTER_BLOCKS_MIN)
+        const uint32_t end = row_end / KV_BLOCK_TOKENS;
+
+        row_end = end * KV_BLOCK_TOKENS;
+        while (begin < end && !kvs_kept_may_have(kvs_indexer_books(indexer),
+                                                 kvs_unit_block(unit, begin), unit->at))
+            begin++;
+        if (end - begin < KV_CHAPTER_BLOCKS_MIN)
             return KV_OK;
     }
     return kvs_index_job_create(indexer, unit, begin, row_end, plan, kind);

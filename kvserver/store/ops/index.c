@@ -6,7 +6,7 @@
  *               ask to wait
  *   wake ...... a job has ended: looks again
  *
- * A job needs its rows in memory from the beginning: where some are absent, the request asks
+ * A job that makes codes needs its rows in memory from the beginning: where some are absent, the request asks
  * for all rows of its units, and waits.  Where all have their codes already, it needs none.
  */
 #include "kvserver/base/slice.h"
@@ -27,9 +27,11 @@ enum {
 struct progress {
     uint32_t n_asked;     /* units that jobs look for codes of */
     bool has_jobs;        /* there are such jobs */
-    bool has_recalled;    /* they have ended */
+    bool recall_is_over;  /* they have ended */
     uint32_t unit, block; /* those before have no jobs */
     bool counts;          /* none has: counts codes and codebooks */
+    bool has_waited;      /* for a job, which may have ended without codes */
+    bool is_again;        /* jobs were queued once more after that */
     struct kvs_index_look look;
 };
 
@@ -196,7 +198,8 @@ static void count_blocks(struct kvs_request *request, struct progress *progress)
 
     if (look->n_pending > 0 && (index_of(request)->flags & KV_WIRE_INDEX_WAIT)) {
         /* Another request has scheduled more. */
-        *progress = (struct progress){.has_recalled = true, .unit = progress->unit};
+        *progress =
+            (struct progress){.recall_is_over = true, .is_again = true, .unit = progress->unit};
         wait_for_job(request);
     } else if (is_done && ++progress->unit == request->header.n_units) {
         reply_look(request, look);
@@ -216,6 +219,11 @@ static bool look(struct kvs_request *request)
             count_blocks(request, progress);
         } else if (progress->unit < request->header.n_units) {
             find_job(request, progress);
+            progress->has_waited |= request->state != KVS_REQUEST_BEGUN;
+        } else if (progress->has_waited && !progress->is_again) {
+            *progress = (struct progress){.recall_is_over = true, .is_again = true};
+            request->cursor_unit = 0;
+            return true;
         } else {
             progress->counts = true;
             progress->unit = 0;
@@ -235,11 +243,14 @@ void kvs_op_index_wake(struct kvs_request *request)
 }
 
 /* Has codes taken that need no rows, before rows are asked for.  Returns true if there is more to do. */
-static bool recall(struct kvs_request *request, struct progress *progress)
+static bool take_kept(struct kvs_request *request, struct progress *progress)
 {
     struct kvs_shard *shard = request->shard;
 
-    if (progress->n_asked < request->header.n_units) {
+    if (progress->n_asked < request->header.n_units && kvs_pages_are_short(shard->pages) &&
+        kvs_indexer_n_jobs(shard->indexer, request->session->index) > 0) {
+        kvs_request_wait(request, UINT32_MAX); /* what jobs are of stays in memory */
+    } else if (progress->n_asked < request->header.n_units) {
         const struct kvs_index_plan plan = plan_of(request, progress->n_asked);
 
         if (kvs_index_schedule_recall(shard->indexer, kvs_unit_at(request, progress->n_asked),
@@ -249,7 +260,7 @@ static bool recall(struct kvs_request *request, struct progress *progress)
     } else if (progress->has_jobs && progress->unit < request->header.n_units) {
         find_job(request, progress);
     } else {
-        *progress = (struct progress){.has_recalled = true};
+        *progress = (struct progress){.recall_is_over = true};
     }
     return request->state == KVS_REQUEST_BEGUN;
 }
@@ -264,8 +275,8 @@ bool kvs_op_index_run(struct kvs_request *request)
         kvs_op_index_wake(request);
         return false;
     }
-    if (!progress->has_recalled)
-        return recall(request, progress);
+    if (!progress->recall_is_over)
+        return take_kept(request, progress);
     if (request->cursor_unit == request->header.n_units)
         return look(request);
     plan = plan_of(request, request->cursor_unit);
@@ -310,6 +321,6 @@ void kvs_op_index_begin(struct kvs_request *request)
     /* Newer codebooks were made for this request, or while it waited. */
     request->serial = request->shard->codebooks.serial;
     *progress_of(request) =
-        (struct progress){.has_recalled = !kvs_kept_has_tier(&request->shard->codebooks)};
+        (struct progress){.recall_is_over = !kvs_kept_has_tier(&request->shard->codebooks)};
     kvs_op_index_wake(request);
 }

@@ -306,7 +306,8 @@ void kvs_block_need_columns(struct kvs_segment_store *store, struct kvs_block *b
 {
     if (block->residency == KVS_LEAVING)
         kvs_block_stay(store, block);
-    if (block->residency == KVS_ABSENT)
+    /* Who has load() only brings blocks back as a whole. */
+    if (block->residency == KVS_ABSENT && store->tier->want != NULL)
         block->residency = KVS_PARTLY;
 }
 

@@ -4,7 +4,7 @@
  *     KVS_IN_MEMORY ---------------------> KVS_LEAVING ---------------------------> KVS_ABSENT
  *       ^  |   ^                            |    ^              tier->keep()            |
  *       |  |   +----------------------------+    | kvs_block_leave()                    |
- *       |  |    needed: it stays            v    |                                      |
+ *       |  |    needed: it stays            v    |        kvs_block_need_columns()      |
  *       |  +-----------------------------> KVS_PARTLY <---------------------------------+
  *       |    kvs_segment_let_go()              |       kvs_segment_need(): tier->want()
  *       |                                      |       kvs_block_need(): tier->load()
@@ -75,8 +75,8 @@ struct kvs_segment_image {
     size_t rows_bytes, codes_bytes;
 };
 
-/* Columns of some consecutive blocks, one for each so many of these, which it ends with; the last may be of
- * fewer. */
+/* Columns of consecutive blocks: one for every `per_column` of them, kept with the last of these.  The last column
+ * may be of fewer. */
 struct kvs_columns_asked {
     enum kvs_column_kind kind;
     struct kvs_block *const *blocks; /* (n_blocks) */
@@ -86,20 +86,20 @@ struct kvs_columns_asked {
     uint32_t identity; /* 0: any */
 };
 
-/* A column that is back, for a while, and the chapter that it belongs to. */
+/* A column that was read, until end_recall(), and the chapter that it belongs to. */
 struct kvs_recalled {
     const void *bytes;
     uint32_t block_begin, n_blocks;
 };
 
-static inline uint32_t kvs_n_columns(const struct kvs_columns_asked *asked)
+static inline uint32_t kvs_columns_asked_n(const struct kvs_columns_asked *asked)
 {
     return (asked->n_blocks + asked->per_column - 1) / asked->per_column;
 }
 
 /* Returns the block that column i ends with. */
-static inline const struct kvs_block *kvs_column_block(const struct kvs_columns_asked *asked,
-                                                       uint32_t i)
+static inline const struct kvs_block *
+kvs_columns_asked_block(const struct kvs_columns_asked *asked, uint32_t i)
 {
     const uint32_t end = (i + 1) * asked->per_column;
 
@@ -139,12 +139,14 @@ struct kvs_tier {
 
     /* Columns of codes and summaries (index/kept.h): NULL, all four, if the tier does not keep them for
      * the next process.
-     *   keep_columns    there are some that end with the segment: asks store->kept() for them, now or never
+     *   keep_columns    there are some that end with the segment: asks store->kept() for them.  Returns false if
+     *                   it is to be asked again, some time later
      *   recall_columns  as recall_learnt(), of all that are asked for: KV_OK if there are all of them, with
      *                   that identity.  end_recall() ends it, too
      *   recalled        one of them; after KV_OK, until end_recall()
-     *   may_recall      whether an earlier process may have had columns that end with the segment */
-    void (*keep_columns)(void *arg, const struct kvs_block *block, uint32_t at);
+     *   may_recall      whether an earlier process may have kept codes of the segment; false once they were
+     *                   looked for */
+    bool (*keep_columns)(void *arg, const struct kvs_block *block, uint32_t at);
     kv_status_t (*recall_columns)(void *arg, const struct kvs_columns_asked *asked);
     struct kvs_recalled (*recalled)(void *arg, uint32_t i);
     bool (*may_recall)(void *arg, const struct kvs_block *block, uint32_t at);
@@ -213,8 +215,8 @@ bool kvs_block_need(struct kvs_segment_store *store, struct kvs_block *block);
 /* A block that leaves stays. */
 void kvs_block_stay(struct kvs_segment_store *store, struct kvs_block *block);
 
-/* Columns of the block are to be in memory, whether its rows are or not.  It does not leave if it is
- * pinned. */
+/* Columns of the block may be in memory from now on, whether its rows are or not: one that is absent is
+ * KVS_PARTLY, one that leaves stays.  The caller has pinned it. */
 void kvs_block_need_columns(struct kvs_segment_store *store, struct kvs_block *block);
 
 /* Rows of the segment are about to be used, or to come back for that: in this pass. */

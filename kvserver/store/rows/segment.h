@@ -140,9 +140,9 @@ struct kvs_tier;
 
 /* A column that a tier keeps for the next process. */
 struct kvs_kept_column {
-    const struct kvs_column *column; /* in memory */
+    const struct kvs_column *column; /* the segment's, or its chapter's */
     uint32_t
-        identity; /* of what gives its bytes their meaning; they are of use only with that */
+        identity; /* of what gives its bytes their meaning (index/kept.h); 0: of use to this process only */
     uint32_t block_begin, n_blocks; /* of its chapter */
 };
 
@@ -182,14 +182,16 @@ struct kvs_segment_store {
      * owner of codes sets them before making any. */
     void (*release_codes)(void *arg, struct kvs_block *block, uint32_t at);
     void (*check_codes)(void *arg, struct kvs_block *block, uint32_t at);
-    /* A column that ends with the segment, as a tier is to keep it (index/kept.h).  Returns false if there
-     * is none.  What was learnt of the rows of a segment and those before it (index/learnt.h). */
+    /* Finds the column of that kind that ends with the segment, and that a tier is to keep (index/kept.h).
+     * Returns false if there is none.
+     *   number  of the block in its prompt */
     bool (*kept)(void *arg,
                  enum kvs_column_kind kind,
                  const struct kvs_block *block,
                  uint32_t at,
                  uint32_t number,
                  struct kvs_kept_column *ret_column);
+    /* What was learnt of the rows of a segment and those before it (index/learnt.h). */
     size_t (*learnt)(void *arg,
                      const struct kvs_block *block,
                      uint32_t at,

@@ -44,57 +44,67 @@ kvs_codes_kept(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, 
     return column;
 }
 
-struct kvs_saved_column_tail kvs_column_tail_of(const struct kvs_kept_column *kept)
+void kvs_column_value_make(const struct kvs_kept_column *kept,
+                           const struct kvs_saved_key *key,
+                           void *ret_value)
 {
-    return (struct kvs_saved_column_tail){.identity = kept->identity,
-                                          .block_begin = kept->block_begin,
-                                          .n_blocks = kept->n_blocks};
+    const size_t n_bytes = kept->column->n_bytes;
+    /* Bad bytes would be good ones for the next process. */
+    struct kvs_saved_column_tail tail = {
+        .identity = kvs_column_is_sound(kept->column) ? kept->identity : 0,
+        .block_begin = kept->block_begin,
+        .n_blocks = kept->n_blocks,
+    };
+
+    memcpy(ret_value, kept->column->bytes, n_bytes);
+    kvs_saved_column_tail_make(&tail, key, ret_value, n_bytes);
+    memcpy((uint8_t *)ret_value + n_bytes, &tail, sizeof(tail));
 }
 
-uint32_t kvs_kept_of(const struct kvs_column *column, uint32_t identity)
+uint32_t kvs_codes_fingerprint(const struct kvs_column *column, uint32_t identity)
 {
     return kv_crc32c(identity, &column->crc, sizeof(column->crc)) | 1;
 }
 
-/* Does nothing if the disk has it, or has enough to do: then it is made again one day. */
-static void keep(struct kvs_disk_tier *tier,
+/* Returns false if it is to be tried again later. */
+static bool keep(struct kvs_disk_tier *tier,
                  struct kvs_saved *saved,
                  enum kvs_column_kind kind,
                  uint32_t at)
 {
-    struct kvs_saved_column_tail tail;
+    const size_t tail_bytes = sizeof(struct kvs_saved_column_tail);
     struct kvs_kept_column kept;
     struct kvs_value_op *op;
 
     if (!give(tier, saved, kind, at, &kept))
-        return;
-    const struct kvs_column *column = kept.column;
-    const uint32_t of = kvs_kept_of(column, kept.identity);
+        return true;
+    const uint32_t of = kvs_codes_fingerprint(kept.column, kept.identity);
 
-    /* Bad bytes would become good ones with a new checksum. */
-    if ((kind == KVS_COLUMN_CODES && saved->kept[at] == of) || !kvs_column_is_sound(column))
-        return;
-    op = kvs_value_begin(tier, saved, saved_kind(kind), at, column->n_bytes, sizeof(tail));
+    if ((kind == KVS_COLUMN_CODES && saved->codes_on_disk[at] == of) ||
+        !kvs_column_is_sound(kept.column))
+        return true;
+    op = kvs_value_begin(tier, saved, saved_kind(kind), at, kept.column->n_bytes, tail_bytes);
     if (op == NULL)
-        return;
-    memcpy(op->memory, column->bytes, column->n_bytes);
-    tail = kvs_column_tail_of(&kept);
-    kvs_saved_column_tail_make(&tail, &op->key, op->memory, column->n_bytes);
-    memcpy((uint8_t *)op->memory + column->n_bytes, &tail, sizeof(tail));
-    if (kind == KVS_COLUMN_CODES)
-        saved->kept[at] = of;
-    kvs_value_write(op, sizeof(tail));
+        return !kvs_values_are_many(tier);
+    kvs_column_value_make(&kept, &op->key, op->memory);
+    const kv_status_t status = kvs_value_write(op, tail_bytes);
+
+    if (status == KV_OK && kind == KVS_COLUMN_CODES)
+        saved->codes_on_disk[at] = of;
+    return status != KV_BUSY;
 }
 
-void kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at)
+bool kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at)
 {
     struct kvs_disk_tier *tier = arg;
     struct kvs_saved *saved = kvs_saved_of_block(tier, block);
+    bool is_kept = true;
 
     if (saved == NULL || tier->queue == NULL)
-        return;
-    for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        keep(tier, saved, kinds[i], at);
+        return true;
+    for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]) && is_kept; i++)
+        is_kept = keep(tier, saved, kinds[i], at);
+    return is_kept;
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -112,7 +122,8 @@ struct kvs_columns_recall {
     uint32_t identity;
     size_t n_bytes, room, stride;
     uint64_t moved_us; /* when the last of them came */
-    bool is_missing;   /* one of them, or it is not right */
+    bool is_missing;   /* one of them could not be had: */
+    bool is_gone;      /* it is not there, or not right */
     uint8_t *bytes;    /* (n, stride) each with its tail: room */
     struct column_read reads[];
 };
@@ -166,11 +177,12 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
         memcpy(&tail, column + recall->n_bytes, sizeof(tail));
         if (!kvs_saved_column_tail_is_right(&tail, &read->key, column, recall->n_bytes) ||
             (recall->identity != 0 && recall->identity != tail.identity))
-            recall->is_missing = true;
+            recall->is_missing = recall->is_gone = true;
     } else {
         if (status != KV_OK && status != KV_NOT_FOUND)
             kvs_tier_count(&tier->counts.failed, 1);
         recall->is_missing = true;
+        recall->is_gone = status == KV_OK || status == KV_NOT_FOUND;
     }
     if (recall->link == NULL)
         read_some(recall);
@@ -180,10 +192,10 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
 
 static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_asked *asked)
 {
-    const uint32_t n = kvs_n_columns(asked);
+    const uint32_t n = kvs_columns_asked_n(asked);
     struct kvs_columns_recall *recall;
 
-    if (tier->queue == NULL || tier->abandoned != NULL)
+    if (tier->queue == NULL)
         return KV_NOT_FOUND;
     recall = calloc(1, sizeof(*recall) + n * sizeof(recall->reads[0]));
     if (recall == NULL)
@@ -198,7 +210,8 @@ static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_as
     recall->bytes = malloc(n * recall->stride);
     recall->is_missing = recall->bytes == NULL;
     for (uint32_t i = 0; i < n && !recall->is_missing; i++) {
-        const struct kvs_saved *saved = kvs_saved_of_block(tier, kvs_column_block(asked, i));
+        const struct kvs_saved *saved =
+            kvs_saved_of_block(tier, kvs_columns_asked_block(asked, i));
 
         recall->is_missing = saved == NULL;
         if (saved != NULL)
@@ -209,7 +222,7 @@ static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_as
     return KV_IN_PROGRESS;
 }
 
-/* Notes of each segment which codes the disk has; none: they are not all there, or right. */
+/* Records which codes the disk has of each segment; none if one is missing or wrong. */
 static void note_codes(const struct kvs_disk_tier *tier, const struct kvs_columns_asked *asked)
 {
     const struct kvs_columns_recall *recall = tier->columns;
@@ -220,11 +233,11 @@ static void note_codes(const struct kvs_disk_tier *tier, const struct kvs_column
 
         if (saved == NULL)
             continue;
-        saved->kept[asked->at] = 0;
+        saved->codes_on_disk[asked->at] = 0;
         if (recall->is_missing)
             continue;
         column.crc = kv_crc32c(0, recall->bytes + i * recall->stride, recall->n_bytes);
-        saved->kept[asked->at] = kvs_kept_of(&column, recall->identity);
+        saved->codes_on_disk[asked->at] = kvs_codes_fingerprint(&column, recall->identity);
     }
 }
 
@@ -233,6 +246,11 @@ kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *a
     struct kvs_disk_tier *tier = arg;
     struct kvs_columns_recall *recall = tier->columns;
 
+    /* Reads of an earlier one end first, or the disk stands still. */
+    if (recall == NULL && tier->abandoned != NULL)
+        return kv_clock_now(tier->clock) - tier->abandoned->moved_us < PATIENCE_US
+                   ? KV_IN_PROGRESS
+                   : KV_NOT_FOUND;
     if (recall == NULL && begin(tier, asked) != KV_IN_PROGRESS)
         return KV_NOT_FOUND;
     recall = tier->columns;
@@ -243,7 +261,8 @@ kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *a
         kvs_columns_end(tier);
         return KV_NOT_FOUND;
     }
-    if (asked->kind == KVS_COLUMN_CODES && (recall->is_missing || recall->identity != 0))
+    if (asked->kind == KVS_COLUMN_CODES && (recall->is_gone || recall->identity != 0) &&
+        (recall->is_gone || !recall->is_missing))
         note_codes(tier, asked);
     if (!recall->is_missing)
         return KV_OK;
@@ -265,7 +284,7 @@ bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at)
 {
     const struct kvs_saved *saved = kvs_saved_of_block(arg, block);
 
-    return saved != NULL && saved->kept[at] == KVS_KEPT_UNKNOWN;
+    return saved != NULL && saved->codes_on_disk[at] == KVS_CODES_UNKNOWN;
 }
 
 void kvs_columns_end(struct kvs_disk_tier *tier)

@@ -13,6 +13,7 @@
 enum {
     ERASE_AT_ONCE = 32, /* units */
     CODES_TRIES = 4,    /* times that codes are written again because they have changed */
+    TAIL_BYTES = sizeof(struct kvs_saved_column_tail),
 };
 
 /* ---- what is known ------------------------------------------------------------------------ */
@@ -49,7 +50,7 @@ know(struct kvs_disk_tier *tier, const struct kvs_tier_item *item, struct kvs_bl
     if (saved != NULL)
         return true;
     const struct kv_placement_units units = units_of(tier, item);
-    saved = calloc(1, sizeof(*saved) + units.n * sizeof(saved->kept[0]));
+    saved = calloc(1, sizeof(*saved) + units.n * sizeof(saved->codes_on_disk[0]));
     if (saved == NULL)
         return false;
     saved->block = block;
@@ -88,7 +89,17 @@ has_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, u
     const struct kvs_column *column = &kvs_block_codes(saved->block, at)->column;
 
     return column->bytes != NULL && !kvs_column_is_away(column) &&
-           saved->kept[at] != kvs_kept_of(column, kvs_codes_kept(tier, saved, at).identity);
+           saved->codes_on_disk[at] !=
+               kvs_codes_fingerprint(column, kvs_codes_kept(tier, saved, at).identity);
+}
+
+/* Whether any segment of the block has. */
+static bool have_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved)
+{
+    for (uint32_t at = 0; at < saved->block->n_segments; at++)
+        if (has_new_codes(tier, saved, at))
+            return true;
+    return false;
 }
 
 /* ---- jobs --------------------------------------------------------------------------------- */
@@ -306,10 +317,10 @@ static bool save_step(struct kvs_disk_tier *tier, uint32_t i)
         saved_all(tier, &job->items[i]);
     /* Of its rows, before they were saved; of what comes later the indexer tells. */
     if (block != NULL && progress->n_learnt < block->n_segments) {
-        if (tier->value_bytes >= KVS_TIER_WRITING)
+        if (kvs_values_are_many(tier) ||
+            !kvs_tier_keep_columns(tier, block, progress->n_learnt))
             return false;
-        kvs_tier_keep_learnt(tier, block, progress->n_learnt);
-        kvs_tier_keep_columns(tier, block, progress->n_learnt++);
+        kvs_tier_keep_learnt(tier, block, progress->n_learnt++);
         return true;
     }
     progress->state = KVS_ITEM_OVER;
@@ -326,7 +337,7 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
     const struct kvs_block *block = saved->block;
     struct kvs_saved_key keys[KVS_SEGMENTS_AT_ONCE];
     struct kv_disk_write writes[KVS_SEGMENTS_AT_ONCE];
-    struct kvs_saved_column_tail tails[KVS_SEGMENTS_AT_ONCE];
+
     uint32_t ats[KVS_SEGMENTS_AT_ONCE], at = progress->at;
     size_t bytes = 0;
     unsigned n = 0;
@@ -334,7 +345,7 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
     for (; n < KVS_SEGMENTS_AT_ONCE && at < block->n_segments; at++)
         if (has_new_codes(tier, saved, at)) {
             ats[n++] = at;
-            bytes += kvs_block_codes(block, at)->column.n_bytes + sizeof(tails[0]);
+            bytes += kvs_block_codes(block, at)->column.n_bytes + TAIL_BYTES;
         }
     if (n > 0) {
         struct kvs_job_op *op = op_create(tier, KVS_TIER_LEAVE, i, NULL, bytes);
@@ -346,28 +357,21 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
         }
         copy = (uint8_t *)op->memory;
         for (unsigned j = 0; j < n; j++) {
-            struct kvs_kept_column kept = kvs_codes_kept(tier, saved, ats[j]);
-            const struct kvs_column *column = kept.column;
+            const struct kvs_kept_column kept = kvs_codes_kept(tier, saved, ats[j]);
+            const size_t n_bytes = kept.column->n_bytes + TAIL_BYTES;
 
             keys[j] = kvs_saved_key_at(saved, KVS_SAVED_CODES, ats[j]);
-            memcpy(copy, column->bytes, column->n_bytes);
-            saved->kept[ats[j]] = kvs_kept_of(column, kept.identity);
-            /* A tail would make bad codes good for the next process. */
-            if (!kvs_column_is_sound(column))
-                kept.identity = 0;
-            tails[j] = kvs_column_tail_of(&kept);
-            kvs_saved_column_tail_make(&tails[j], &keys[j], copy, column->n_bytes);
-            memcpy(copy + column->n_bytes, &tails[j], sizeof(tails[j]));
-            writes[j] =
-                (struct kv_disk_write){.key = &keys[j],
-                                       .key_bytes = sizeof(keys[j]),
-                                       .value = copy,
-                                       .value_bytes = column->n_bytes + sizeof(tails[j])};
-            copy += column->n_bytes + sizeof(tails[j]);
+            kvs_column_value_make(&kept, &keys[j], copy);
+            writes[j] = (struct kv_disk_write){.key = &keys[j],
+                                               .key_bytes = sizeof(keys[j]),
+                                               .value = copy,
+                                               .value_bytes = n_bytes};
+            copy += n_bytes;
+            saved->codes_on_disk[ats[j]] = kvs_codes_fingerprint(kept.column, kept.identity);
         }
         if (!op_start(op, writes, n)) {
             for (unsigned j = 0; j < n; j++)
-                saved->kept[ats[j]] = 0;
+                saved->codes_on_disk[ats[j]] = 0;
             return false;
         }
     }
@@ -377,15 +381,6 @@ static bool write_codes(struct kvs_disk_tier *tier, uint32_t i, struct kvs_saved
             progress->state = KVS_ITEM_UNDER_WAY;
     }
     return true;
-}
-
-/* The same of all segments. */
-static bool have_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved)
-{
-    for (uint32_t at = 0; at < saved->block->n_segments; at++)
-        if (has_new_codes(tier, saved, at))
-            return true;
-    return false;
 }
 
 /* Marks a block to leave whose codes the disk has. */
@@ -432,6 +427,8 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
             item_over(item, progress, KV_BUSY);
             return true;
         }
+        if (kvs_value_is_written(tier, &saved->home, &saved->name))
+            return false; /* it is to be there when they come back */
         if (progress->at == 0 && !have_new_codes(tier, saved))
             return mark(tier, i, saved);
         return tier->ops_bytes < KVS_TIER_WRITING && write_codes(tier, i, saved);
@@ -650,7 +647,8 @@ static bool keep(void *arg, const struct kvs_block *block)
     struct kvs_disk_tier *tier = arg;
     struct kvs_saved *saved = saved_of(tier, block);
 
-    if (saved == NULL || saved->is_doomed || have_new_codes(tier, saved))
+    if (saved == NULL || saved->is_doomed || have_new_codes(tier, saved) ||
+        kvs_value_is_written(tier, &saved->home, &saved->name))
         return false;
     kvs_saved_is_away(tier, saved);
     kvs_tier_count(&tier->counts.left_blocks, 1);
@@ -806,7 +804,7 @@ struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
         struct kvs_saved *saved = saved_of(tier, block);
 
         for (uint32_t at = 0; at < n; at++)
-            saved->kept[at] = KVS_KEPT_UNKNOWN;
+            saved->codes_on_disk[at] = KVS_CODES_UNKNOWN;
         kvs_saved_is_away(tier, saved);
         return block;
     }

@@ -18,9 +18,10 @@
  * if they had gone bad in memory (residency.h).
  *
  * Saved rows count once the control thread has written so (control/saver.h).  Codes are written
- * when a block leaves, and are of use only to this process: they belong to codebooks in memory.
- * What was learnt to make them is written once, with the last block of its chapter, and is of use to
- * the next process, too (index/learnt.h).
+ * when an index job has made them of saved rows, when their block is saved, and when it leaves with others.
+ * Codes and summaries of a whole chapter have an identity, by which the next process finds them
+ * (index/kept.h); other codes are of use to this process only.  What was learnt to make them is written with
+ * the last block of its chapter (index/learnt.h).
  *
  * Segments come back in the order in which they were asked for: those that requests need, and then the
  * rest of the blocks of a session that was opened.  Some reads are always under way, for the next ones,
@@ -33,8 +34,8 @@
  * only the new one is right.  Without its rows in memory the block is bad, and the control thread's to
  * forget.  This is work for idle times, of its own bounded window, and waits while blocks come back.
  *
- * Threads: the data thread.  Memory: a record of some 200 bytes for each saved block, from the
- * heap.
+ * Threads: the data thread.  Memory: a record of some 200 bytes, and 4 for each unit, for each saved block, from the
+ * heap; what index jobs read back, KVS_KEPT_BYTES_MAX (index/kept.h), twice if a read was given up.
  */
 #ifndef KV_KVSERVER_STORE_TIER_DISK_TIER_H
 #define KV_KVSERVER_STORE_TIER_DISK_TIER_H
@@ -91,7 +92,7 @@ struct kvs_disk_tier_setup {
 
 /* Counted by the data thread, read by any. */
 struct kvs_tier_counts {
-    _Atomic uint64_t written_bytes; /* of rows, and codes */
+    _Atomic uint64_t written_bytes; /* of rows, and what was made of them */
     _Atomic uint64_t left_blocks;
     _Atomic uint64_t let_go_bytes; /* of rows, while sessions used others of their blocks */
     _Atomic uint64_t moved_bytes;  /* of rows that were left in sparse pages */

@@ -14,10 +14,11 @@ struct kvs_segment_read;
 
 enum {
     KVS_SEGMENTS_AT_ONCE = 8, /* of a write: 512 KB of rows at d = 128 */
+    KVS_VALUES_AT_ONCE = 256, /* a quarter of what the disk takes (KV_DISK_QUEUE_MAX) */
 };
 
-/* No kvs_kept_of(). */
-#define KVS_KEPT_UNKNOWN 2u
+/* No kvs_codes_fingerprint(): these are odd. */
+#define KVS_CODES_UNKNOWN 2u
 
 /* A block that is saved.  Known while its prefix is in the index; after that, while the disk is the
  * only place that has its rows. */
@@ -28,16 +29,18 @@ struct kvs_saved {
     uint32_t depth; /* of the block in its prompt */
     bool is_doomed; /* the index has given it up */
     struct kvs_saved *next_doomed, **link_doomed;
-    struct kvs_saved *next_here, **link_here; /* of tier->here; link NULL: it is absent */
-    uint64_t preferred;                       /* tier->preference, if some of it is preferred */
+    struct kvs_saved *next_here,
+        **link_here;    /* of tier->here; link NULL: no rows of it are here */
+    uint64_t preferred; /* tier->preference, if some of it is preferred */
     /* While some of it comes back: */
     uint64_t since_us;
     uint32_t n_wanted; /* segments, in tier->wanted */
     /* While the rest is to come back, too: */
     struct kvs_saved *next_ahead, **link_ahead; /* of tier->ahead; link NULL: it is not */
     uint32_t at;                                /* the next segment to look at */
-    uint32_t kept[]; /* (units.n) kvs_kept_of() of the codes that the disk was given; 0: none;
-                      * KVS_KEPT_UNKNOWN: by an earlier process, or none */
+    uint32_t codes_on_disk
+        []; /* (units.n) kvs_codes_fingerprint() of the codes that the disk was given; 0: none;
+                      * KVS_CODES_UNKNOWN: by an earlier process, or none */
 };
 
 /* Where the block of an item of a job is. */
@@ -129,7 +132,7 @@ struct kvs_disk_tier {
     struct kvs_job jobs[KVS_TIER_JOBS];
     struct kvs_job_op *ops;
     size_t ops_bytes;
-    struct kvs_saved *here; /* blocks of which something may be in memory */
+    struct kvs_saved *here; /* blocks of which rows may be in memory */
     /* Segments come back in this order; those from to_read on have not begun. */
     struct kvs_segment_read *wanted, **wanted_end, *to_read;
     struct kvs_segment_read *given_up; /* with values under way */
@@ -168,6 +171,7 @@ struct kvs_disk_tier {
     size_t verifying_bytes;            /* of both */
     struct kvs_value_op *value_writes; /* under way */
     size_t value_bytes;                /* of these */
+    uint32_t n_values;
     uint64_t
         unsynced_us; /* when the first was written of those that a sync is to make stay; 0: none */
     bool is_syncing;
@@ -183,6 +187,12 @@ static inline void kvs_tier_count(_Atomic uint64_t *counter, uint64_t n)
 {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
                           memory_order_relaxed);
+}
+
+/* Whether the disk has enough to do with what was made of rows. */
+static inline bool kvs_values_are_many(const struct kvs_disk_tier *tier)
+{
+    return tier->value_bytes >= KVS_TIER_WRITING || tier->n_values >= KVS_VALUES_AT_ONCE;
 }
 
 static inline struct kvs_saved_key
@@ -234,7 +244,7 @@ void kvs_tier_prefer(void *arg, struct kvs_block *block, uint32_t at);
 bool kvs_is_preferred(const struct kvs_disk_tier *tier,
                       const struct kvs_saved *saved,
                       uint32_t at);
-/* Something of the block is in memory, or may be from now on; nothing is. */
+/* Rows of the block are in memory, or may be from now on; none are. */
 void kvs_saved_is_here(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 void kvs_saved_is_away(struct kvs_disk_tier *tier, struct kvs_saved *saved);
 /* Where rows were let go of here and there, what is left of the sparsest page moves to others, for a
@@ -274,8 +284,10 @@ struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
                                      uint32_t at,
                                      size_t bytes,
                                      size_t tail_bytes);
-void kvs_value_write(struct kvs_value_op *op, size_t tail_bytes);
-/* Has the disk keep what was written for sure, some time later.  Returns false if there was nothing to do. */
+/* Fails with what the disk fails with at once. */
+kv_status_t kvs_value_write(struct kvs_value_op *op, size_t tail_bytes);
+/* Syncs what kvs_value_write() has written, half a second after the first of it.  Returns false if there was
+ * nothing to do. */
 bool kvs_values_sync(struct kvs_disk_tier *tier);
 /* Whether such values of the block are on their way to the disk. */
 bool kvs_value_is_written(const struct kvs_disk_tier *tier,
@@ -284,16 +296,18 @@ bool kvs_value_is_written(const struct kvs_disk_tier *tier,
 /* Frees what was under way; the queue is closed. */
 void kvs_tier_learnt_close(struct kvs_disk_tier *tier);
 
-/* ---- columns.c: likewise ---- */
+/* ---- columns.c: what the store's tier does for columns, and disk_tier.c for codes ---- */
 
-/* Returns a segment's codes, in memory or not; identity 0: they are of no use to the next process. */
+/* Returns a segment's codes, or none; identity 0: they are of no use to the next process. */
 struct kvs_kept_column
 kvs_codes_kept(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at);
-/* Returns a tail without what kvs_saved_column_tail_make() makes. */
-struct kvs_saved_column_tail kvs_column_tail_of(const struct kvs_kept_column *kept);
+/* Writes a column that is in memory, with its tail, as the value of a key. */
+void kvs_column_value_make(const struct kvs_kept_column *kept,
+                           const struct kvs_saved_key *key,
+                           void *ret_value);
 /* Returns what tells codes in memory that the disk has been given from others; never 0. */
-uint32_t kvs_kept_of(const struct kvs_column *column, uint32_t identity);
-void kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at);
+uint32_t kvs_codes_fingerprint(const struct kvs_column *column, uint32_t identity);
+bool kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at);
 kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked);
 struct kvs_recalled kvs_tier_recalled(void *arg, uint32_t i);
 bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at);

@@ -50,6 +50,7 @@ static void op_free(struct kvs_value_op *op)
 static void value_drop(struct kvs_value_op *op)
 {
     op->tier->value_bytes -= op->bytes;
+    op->tier->n_values--;
     op_free(op);
 }
 
@@ -73,24 +74,30 @@ struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
                                      size_t tail_bytes)
 {
     struct kvs_value_op *op =
-        tier->value_bytes < KVS_TIER_WRITING
+        !kvs_values_are_many(tier)
             ? op_create(tier, saved, kind, at, bytes, tail_bytes, &tier->value_writes)
             : NULL;
 
-    if (op != NULL)
+    if (op != NULL) {
         tier->value_bytes += bytes;
+        tier->n_values++;
+    }
     return op;
 }
 
-void kvs_value_write(struct kvs_value_op *op, size_t tail_bytes)
+kv_status_t kvs_value_write(struct kvs_value_op *op, size_t tail_bytes)
 {
     const struct kv_disk_write write = {.key = &op->key,
                                         .key_bytes = sizeof(op->key),
                                         .value = op->memory,
                                         .value_bytes = op->bytes + tail_bytes};
 
-    if (kv_disk_write(op->tier->queue, KV_DISK_ROWS, &write, 1, write_done, op) != KV_OK)
+    const kv_status_t status =
+        kv_disk_write(op->tier->queue, KV_DISK_ROWS, &write, 1, write_done, op);
+
+    if (status != KV_OK)
         value_drop(op);
+    return status;
 }
 
 static void synced(void *arg, kv_status_t status, size_t bytes)
@@ -138,7 +145,7 @@ void kvs_tier_keep_learnt(void *arg, const struct kvs_block *block, uint32_t at)
     }
     kvs_saved_learnt_tail_make(&tail, &op->key, op->memory, bytes);
     memcpy((uint8_t *)op->memory + bytes, &tail, sizeof(tail));
-    kvs_value_write(op, sizeof(tail));
+    (void)kvs_value_write(op, sizeof(tail));
 }
 
 bool kvs_value_is_written(const struct kvs_disk_tier *tier,

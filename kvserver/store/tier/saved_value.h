@@ -58,6 +58,7 @@ struct kvs_saved_column_tail {
     uint32_t block_begin, n_blocks; /* of its chapter */
     uint32_t crc;                   /* of the key, the bytes, and the above */
 };
+static_assert(sizeof(struct kvs_saved_column_tail) == 20, "no holes");
 
 static inline struct kvs_saved_key kvs_saved_key(const struct kv_id128 *home,
                                                  const struct kv_id128 *name,
@@ -149,7 +150,7 @@ static inline uint32_t kvs_saved_column_crc(const struct kvs_saved_column_tail *
     return kv_crc32c(crc, tail, offsetof(struct kvs_saved_column_tail, crc));
 }
 
-/* The rest of it is there. */
+/* Fills in version and crc; the caller has set the rest. */
 static inline void kvs_saved_column_tail_make(struct kvs_saved_column_tail *tail,
                                               const struct kvs_saved_key *key,
                                               const void *bytes,
