@@ -644,10 +644,8 @@ keep_piece(struct kvs_indexer *indexer, struct kvs_index_job *job, bool *ret_don
     const uint32_t end = job->cursor + (left < KEPT_BLOCKS ? left : KEPT_BLOCKS);
 
     while (job->cursor < end &&
-           kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at)) {
+           kvs_kept_keep(indexer->books, job->blocks[job->cursor], job->at))
         job->cursor++;
-        job->keeps_us = kv_clock_now(indexer->clock);
-    }
     *ret_done = job->cursor == job->n_segments ||
                 kv_clock_now(indexer->clock) - job->keeps_us >= ROOM_US;
     return job->cursor < end && !*ret_done ? KV_IN_PROGRESS : KV_OK;

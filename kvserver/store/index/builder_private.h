@@ -65,7 +65,7 @@ struct kvs_index_job {
     bool has_recalled; /* what was learnt of its rows */
     bool is_recall; /* it takes what an earlier process made, or nothing, and reads no rows */
     uint64_t lacks_us; /* since when there is no memory for its next piece; 0: there was */
-    uint64_t keeps_us; /* when the tier took something last */
+    uint64_t keeps_us; /* since when the tier takes what is kept */
     uint64_t again_us; /* when it looks for some again */
 };
 

@@ -30,8 +30,8 @@ struct progress {
     bool recall_is_over;  /* they have ended */
     uint32_t unit, block; /* those before have no jobs */
     bool counts;          /* none has: counts codes and codebooks */
-    bool has_waited;      /* for a job, which may have ended without codes */
-    bool is_again;        /* jobs were queued once more after that */
+    bool
+        is_again; /* jobs were queued once more: those of others may have ended without codes */
     struct kvs_index_look look;
 };
 
@@ -219,8 +219,8 @@ static bool look(struct kvs_request *request)
             count_blocks(request, progress);
         } else if (progress->unit < request->header.n_units) {
             find_job(request, progress);
-            progress->has_waited |= request->state != KVS_REQUEST_BEGUN;
-        } else if (progress->has_waited && !progress->is_again) {
+
+        } else if (!progress->is_again && kvs_kept_has_tier(&request->shard->codebooks)) {
             *progress = (struct progress){.recall_is_over = true, .is_again = true};
             request->cursor_unit = 0;
             return true;
@@ -283,6 +283,12 @@ bool kvs_op_index_run(struct kvs_request *request)
     status =
         kvs_index_schedule(request->shard->indexer, kvs_unit_at(request, request->cursor_unit),
                            request->header.token_count, &plan);
+    /* The second time it is not worth waiting for memory. */
+    if (progress->is_again && status != KV_OK &&
+        (status != KV_NOT_READY || kvs_pages_are_short(request->shard->pages))) {
+        request->cursor_unit++;
+        return true;
+    }
     if (status == KV_NOT_READY && kvs_pages_are_short(request->shard->pages) &&
         kvs_indexer_n_jobs(request->shard->indexer, request->session->index) > 0) {
         /* Jobs pin their rows, and those of all units would leave no memory for what they make. */

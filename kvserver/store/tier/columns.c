@@ -87,6 +87,11 @@ static bool keep(struct kvs_disk_tier *tier,
     if (op == NULL)
         return !kvs_values_are_many(tier);
     kvs_column_value_make(&kept, &op->key, op->memory);
+    if (kind == KVS_COLUMN_CODES) {
+        op->block = saved->block;
+        op->at = at;
+        op->fingerprint = of;
+    }
     const kv_status_t status = kvs_value_write(op, tail_bytes);
 
     if (status == KV_OK && kind == KVS_COLUMN_CODES)
@@ -182,7 +187,7 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
         if (status != KV_OK && status != KV_NOT_FOUND)
             kvs_tier_count(&tier->counts.failed, 1);
         recall->is_missing = true;
-        recall->is_gone = status == KV_OK || status == KV_NOT_FOUND;
+        recall->is_gone = recall->is_gone || status == KV_OK || status == KV_NOT_FOUND;
     }
     if (recall->link == NULL)
         read_some(recall);

@@ -417,6 +417,9 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
         item_over(item, progress, KV_BUSY); /* somebody needs it now */
         return true;
     }
+    if (progress->state == KVS_ITEM_TO_DO &&
+        kvs_value_is_written(tier, &saved->home, &saved->name))
+        return false; /* it is to be there when they come back */
     /* Who else waits for it asks again when it is his turn. */
     kvs_load_give_up(tier, saved);
     switch ((enum kvs_item_state)progress->state) {
@@ -427,8 +430,6 @@ static bool leave_step(struct kvs_disk_tier *tier, uint32_t i)
             item_over(item, progress, KV_BUSY);
             return true;
         }
-        if (kvs_value_is_written(tier, &saved->home, &saved->name))
-            return false; /* it is to be there when they come back */
         if (progress->at == 0 && !have_new_codes(tier, saved))
             return mark(tier, i, saved);
         return tier->ops_bytes < KVS_TIER_WRITING && write_codes(tier, i, saved);

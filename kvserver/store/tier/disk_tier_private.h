@@ -86,7 +86,9 @@ struct kvs_value_op {
     struct kvs_disk_tier *tier;
     struct kvs_value_op *next, **link;
     struct kvs_saved_key key;
-    size_t bytes; /* without the tail */
+    size_t bytes;                  /* without the tail */
+    const struct kvs_block *block; /* whose codes are written, of this place; NULL: none */
+    uint32_t at, fingerprint;
     uint64_t since_us;
     bool is_given_up;   /* a read that nobody waits for */
     kv_status_t status; /* of a read; KV_IN_PROGRESS: it is under way; KV_BUSY: the disk has
@@ -277,7 +279,7 @@ kv_status_t kvs_tier_recall_learnt(void *arg,
                                    const void **ret_bytes);
 void kvs_tier_end_recall(void *arg);
 /* Returns a value of so many bytes, with room for a tail, that is to be written; NULL: there is no memory,
- * or the disk has enough to do.  Writes it, and frees it then, or at once. */
+ * or the disk has enough to do, but for what was learnt: without it, others are of no use.  Writes it, and frees it then, or at once. */
 struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
                                      const struct kvs_saved *saved,
                                      enum kvs_saved_kind kind,

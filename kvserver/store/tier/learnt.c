@@ -54,6 +54,18 @@ static void value_drop(struct kvs_value_op *op)
     op_free(op);
 }
 
+/* The disk has not got them.  The block may have gone, and another be in its place. */
+static void forget_codes(const struct kvs_value_op *op)
+{
+    struct kvs_saved *saved = kvs_saved_of_block(op->tier, op->block);
+
+    if (saved != NULL && op->at < saved->units.n &&
+        memcmp(op->key.bytes, &saved->home, sizeof(saved->home)) == 0 &&
+        memcmp(op->key.bytes + sizeof(saved->home), &saved->name, sizeof(saved->name)) == 0 &&
+        saved->codes_on_disk[op->at] == op->fingerprint)
+        saved->codes_on_disk[op->at] = 0;
+}
+
 static void write_done(void *arg, kv_status_t status, size_t bytes)
 {
     struct kvs_value_op *op = arg;
@@ -61,6 +73,8 @@ static void write_done(void *arg, kv_status_t status, size_t bytes)
     (void)bytes;
     kvs_tier_count(status == KV_OK ? &op->tier->counts.written_bytes : &op->tier->counts.failed,
                    status == KV_OK ? op->bytes : 1);
+    if (status != KV_OK && op->block != NULL)
+        forget_codes(op);
     if (status == KV_OK && op->tier->unsynced_us == 0)
         op->tier->unsynced_us = kv_clock_now(op->tier->clock);
     value_drop(op);
@@ -74,7 +88,7 @@ struct kvs_value_op *kvs_value_begin(struct kvs_disk_tier *tier,
                                      size_t tail_bytes)
 {
     struct kvs_value_op *op =
-        !kvs_values_are_many(tier)
+        kind == KVS_SAVED_LEARNT || !kvs_values_are_many(tier)
             ? op_create(tier, saved, kind, at, bytes, tail_bytes, &tier->value_writes)
             : NULL;
 
