@@ -8,9 +8,8 @@
  * Each has an identity: of codes, what the chapter has learnt; of summaries, which rows they are of and by
  * which plan they were made; and the versions of their formats.  What has another identity is not there.
  *
- * To make them costs less than to read them, if the rows are in memory.  If these are on disk, a session
- * that was opened after a restart has its candidates before its rows are read, or without that: the codes
- * and summaries of 128 tokens are an eighth to a quarter of their rows.  Lists are made of codes.
+ * So a session that was opened after a restart has its candidates before its rows are read, or without that.
+ * Lists are made of codes.
  *
  * Threads: the data thread.  Memory: the caller's.
  */

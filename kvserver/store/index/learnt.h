@@ -6,8 +6,8 @@
  *             the rotation's matrix, if keys are rotated     (d, d) floats
  *             what the scorer has learnt, and the keys' mean  as in memory
  *
- * Learning is most of an index job: with these, the job has only to make codes, lists and summaries,
- * which cost less to make than to read (kept.h), where there are rows.  They are of use to a job for the same
+ * Learning is most of an index job: with these, the job has only to make codes, lists and summaries, or to
+ * take them (kept.h).  They are of use to a job for the same
  * rows and by the same plan, but for how often it may look at them.
  *
  * Threads: the data thread.  Memory: the caller's.

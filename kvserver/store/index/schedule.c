@@ -77,13 +77,11 @@ static kv_status_t cut_chapters(struct kvs_indexer *indexer,
     kv_status_t status = KV_OK;
 
     for (uint32_t begin = 0, end; begin < n_blocks && status == KV_OK; begin = end) {
-        uint32_t chapter_end =
-            /* What is recalled tells itself where chapters end. */
-            kind != KVS_INDEX_JOB_RECALL &&
-                    (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks <
-                        n_blocks
-                ? (begin / plan->chapter_blocks + 1) * plan->chapter_blocks
-                : n_blocks;
+        const uint64_t planned =
+            (begin / plan->chapter_blocks + 1) * (uint64_t)plan->chapter_blocks;
+        /* What is recalled tells itself where chapters end. */
+        const uint32_t chapter_end =
+            kind == KVS_INDEX_JOB_RECALL || planned > n_blocks ? n_blocks : (uint32_t)planned;
 
         for (end = begin; end < chapter_end && is_bare(unit, end); end++)
             ;

@@ -1,8 +1,9 @@
 /* index: makes codes for the committed rows of a session.
  *
  *   begin ..... checks the request; waits for the rows to be committed
- *   run ....... where an earlier process may have made codes: has jobs look for them, and waits for these jobs; one unit per slice: its chapters become index jobs (builder.h); then some
- *               blocks per slice: replies when no job is left, or at once if the client did not
+ *   run ....... where an earlier process may have made codes: one unit per slice, has jobs look for
+ *               them, and waits for these jobs; then one unit per slice: its chapters become index
+ *               jobs (builder.h); then some blocks per slice: replies when no job is left, or at once if the client did not
  *               ask to wait
  *   wake ...... a job has ended: looks again
  *

@@ -5,6 +5,7 @@
 #include "kernels/checksum.h"
 #include "kvserver/base/clock.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum {
@@ -122,7 +123,7 @@ struct column_read {
 /* Columns that are read, all for one job. */
 struct kvs_columns_recall {
     struct kvs_disk_tier *tier;
-    struct kvs_columns_recall *next, **link; /* of tier->abandoned; link NULL: it is not */
+
     uint32_t n, n_begun, n_under_way;
     uint32_t identity;
     size_t n_bytes, room, stride;
@@ -135,11 +136,6 @@ struct kvs_columns_recall {
 
 static void recall_free(struct kvs_columns_recall *recall)
 {
-    if (recall->link != NULL) {
-        *recall->link = recall->next;
-        if (recall->next != NULL)
-            recall->next->link = recall->link;
-    }
     free(recall->bytes);
     free(recall);
 }
@@ -189,22 +185,25 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
         recall->is_missing = true;
         recall->is_gone = recall->is_gone || status == KV_OK || status == KV_NOT_FOUND;
     }
-    if (recall->link == NULL)
+    if (recall != tier->abandoned) {
         read_some(recall);
-    else if (recall->n_under_way == 0)
+    } else if (recall->n_under_way == 0) {
+        tier->abandoned = NULL;
         recall_free(recall);
+    }
 }
 
-static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_asked *asked)
+/* Returns false if there is no memory, or no disk any more. */
+static bool begin(struct kvs_disk_tier *tier, const struct kvs_columns_asked *asked)
 {
     const uint32_t n = kvs_columns_asked_n(asked);
     struct kvs_columns_recall *recall;
 
     if (tier->queue == NULL)
-        return KV_NOT_FOUND;
+        return false;
     recall = calloc(1, sizeof(*recall) + n * sizeof(recall->reads[0]));
     if (recall == NULL)
-        return KV_NOT_FOUND;
+        return false;
     recall->tier = tier;
     recall->n = n;
     recall->identity = asked->identity;
@@ -224,7 +223,7 @@ static kv_status_t begin(struct kvs_disk_tier *tier, const struct kvs_columns_as
                 recall, kvs_saved_key_at(saved, saved_kind(asked->kind), asked->at)};
     }
     tier->columns = recall;
-    return KV_IN_PROGRESS;
+    return true;
 }
 
 /* Records which codes the disk has of each segment; none if one is missing or wrong. */
@@ -249,14 +248,14 @@ static void note_codes(const struct kvs_disk_tier *tier, const struct kvs_column
 kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked)
 {
     struct kvs_disk_tier *tier = arg;
-    struct kvs_columns_recall *recall = tier->columns;
+    struct kvs_columns_recall *recall;
 
     /* Reads of an earlier one end first, or the disk stands still. */
-    if (recall == NULL && tier->abandoned != NULL)
+    if (tier->columns == NULL && tier->abandoned != NULL)
         return kv_clock_now(tier->clock) - tier->abandoned->moved_us < PATIENCE_US
                    ? KV_IN_PROGRESS
                    : KV_NOT_FOUND;
-    if (recall == NULL && begin(tier, asked) != KV_IN_PROGRESS)
+    if (tier->columns == NULL && !begin(tier, asked))
         return KV_NOT_FOUND;
     recall = tier->columns;
     read_some(recall);
@@ -266,8 +265,8 @@ kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *a
         kvs_columns_end(tier);
         return KV_NOT_FOUND;
     }
-    if (asked->kind == KVS_COLUMN_CODES && (recall->is_gone || recall->identity != 0) &&
-        (recall->is_gone || !recall->is_missing))
+    if (asked->kind == KVS_COLUMN_CODES &&
+        (recall->is_gone || (recall->identity != 0 && !recall->is_missing)))
         note_codes(tier, asked);
     if (!recall->is_missing)
         return KV_OK;
@@ -287,7 +286,9 @@ struct kvs_recalled kvs_tier_recalled(void *arg, uint32_t i)
 
 bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at)
 {
-    const struct kvs_saved *saved = kvs_saved_of_block(arg, block);
+    const struct kvs_disk_tier *tier = arg;
+    /* Who asks does so for each block of a session. */
+    const struct kvs_saved *saved = tier->has_adopted ? kvs_saved_of_block(tier, block) : NULL;
 
     return saved != NULL && saved->codes_on_disk[at] == KVS_CODES_UNKNOWN;
 }
@@ -303,16 +304,16 @@ void kvs_columns_end(struct kvs_disk_tier *tier)
         recall_free(recall);
         return;
     }
-    recall->next = tier->abandoned;
-    recall->link = &tier->abandoned;
-    if (recall->next != NULL)
-        recall->next->link = &recall->next;
+    assert(tier->abandoned == NULL); /* none is begun before it has gone */
     tier->abandoned = recall;
 }
 
 void kvs_tier_columns_close(struct kvs_disk_tier *tier)
 {
-    kvs_columns_end(tier);
-    while (tier->abandoned != NULL)
-        recall_free(tier->abandoned);
+    struct kvs_columns_recall *const recalls[] = {tier->columns, tier->abandoned};
+
+    for (unsigned i = 0; i < 2; i++)
+        if (recalls[i] != NULL)
+            recall_free(recalls[i]);
+    tier->columns = tier->abandoned = NULL;
 }

@@ -806,6 +806,7 @@ struct kvs_block *kvs_disk_tier_adopt(struct kvs_disk_tier *tier,
 
         for (uint32_t at = 0; at < n; at++)
             saved->codes_on_disk[at] = KVS_CODES_UNKNOWN;
+        tier->has_adopted = true;
         kvs_saved_is_away(tier, saved);
         return block;
     }

@@ -181,6 +181,7 @@ struct kvs_disk_tier {
     unsigned n_learnt_reads;
     struct kvs_value_op *recall;          /* of learnt_reads; NULL: none */
     struct kvs_columns_recall *columns;   /* NULL: none */
+    bool has_adopted;                     /* some block of an earlier process */
     struct kvs_columns_recall *abandoned; /* with reads under way */
     struct kvs_tier_counts counts;
 };
