@@ -897,6 +897,7 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
         return;
     atomic_store_explicit(&control->disk_room.taken[KVS_DISK_PREFIXES], saver->saved_bytes,
                           memory_order_relaxed);
+    kvs_disk_note_over(&control->disk_room, now_us);
     if (saver->first == NULL)
         kvs_disk_lack(&control->disk_room, KVS_DISK_PREFIXES, false);
     if (saver->leaving.first != NULL && saver->leave.call == NULL)

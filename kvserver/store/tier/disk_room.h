@@ -12,6 +12,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum {
+    KVS_DISK_OVER_US = 10 * 1000 * 1000, /* in which both have shrunk, if they can */
+};
+
 enum kvs_disk_share {
     KVS_DISK_PREFIXES, /* of the control thread */
     KVS_DISK_OBJECTS,  /* of all data threads */
@@ -22,6 +26,8 @@ struct kvs_disk_room {
     uint64_t bytes; /* set once */
     _Atomic uint64_t taken[KVS_DISK_SHARES];
     _Atomic bool lacks[KVS_DISK_SHARES]; /* it has asked the other */
+    uint64_t over_us;     /* since when there is more than there may be; 0: there is not */
+    _Atomic bool is_over; /* for so long that one of them can shrink no more */
 };
 
 static inline uint64_t kvs_disk_taken(const struct kvs_disk_room *room,
@@ -30,13 +36,38 @@ static inline uint64_t kvs_disk_taken(const struct kvs_disk_room *room,
     return atomic_load_explicit((_Atomic uint64_t *)&room->taken[share], memory_order_relaxed);
 }
 
-/* Returns what the other share leaves. */
+/* Returns what the other share leaves.  Where both have more than there is, as after a start with less,
+ * each keeps what it has, up to half, as long as the other may shrink to what is left. */
 static inline uint64_t kvs_disk_left(const struct kvs_disk_room *room,
                                      enum kvs_disk_share share)
 {
     const uint64_t other = kvs_disk_taken(room, 1 - share);
+    const uint64_t mine = kvs_disk_taken(room, share);
+    const uint64_t left = other < room->bytes ? room->bytes - other : 0;
+    const uint64_t kept = mine < room->bytes / 2 ? mine : room->bytes / 2;
 
-    return other < room->bytes ? room->bytes - other : 0;
+    if (left > kept ||
+        atomic_load_explicit((_Atomic bool *)&room->is_over, memory_order_relaxed))
+        return left;
+    return kept;
+}
+
+static inline bool kvs_disk_has_too_much(const struct kvs_disk_room *room)
+{
+    return kvs_disk_taken(room, KVS_DISK_PREFIXES) + kvs_disk_taken(room, KVS_DISK_OBJECTS) >
+           room->bytes;
+}
+
+/* The control thread, now and then. */
+static inline void kvs_disk_note_over(struct kvs_disk_room *room, uint64_t now_us)
+{
+    if (!kvs_disk_has_too_much(room))
+        room->over_us = 0;
+    else if (room->over_us == 0)
+        room->over_us = now_us;
+    atomic_store_explicit(&room->is_over,
+                          room->over_us > 0 && now_us - room->over_us >= KVS_DISK_OVER_US,
+                          memory_order_relaxed);
 }
 
 /* Says whether the share lacks room. */

@@ -767,14 +767,30 @@ void kvs_object_tier_close(struct kvs_object_tier *tier)
     free(tier);
 }
 
+static unsigned n_threads_of(const struct kvs_object_tier *tier)
+{
+    const struct kvs_pages *pages = kvs_arena_pages(tier->objects->arena);
+    const unsigned n = atomic_load_explicit(&pages->n_arenas, memory_order_relaxed);
+
+    return n > 0 ? n : 1;
+}
+
 /* Records of what is away are memory as well. */
 static bool has_too_many(const struct kvs_object_tier *tier)
 {
-    const struct kvs_pages *pages = kvs_arena_pages(tier->objects->arena);
-
     return tier->objects->lists[KVS_OBJECTS_AWAY].n * RECORD_BYTES >
-           pages->bytes / RECORDS_PART /
-               (atomic_load_explicit(&pages->n_arenas, memory_order_relaxed) | 1);
+           kvs_arena_pages(tier->objects->arena)->bytes / RECORDS_PART / n_threads_of(tier);
+}
+
+/* Returns how many bytes of objects are to go because there is less room than before the start: of each
+ * data thread's a part. */
+static uint64_t excess(const struct kvs_object_tier *tier)
+{
+    const struct kvs_disk_room *room = tier->setup.room;
+    const uint64_t taken = kvs_disk_taken(room, KVS_DISK_OBJECTS);
+    const uint64_t left = kvs_disk_left(room, KVS_DISK_OBJECTS);
+
+    return taken > left ? (taken - left + n_threads_of(tier) - 1) / n_threads_of(tier) : 0;
 }
 
 static void tell(struct kvs_object_tier *tier)
@@ -793,15 +809,18 @@ static void tell(struct kvs_object_tier *tier)
     atomic_store_explicit(&counts->is_busy, is_busy, memory_order_relaxed);
 }
 
-/* Evicts some of what is away, if that is to go, and what went before is gone. */
+/* Evicts some of what is away, if the prefixes want its room or there is too much of it, and what went
+ * before is gone. */
 static bool give(struct kvs_object_tier *tier)
 {
+    const uint64_t excess_bytes = excess(tier);
+    const bool gives = kvs_disk_gives(tier->setup.room, KVS_DISK_OBJECTS) || has_too_many(tier);
     int n = 0;
 
-    if (tier->erasures.first != NULL || tier->erase.n > 0 ||
-        !(kvs_disk_gives(tier->setup.room, KVS_DISK_OBJECTS) || has_too_many(tier)))
+    if (tier->erasures.first != NULL || tier->erase.n > 0)
         return false;
-    while (n < EVICT_AT_ONCE && kvs_objects_evict_away(tier->objects))
+    while (n < EVICT_AT_ONCE && (gives || tier->erasures.bytes < excess_bytes) &&
+           kvs_objects_evict_away(tier->objects))
         n++;
     return n > 0;
 }
