@@ -1536,6 +1536,48 @@ static void absent_segments_count_in_their_chapters(void **state)
     close_node();
 }
 
+/* Codes stay in memory when their rows leave it, and are scrubbed there; damaged ones are made again when the
+ * rows are back. */
+static void codes_of_absent_rows_are_scrubbed(void **state)
+{
+    enum {
+        CHAPTER_BLOCKS = 16,
+        AWAY = 3
+    };
+    const struct kvs_unit *unit;
+    const struct kvs_codes *codes;
+    struct memory_tier tier;
+    struct kvs_block *block;
+    uint32_t crc;
+
+    (void)state;
+    kv_random_init(&it.random, 9);
+    open_node();
+    fork_chapter(CHAPTER_BLOCKS, CHAPTER_BLOCKS * KV_BLOCK_TOKENS);
+    unit = unit_at(BY_CHAPTER, 0, 0);
+    block = kvs_unit_block(unit, AWAY);
+    codes = kvs_unit_codes(unit, AWAY);
+    crc = codes->column.crc;
+    memory_tier_init(&tier, &data()->store);
+    assert_true(memory_tier_keep(&tier, block));
+    assert_true(kvs_segment_let_go(&data()->store, block, unit->at) > 0);
+    scrub();
+    assert_int_equal(data()->store.health.found[KVS_KIND_CODES], 0);
+    ((uint8_t *)codes->column.bytes)[0] ^= 1;
+    scrub();
+    assert_int_equal(data()->store.health.found[KVS_KIND_CODES], 1);
+    assert_int_equal(codes->n_lost, KV_BLOCK_TOKENS);
+    scrub();
+    assert_int_equal(data()->store.health.mended[KVS_KIND_CODES], 0);
+    assert_true(kvs_block_restore(&data()->store, block, unit->at,
+                                  memory_tier_find(&tier, block, unit->at)));
+    scrub();
+    assert_int_equal(data()->store.health.mended[KVS_KIND_CODES], 1);
+    assert_int_equal(codes->n_lost, 0);
+    assert_int_equal(codes->column.crc, crc);
+    close_node();
+}
+
 /* Where only the first segments of a chapter have a new codebook all get one. */
 static void chapters_of_two_codebooks_are_made_again(void **state)
 {
@@ -1627,6 +1669,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(older_versions_are_made_again),
         cmocka_unit_test(chapters_are_replaced_whole),
         cmocka_unit_test(absent_segments_count_in_their_chapters),
+        cmocka_unit_test(codes_of_absent_rows_are_scrubbed),
         cmocka_unit_test(chapters_of_two_codebooks_are_made_again),
         cmocka_unit_test(queries_do_not_stop_the_scrub),
     };

@@ -112,8 +112,8 @@ static bool can_recode(const struct kvs_scrub *scrub, struct kvs_unit *unit, uin
            kvs_verify_run(&scrub->shard->store, &rows, block * KV_BLOCK_TOKENS, 1, n) == n;
 }
 
-/* Verifies the codes of a segment that has no index job.  Lost codes are made again here,
- * unless their codebook is broken: mend_codebook() then replaces it. */
+/* Verifies the codes of a segment that has no index job.  Lost codes are made again here if the rows
+ * are in memory, unless their codebook is broken: mend_codebook() then replaces it. */
 static uint64_t check_codes(struct kvs_scrub *scrub,
                             const struct kvs_shard_session *session,
                             struct kvs_unit *unit,
@@ -125,7 +125,8 @@ static uint64_t check_codes(struct kvs_scrub *scrub,
     const struct kvs_codebook *book = book_of(scrub, codes);
 
     (void)kvs_segment_check_codes(books, of, unit->at);
-    if (codes->n_lost > 0 && !book->is_broken && can_recode(scrub, unit, block))
+    if (codes->n_lost > 0 && !book->is_broken && kvs_unit_is_here(unit, block) &&
+        can_recode(scrub, unit, block))
         kvs_segment_recode(books, of, unit->at,
                            (enum kv_key_type)session->schema->layers[unit->layer].dtype,
                            unit->row_bytes);
@@ -318,8 +319,8 @@ static bool has_codes_at(const struct kvs_unit *unit, uint32_t block)
            !kvs_unit_segment(unit, block)->training;
 }
 
-/* Checks one segment, or runs one check of its codebook.  Returns the number of bytes
- * checked. */
+/* Checks one segment, or runs one check of its codebook.  Rows that are away are verified when they come
+ * back: there are codes only.  Returns the number of bytes checked. */
 static uint64_t check_segment(struct kvs_scrub *scrub,
                               const struct kvs_shard_session *session,
                               struct kvs_unit *unit)
@@ -327,31 +328,26 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
     const uint32_t block = scrub->block;
     const struct kvs_codes *codes = kvs_unit_codes(unit, block);
     const bool has_codes = has_codes_at(unit, block);
+    const bool is_here = kvs_unit_is_here(unit, block);
+    const uint32_t n_here = is_here ? rows_of(unit, block) : 0;
     uint64_t bytes = 0;
 
     if (has_codes && book_of(scrub, codes)->pass != scrub->pass)
         return check_codebook(scrub, codes->codebook);
-    bytes += check_rows(scrub, unit, block);
-    if (scrub->n_checked > rows_of(unit, block))
-        scrub->n_checked = rows_of(unit, block);
-    if (has_codes)
+    if (is_here)
+        bytes += check_rows(scrub, unit, block);
+    if (scrub->n_checked > n_here)
+        scrub->n_checked = n_here;
+    if (has_codes && !kvs_column_is_away(&codes->column))
         bytes += check_codes(scrub, session, unit, block);
     scrub->unit++;
-    if (has_codes && is_last_of_chapter(scrub, unit, block + 1))
+    if (!has_codes || !is_last_of_chapter(scrub, unit, block + 1))
+        return bytes;
+    if (is_here)
         mend_codebook(scrub, unit, block + 1);
-    return bytes;
-}
-
-/* Passes a segment without rows, or that is absent: it is verified when it comes back. */
-static void skip_segment(struct kvs_scrub *scrub, const struct kvs_unit *unit)
-{
-    const uint32_t block = scrub->block;
-
-    scrub->n_checked = 0;
-    scrub->unit++;
-    if (rows_of(unit, block) > 0 && has_codes_at(unit, block) &&
-        is_last_of_chapter(scrub, unit, block + 1))
+    else
         (void)count_chapter(scrub, unit, block + 1);
+    return bytes;
 }
 
 /* Moves the cursor to the next block; other sessions that share this one need not check its rows
@@ -398,8 +394,9 @@ static uint64_t walk_on(struct kvs_scrub *scrub)
         return 0;
     }
     struct kvs_unit *unit = &session->units[scrub->unit];
-    if (rows_of(unit, scrub->block) == 0 || !kvs_unit_is_here(unit, scrub->block)) {
-        skip_segment(scrub, unit);
+    if (rows_of(unit, scrub->block) == 0) {
+        scrub->n_checked = 0;
+        scrub->unit++;
         return 0;
     }
     return check_segment(scrub, session, unit);
