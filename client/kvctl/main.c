@@ -103,7 +103,9 @@ static const struct command {
     {"ops", "", "operation counts and latencies", 0, 0, kvctl_tables_run},
     {"stats", "", "all counters; times such as index_us in microseconds", 0, 0,
      kvctl_tables_run},
-    {"scrub", "", "background memory check: progress and findings", 0, 0, kvctl_tables_run},
+    {"scrub", "", "background check of memory: progress and findings", 0, 0, kvctl_tables_run},
+    {"scrub-disk", "", "background check of the disk: progress and findings", 0, 0,
+     kvctl_tables_run},
     {"verify", "", "check all data in memory and on disk, now", 0, 0, kvctl_verify_run},
     {"threads", "", "what each data thread holds in memory", 0, 0, kvctl_tables_run},
     {"ping", "", "latency and throughput to each node, and its transport", 0, 0,
@@ -129,7 +131,8 @@ static const struct command {
     {"unpin", "NAME", "remove the pin of a prefix", 1, 1, kvctl_prefix_run},
     {"evict", "NAME", "drop a prefix and all that continue it", 1, 1, kvctl_prefix_run},
     {"hint", "NAME", "announce that a prefix will be used soon", 1, 1, kvctl_prefix_run},
-    {"drain", "", "finish requests, then stop the nodes: data is lost", 0, 0, kvctl_drain_run},
+    {"drain", "", "finish requests, save what waits for it, stop the nodes", 0, 0,
+     kvctl_drain_run},
     {"doctor", "", "check this machine and the nodes", 0, 0, kvctl_doctor_run},
 };
 

@@ -6,6 +6,7 @@
  */
 #include "tests/support/cluster.h"
 #include "tests/support/numbered_prompts.h"
+#include "tests/support/objects.h"
 #include "tests/support/rows.h"
 
 #include "kvserver/base/clock.h"
@@ -202,8 +203,10 @@ look_at(void *arg, const void *key, size_t key_bytes, const void *value, size_t 
         return;
     kind = saved->bytes[2 * sizeof(struct kv_id128)];
     values->n[kind]++;
+    /* Not in the tail: another version's is not damaged. */
     if ((int)kind == values->damaged && values->n[kind] % damages_one_in == 0)
-        ((uint8_t *)value)[values->n[kind] * 977 % value_bytes] ^= 4;
+        ((uint8_t *)value)[values->n[kind] * 977 %
+                           (value_bytes - sizeof(struct kvs_saved_column_tail))] ^= 4;
 }
 
 static struct values look_at_disk(int damaged)
@@ -513,6 +516,89 @@ static void damaged_codes_are_made_again(void **state)
     close_store();
 }
 
+/* What the disk has of a kind is damaged while the node stands still, or, with `ends`, is down. */
+static uint32_t damage(enum kvs_saved_kind kind, bool ends)
+{
+    uint32_t n;
+
+    if (ends) {
+        kv_client_close(client);
+        cluster_end(&cluster, 0);
+    } else {
+        kvs_node_stop(cluster.nodes[0]);
+    }
+    n = look_at_disk((int)kind).n[kind];
+    if (ends) {
+        cluster_start(&cluster, 0);
+        connect_client();
+    } else {
+        assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
+    }
+    return n;
+}
+
+/* All that is on the disk is verified: so many columns that are bad, and no block. */
+static void expect_bad_columns(uint32_t n)
+{
+    assert_int_equal(test_verify(client, 0).disk.bad, 0);
+    cluster_look(&cluster);
+    assert_int_equal(cluster_total(client, "stats", "bad_saved_columns"), n);
+}
+
+/* Verification finds codes, codebooks and summaries that are bad on disk: once, for they are written again
+ * from memory, or go. */
+static void verification_covers_columns(void **state)
+{
+    static const enum kvs_saved_kind kinds[] = {KVS_SAVED_CODES, KVS_SAVED_LEARNT,
+                                                KVS_SAVED_SUMMARIES};
+    const uint32_t n_groups = N_BOOKS * ((CHAPTER * KV_BLOCK_TOKENS + 1023) / 1024);
+    struct kv_index_options index = usual;
+    struct kv_session *session;
+    uint32_t n_bad = 0;
+
+    (void)state;
+    index.summaries = 16;
+    open_store();
+    begin(0, true, before);
+    session = open_prompt(0, TOKENS);
+    make_index(session, &index);
+    test_session_close(session);
+    wait_summaries(n_groups);
+    expect_bad_columns(0);
+    for (unsigned i = 0; i < 3; i++) {
+        n_bad += damage(kinds[i], false);
+        expect_bad_columns(n_bad);
+        wait_written(N_BOOKS);
+        wait_summaries(n_groups);
+        expect_bad_columns(n_bad);
+    }
+    restart(N_THREADS);
+    session = open_prompt(0, TOKENS);
+    make_index(session, &index);
+    expect_books(0, N_BOOKS);
+    expect_made(0, 0);
+    answers(session, after);
+    assert_memory_equal(before, after, sizeof(before));
+    test_session_close(session);
+
+    for (unsigned i = 0; i < 3; i++) {
+        n_bad = damage(kinds[i], true);
+        expect_bad_columns(n_bad);
+        expect_bad_columns(n_bad);
+        kvs_node_stop(cluster.nodes[0]);
+        assert_int_equal(look_at_disk(-1).n[kinds[i]], 0);
+        assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
+        session = open_prompt(0, TOKENS);
+        make_index(session, &index);
+        answers(session, after);
+        assert_memory_equal(before, after, sizeof(before));
+        test_session_close(session);
+        wait_written(N_BOOKS);
+        wait_summaries(n_groups);
+    }
+    close_store();
+}
+
 /* Two sessions of a prompt are indexed, given up and closed at any moment, on nodes that are started again
  * and again: whoever waits for the index has the same answers. */
 static void sessions_come_and_go(void **state)
@@ -649,6 +735,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_disk_that_does_not_answer),
         cmocka_unit_test(codes_need_no_rows),
         cmocka_unit_test(damaged_codes_are_made_again),
+        cmocka_unit_test(verification_covers_columns),
         cmocka_unit_test(sessions_come_and_go),
         cmocka_unit_test(old_codes_are_not_taken),
         cmocka_unit_test(it_is_erased_with_its_rows),

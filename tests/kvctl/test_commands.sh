@@ -123,7 +123,7 @@ expect 2 --deadline-ms 0 status
 expect 1 --server 127.0.0.1:1 status
 has 'node 127.0.0.1:1: .*unreachable' err
 [ ! -s "$work/out" ] || wrong "something on stdout"
-for command in status sessions clients models ops stats scrub verify ping drain; do
+for command in status sessions clients models ops stats scrub scrub-disk verify ping drain; do
     expect 1 --server 127.0.0.1:1 --json $command
     is_json
     has '^\{"node": "127.0.0.1:1", "state": "unreachable", "detail": "open: unreachable: ' out
@@ -164,6 +164,8 @@ done
 expect 0 scrub
 has '^thread +0 +1$' out
 has '^bad_rows +0 +0$' out
+expect 0 scrub-disk
+has '^bad_columns +0$' out
 expect 0 status
 has '^memory_bytes +268435456 \(256M\)$' out
 expect 0 ping

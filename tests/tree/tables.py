@@ -20,7 +20,7 @@ import tempfile
 Table = collections.namedtuple("Table", "readme title files pattern renamed")
 
 OPTION = r'\{\.name = "([a-z-]+)"'
-COMMAND = r'^    \{"([a-z]+)",'
+COMMAND = r'^    \{"([a-z-]+)",'
 TABLES = [
     Table("kvserver/README.md", "option |", "kvserver/main.c",
           rf'{OPTION}|^ +"  --([a-z-]+) ', {}),

@@ -349,6 +349,34 @@ static void table_scrub(struct kvs_control *control, struct builder *table)
     }
 }
 
+/* The same of what is on disk, on all threads. */
+static void table_scrub_disk(struct kvs_control *control, struct builder *table)
+{
+    const uint64_t passes_us = kvs_counted(&control->stats.disk_scrub_pass_us);
+    static const size_t counters[] = {
+        offsetof(struct kvs_stats, disk_scrub_blocks),
+        offsetof(struct kvs_stats, disk_scrub_bytes),
+        offsetof(struct kvs_stats, disk_scrub_passes),
+        offsetof(struct kvs_stats, disk_scrub_pass_bytes),
+        offsetof(struct kvs_stats, disk_scrub_unread),
+        offsetof(struct kvs_stats, bad_saved_blocks),
+        offsetof(struct kvs_stats, mended_saved_blocks),
+        offsetof(struct kvs_stats, lost_saved_blocks),
+        offsetof(struct kvs_stats, bad_saved_columns),
+    };
+    Kvpb__Row *to;
+
+    columns(table,
+            "rate_bytes checked_blocks checked_bytes passes pass_bytes unread bad_blocks "
+            "mended_blocks lost_blocks bad_columns last_pass_s");
+    to = row(table);
+    number(table, to,
+           control->config.disk_bytes > 0 ? (double)control->config.scrub_disk_bytes : 0);
+    for (size_t i = 0; i < sizeof(counters) / sizeof(counters[0]); i++)
+        number(table, to, (double)kvs_stats_total(control, counters[i]));
+    number(table, to, (double)passes_us / 1e6);
+}
+
 /* What each data thread holds. */
 static void table_threads(struct kvs_control *control, struct builder *table)
 {
@@ -481,6 +509,7 @@ static void table_tiers(struct kvs_control *control, struct builder *table)
     number(table, to, (double)kv_histogram_quantile(&us, 0.99) / 1e3);
     number(table, to,
            (double)(kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_segments)) +
+                    kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_columns)) +
                     kvs_stats_total(control, offsetof(struct kvs_stats, bad_saved_pieces))));
     number(table, to,
            (double)kvs_stats_total(control, offsetof(struct kvs_stats, disk_errors)));
@@ -490,10 +519,19 @@ static const struct {
     const char *name;
     void (*fill)(struct kvs_control *control, struct builder *table);
 } tables[] = {
-    {"status", table_status},   {"sessions", table_sessions}, {"clients", table_clients},
-    {"models", table_models},   {"ops", table_ops},           {"stats", table_stats},
-    {"scrub", table_scrub},     {"threads", table_threads},   {"prefixes", table_prefixes},
-    {"tenants", table_tenants}, {"reuse", table_reuse},       {"tiers", table_tiers},
+    {"status", table_status},
+    {"sessions", table_sessions},
+    {"clients", table_clients},
+    {"models", table_models},
+    {"ops", table_ops},
+    {"stats", table_stats},
+    {"scrub", table_scrub},
+    {"threads", table_threads},
+    {"prefixes", table_prefixes},
+    {"tenants", table_tenants},
+    {"reuse", table_reuse},
+    {"tiers", table_tiers},
+    {"scrub-disk", table_scrub_disk},
 };
 
 void kvs_tables_reply(struct kvs_control_call *call, const char *name)

@@ -107,6 +107,7 @@ static void tell_tier(struct kvs_shard *shard)
     kvs_stat_set(&stats->rows_moved_bytes, kvs_counted(&counts->moved_bytes));
     kvs_stat_set(&stats->bad_saved_segments,
                  kvs_counted(&counts->lost_segments) + kvs_counted(&counts->bad_segments));
+    kvs_stat_set(&stats->bad_saved_columns, kvs_counted(&counts->bad_columns));
     kvs_stat_set(&stats->disk_errors,
                  kvs_counted(&counts->failed) + kvs_counted(&of_objects->failed));
     atomic_store_explicit(&stats->objects_verified_since_us,

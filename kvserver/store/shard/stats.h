@@ -62,6 +62,7 @@
     X(rows_let_go_bytes, "rows that made room for others, of sessions that are used") \
     X(rows_moved_bytes, "rows that were moved in memory to get whole pages")          \
     X(bad_saved_segments, "segments that were missing on disk, or wrong")             \
+    X(bad_saved_columns, "codes, codebooks and summaries on disk that were wrong")    \
     X(bad_saved_pieces, "object pieces that were missing on disk, or wrong")          \
     X(disk_errors, "reads and writes that the disk has refused")                      \
     X(segments_copied, "shared partial segments copied before a write")               \

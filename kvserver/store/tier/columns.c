@@ -113,6 +113,25 @@ bool kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at
     return is_kept;
 }
 
+void kvs_tier_renew(struct kvs_disk_tier *tier,
+                    struct kvs_saved *saved,
+                    enum kvs_saved_kind kind,
+                    uint32_t at)
+{
+    const struct kvs_saved_key key = kvs_saved_key_at(saved, kind, at);
+    const struct kv_disk_write removal = {.key = &key, .key_bytes = sizeof(key)};
+
+    if (kv_disk_write(tier->queue, KV_DISK_ROWS, &removal, 1, NULL, NULL) != KV_OK)
+        return; /* it is as bad in the next pass */
+    if (kind == KVS_SAVED_CODES)
+        saved->codes_on_disk[at] = 0;
+    if (kind == KVS_SAVED_LEARNT)
+        kvs_tier_keep_learnt(tier, saved->block, at);
+    else
+        (void)keep(tier, saved,
+                   kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES, at);
+}
+
 /* ---- reading ------------------------------------------------------------------------------ */
 
 struct column_read {
@@ -179,6 +198,9 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
         if (!kvs_saved_column_tail_is_right(&tail, &read->key, column, recall->n_bytes) ||
             (recall->identity != 0 && recall->identity != tail.identity))
             recall->is_missing = recall->is_gone = true;
+        kvs_tier_count(
+            &tier->counts.bad_columns,
+            kvs_saved_column_tail_is_bad(&tail, &read->key, column, recall->n_bytes));
     } else {
         if (status != KV_OK && status != KV_NOT_FOUND)
             kvs_tier_count(&tier->counts.failed, 1);

@@ -99,6 +99,7 @@ struct kvs_tier_counts {
     _Atomic uint64_t loaded_bytes, loaded_blocks;
     _Atomic uint64_t lost_segments; /* on the way back: missing, or with a wrong checksum */
     _Atomic uint64_t bad_segments;  /* the same, when they were verified */
+    _Atomic uint64_t bad_columns;   /* codes, codebooks and summaries with a wrong checksum */
     _Atomic uint64_t failed;        /* writes and reads that the disk has refused */
     struct kv_histogram load_us;    /* from the first need of a block until it is back */
 };

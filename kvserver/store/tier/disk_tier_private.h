@@ -54,6 +54,7 @@ enum kvs_item_state {
 struct kvs_item_progress {
     uint8_t state;     /* enum kvs_item_state */
     uint8_t n_tries;   /* to write codes */
+    uint8_t kind;      /* verify: enum kvs_saved_kind of the next value */
     uint16_t at;       /* the next segment, or unit */
     uint16_t n_ops;    /* under way */
     uint16_t n_learnt; /* save: units that were asked for what was learnt of them */
@@ -110,16 +111,17 @@ struct kvs_segment_read {
     uint64_t *memory;         /* rows with their tail, then codes; NULL: it has not begun */
 };
 
-/* A segment that is read to be verified.  It knows its block by the job's item: that may go
+/* A value that is read to be verified.  It knows its block by the job's item: that may go
  * meanwhile. */
 struct kvs_verify_read {
     struct kvs_disk_tier *tier;
     struct kvs_verify_read *next,
         **link; /* of those under way; next: of those that are ready */
+    enum kvs_saved_kind kind;
     uint32_t item, at, n_tries;
     kv_status_t status;
     size_t room, bytes;
-    uint64_t memory[]; /* rows with their tail */
+    uint64_t memory[]; /* with its tail */
 };
 
 struct kvs_disk_tier {
@@ -311,6 +313,12 @@ void kvs_column_value_make(const struct kvs_kept_column *kept,
 /* Returns what tells codes in memory that the disk has been given from others; never 0. */
 uint32_t kvs_codes_fingerprint(const struct kvs_column *column, uint32_t identity);
 bool kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at);
+/* What the disk has of this kind, which is not of rows, is bad: it goes, and is written again if it is in
+ * memory. */
+void kvs_tier_renew(struct kvs_disk_tier *tier,
+                    struct kvs_saved *saved,
+                    enum kvs_saved_kind kind,
+                    uint32_t at);
 kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked);
 struct kvs_recalled kvs_tier_recalled(void *arg, uint32_t i);
 bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at);

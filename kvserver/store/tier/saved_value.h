@@ -130,6 +130,16 @@ static inline void kvs_saved_learnt_tail_make(struct kvs_saved_learnt_tail *tail
     tail->crc = kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
 }
 
+/* Returns whether it is damaged: what another version has written is not, and of no use. */
+static inline bool kvs_saved_learnt_tail_is_bad(const struct kvs_saved_learnt_tail *tail,
+                                                const struct kvs_saved_key *key,
+                                                const void *bytes,
+                                                size_t n_bytes)
+{
+    return tail->version == KVS_SAVED_LEARNT_VERSION &&
+           tail->crc != kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
+}
+
 static inline bool kvs_saved_learnt_tail_is_right(const struct kvs_saved_learnt_tail *tail,
                                                   const struct kvs_saved_key *key,
                                                   const void *bytes,
@@ -158,6 +168,16 @@ static inline void kvs_saved_column_tail_make(struct kvs_saved_column_tail *tail
 {
     tail->version = KVS_SAVED_COLUMN_VERSION;
     tail->crc = kvs_saved_column_crc(tail, key, bytes, n_bytes);
+}
+
+/* Returns whether it is damaged: what another version has written is not, and of no use. */
+static inline bool kvs_saved_column_tail_is_bad(const struct kvs_saved_column_tail *tail,
+                                                const struct kvs_saved_key *key,
+                                                const void *bytes,
+                                                size_t n_bytes)
+{
+    return tail->version == KVS_SAVED_COLUMN_VERSION &&
+           tail->crc != kvs_saved_column_crc(tail, key, bytes, n_bytes);
 }
 
 static inline bool kvs_saved_column_tail_is_right(const struct kvs_saved_column_tail *tail,

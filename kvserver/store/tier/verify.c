@@ -1,8 +1,11 @@
-/* verify.c - what is saved of blocks is read, and compared with its checksum: some segments at once, of
- * one block after the other.
+/* verify.c - what is saved of blocks is read, and compared with its checksum: some values at once, of
+ * one block after the other: rows, then what was made of them.
  *
- * A block may leave the index, memory, or come back while its segments are read: each is judged by what
- * the block is then.  While it comes back its segments are verified anyway (load.c). */
+ * A block may leave the index, memory, or come back while its values are read: each is judged by what
+ * the block is then.  While it comes back its segments are verified anyway (load.c).
+ *
+ * Rows that are bad make the block bad.  Codes, codebooks and summaries can be made again: those that are
+ * bad go from the disk, and are written again if they are in memory (columns.c). */
 #include "kvserver/store/tier/disk_tier_private.h"
 
 #include "kvserver/base/clock.h"
@@ -14,6 +17,17 @@
 
 enum {
     READ_TRIES = 3,
+    COLUMN_ROOM =
+        16 << 10, /* of a first read of what was made of rows: how much it is is not known */
+    COLUMN_MAX = 64 << 20,
+};
+
+/* What becomes of a read. */
+enum verdict {
+    IS_OVER,
+    IS_TO_WAIT,
+    IS_READ_AGAIN,
+    IS_READ_LARGER, /* with room for all of it */
 };
 
 static struct kvs_tier_item *item_of(const struct kvs_verify_read *read)
@@ -27,6 +41,19 @@ static void count(_Atomic uint32_t *counter)
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
+
+/* Returns NULL if out of memory. */
+static struct kvs_verify_read *
+read_create(struct kvs_disk_tier *tier, uint32_t item, size_t room)
+{
+    struct kvs_verify_read *read = malloc(sizeof(*read) + room);
+
+    if (read == NULL)
+        return NULL;
+    *read = (struct kvs_verify_read){.tier = tier, .item = item, .room = room};
+    tier->verifying_bytes += room;
+    return read;
+}
 
 static void read_free(struct kvs_verify_read *read)
 {
@@ -54,7 +81,7 @@ static void read_done(void *arg, kv_status_t status, size_t bytes)
 static kv_status_t read_start(struct kvs_verify_read *read, const struct kvs_saved *saved)
 {
     struct kvs_disk_tier *tier = read->tier;
-    const struct kvs_saved_key key = kvs_saved_key_at(saved, KVS_SAVED_ROWS, read->at);
+    const struct kvs_saved_key key = kvs_saved_key_at(saved, read->kind, read->at);
     const kv_status_t status = kv_disk_read(tier->queue, KV_DISK_ROWS, &key, sizeof(key),
                                             read->memory, read->room, read_done, read);
 
@@ -83,6 +110,14 @@ saved_bytes(const struct kvs_disk_tier *tier, struct kvs_block *block, uint32_t 
                : 0;
 }
 
+static void go_on(struct kvs_item_progress *progress, const struct kvs_saved *saved)
+{
+    if (++progress->at < saved->units.n)
+        return;
+    progress->at = 0;
+    progress->kind++;
+}
+
 bool kvs_verify_item(struct kvs_disk_tier *tier, uint32_t i)
 {
     struct kvs_job *job = &tier->jobs[KVS_TIER_VERIFY];
@@ -91,7 +126,8 @@ bool kvs_verify_item(struct kvs_disk_tier *tier, uint32_t i)
     struct kvs_verify_read *read;
     size_t room;
 
-    if (saved == NULL || saved->n_wanted > 0 || progress->at == saved->units.n) {
+    if (saved == NULL || saved->n_wanted > 0 || saved->units.n == 0 ||
+        progress->kind == KVS_SAVED_KINDS) {
         if (progress->n_ops > 0)
             return false;
         progress->state = KVS_ITEM_OVER;
@@ -99,21 +135,22 @@ bool kvs_verify_item(struct kvs_disk_tier *tier, uint32_t i)
     }
     if (tier->verifying_bytes >= KVS_TIER_VERIFYING)
         return false;
-    room = saved_bytes(tier, saved->block, progress->at);
-    read = room > 0 ? malloc(sizeof(*read) + room) : NULL;
+    room = progress->kind == KVS_SAVED_ROWS ? saved_bytes(tier, saved->block, progress->at)
+                                            : COLUMN_ROOM;
+    read = room > 0 ? read_create(tier, i, room) : NULL;
     if (read == NULL) {
         count(&job->items[i].n_unread);
-        progress->at++;
+        go_on(progress, saved);
         return true;
     }
-    *read = (struct kvs_verify_read){.tier = tier, .item = i, .at = progress->at, .room = room};
+    read->kind = progress->kind;
+    read->at = progress->at;
     if (read_start(read, saved) != KV_OK) {
-        free(read);
+        read_free(read);
         return false;
     }
-    tier->verifying_bytes += room;
     progress->n_ops++;
-    progress->at++;
+    go_on(progress, saved);
     return true;
 }
 
@@ -131,30 +168,92 @@ static bool is_right(const struct kvs_verify_read *read, const struct kvs_saved 
     return kvs_saved_tail_is_right(&tail, &key, read->memory, rows_bytes);
 }
 
-/* Returns false if it is to be tried again later; `ret_again`: it is read again. */
-static bool judge(struct kvs_verify_read *read, const struct kvs_saved *saved, bool *ret_again)
+static enum verdict judge_rows(struct kvs_verify_read *read, const struct kvs_saved *saved)
 {
     struct kvs_disk_tier *tier = read->tier;
     struct kvs_tier_item *item = item_of(read);
 
-    *ret_again = false;
-    if (read->status != KV_OK && read->status != KV_NOT_FOUND) {
-        *ret_again = ++read->n_tries < READ_TRIES;
-        if (*ret_again)
-            return true;
-        count(&item->n_unread);
-        return true;
-    }
     if (is_right(read, saved))
-        return true;
+        return IS_OVER;
     if (!kvs_can_mend(saved, read->at)) {
         count(&item->n_bad);
     } else {
         if (!kvs_mend(tier, read->item, saved, read->at))
-            return false;
+            return IS_TO_WAIT;
         count(&item->n_mended);
     }
     kvs_tier_count(&tier->counts.bad_segments, 1);
+    return IS_OVER;
+}
+
+/* Whether the end of the value, which is all there, says that the rest is not what was written. */
+static bool is_bad(const struct kvs_verify_read *read, const struct kvs_saved *saved)
+{
+    const struct kvs_saved_key key = kvs_saved_key_at(saved, read->kind, read->at);
+    const uint8_t *value = (const uint8_t *)read->memory;
+    struct kvs_saved_learnt_tail of_learnt;
+    struct kvs_saved_column_tail of_column;
+    const size_t tail_bytes =
+        read->kind == KVS_SAVED_LEARNT ? sizeof(of_learnt) : sizeof(of_column);
+
+    if (read->bytes < tail_bytes)
+        return true;
+    const size_t n_bytes = read->bytes - tail_bytes;
+
+    if (read->kind == KVS_SAVED_LEARNT) {
+        memcpy(&of_learnt, value + n_bytes, sizeof(of_learnt));
+        return kvs_saved_learnt_tail_is_bad(&of_learnt, &key, value, n_bytes);
+    }
+    memcpy(&of_column, value + n_bytes, sizeof(of_column));
+    return kvs_saved_column_tail_is_bad(&of_column, &key, value, n_bytes);
+}
+
+/* Few segments have a codebook beside them, or summaries, and not all have codes. */
+static enum verdict judge_column(struct kvs_verify_read *read, struct kvs_saved *saved)
+{
+    if (read->status == KV_NOT_FOUND)
+        return IS_OVER;
+    if (read->bytes > read->room)
+        return IS_READ_LARGER;
+    if (is_bad(read, saved)) {
+        kvs_tier_count(&read->tier->counts.bad_columns, 1);
+        kvs_tier_renew(read->tier, saved, read->kind, read->at);
+    }
+    return IS_OVER;
+}
+
+static enum verdict judge(struct kvs_verify_read *read, struct kvs_saved *saved)
+{
+    if (saved == NULL || saved->n_wanted > 0)
+        return IS_OVER;
+    if (read->status != KV_OK && read->status != KV_NOT_FOUND) {
+        if (++read->n_tries < READ_TRIES)
+            return IS_READ_AGAIN;
+        count(&item_of(read)->n_unread);
+        return IS_OVER;
+    }
+    return read->kind == KVS_SAVED_ROWS ? judge_rows(read, saved) : judge_column(read, saved);
+}
+
+/* Reads it again.  Returns false if that cannot be. */
+static bool
+start_again(struct kvs_verify_read *read, const struct kvs_saved *saved, enum verdict verdict)
+{
+    struct kvs_verify_read *larger;
+
+    if (verdict == IS_READ_AGAIN)
+        return read_start(read, saved) == KV_OK;
+    larger =
+        read->bytes <= COLUMN_MAX ? read_create(read->tier, read->item, read->bytes) : NULL;
+    if (larger == NULL)
+        return false;
+    larger->kind = read->kind;
+    larger->at = read->at;
+    if (read_start(larger, saved) != KV_OK) {
+        read_free(larger);
+        return false;
+    }
+    read_free(read);
     return true;
 }
 
@@ -165,16 +264,16 @@ bool kvs_verify_judge(struct kvs_disk_tier *tier)
 
     while (tier->verify_ready != NULL) {
         struct kvs_verify_read *read = tier->verify_ready;
-        const struct kvs_saved *saved = kvs_saved_of_item(tier, item_of(read));
-        bool again = false;
+        struct kvs_saved *saved = kvs_saved_of_item(tier, item_of(read));
+        const enum verdict verdict = judge(read, saved);
 
-        if (saved != NULL && saved->n_wanted == 0 && !judge(read, saved, &again))
+        if (verdict == IS_TO_WAIT)
             return has_moved;
         tier->verify_ready = read->next;
         has_moved = true;
-        if (again && read_start(read, saved) == KV_OK)
+        if (verdict != IS_OVER && start_again(read, saved, verdict))
             continue;
-        if (again)
+        if (verdict != IS_OVER)
             count(&item_of(read)->n_unread);
         tier->jobs[KVS_TIER_VERIFY].progress[read->item].n_ops--;
         read_free(read);
