@@ -614,8 +614,8 @@ static void hinted_stays(void **state)
 
 /* ---- what became of the tokens that sessions asked for ------------------------------------- */
 
-static const char *const reuse_columns[] = {"asked", "matched", "missed_new", "missed_evicted",
-                                            "missed_elsewhere"};
+static const char *const reuse_columns[] = {
+    "asked", "matched", "missed_new", "missed_evicted", "missed_elsewhere", "matched_on_disk"};
 
 enum {
     N_REUSE = sizeof(reuse_columns) / sizeof(reuse_columns[0]),
@@ -682,6 +682,7 @@ expect_reuse(uint32_t tenant, double asked, double matched, double is_new, doubl
     assert_true(blocks[2] == is_new);
     assert_true(blocks[3] == evicted);
     assert_true(blocks[4] == 0);
+    assert_true(blocks[5] == 0);
 }
 
 /* A row of that block has another bit in the memory of the first node, and has been found so. */

@@ -208,8 +208,8 @@ static void end_node(uint32_t i)
     cluster_end(&cluster, i);
 }
 
-/* A number of the table of tiers, over all nodes. */
-static double tier_number(const char *tier, uint32_t column)
+/* A number of a table, over all nodes: of lines that begin so, or, with NULL, of all. */
+static double table_number(const char *name, const char *line, uint32_t column)
 {
     double total = 0;
 
@@ -217,18 +217,25 @@ static double tier_number(const char *tier, uint32_t column)
         const struct kv_table *table;
         struct kv_op *op;
 
-        assert_int_equal(kv_table_begin(client, node, "tiers", 0, &op), KV_OK);
+        assert_int_equal(kv_table_begin(client, node, name, 0, &op), KV_OK);
         assert_int_equal(kv_wait(op), KV_OK);
         table = kv_op_table(op);
         for (uint32_t i = 0; i < table->n_rows; i++)
-            if (strcmp(table->cells[i * table->n_columns].text, tier) == 0)
+            if (line == NULL || strcmp(table->cells[i * table->n_columns].text, line) == 0)
                 total += table->cells[i * table->n_columns + column].number;
         kv_op_free(op);
     }
     return total;
 }
 
+static double tier_number(const char *tier, uint32_t column)
+{
+    return table_number("tiers", tier, column);
+}
+
 enum {
+    COLUMN_MATCHED = 2, /* of the table of reuse */
+    COLUMN_MATCHED_ON_DISK = 6,
     COLUMN_BLOCKS = 1,
     COLUMN_BYTES = 3,
     COLUMN_WAITING = 5,
@@ -616,7 +623,10 @@ static void a_restart_loses_nothing(void **state)
             use_prompt(i, TOKENS);
             assert_int_equal(match(i, &in_memory), TOKENS);
             assert_int_equal(in_memory, TOKENS);
+            use_prompt(i, TOKENS);
         }
+        assert_true(table_number("reuse", NULL, COLUMN_MATCHED) == 2 * 2 * FEW * TOKENS);
+        assert_true(table_number("reuse", NULL, COLUMN_MATCHED_ON_DISK) == 2 * FEW * TOKENS);
         assert_true(tier_number("disk", COLUMN_LOADS) >= 2 * FEW * BLOCKS);
         assert_true(tier_number("disk", COLUMN_BAD) == 0);
     }

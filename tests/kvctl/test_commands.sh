@@ -277,8 +277,8 @@ first=$kept
 last=$(block 3)
 keep 2 256
 expect 0 reuse
-has '^tenant +asked +matched +missed_new +missed_evicted +missed_elsewhere$' out
-has '^ +0 +1024 +256 +768 +0 +0$' out
+has '^tenant +asked +matched +missed_new +missed_evicted +missed_elsewhere +matched_on_disk$' out
+has '^ +0 +1024 +256 +768 +0 +0 +0$' out
 expect 0 tenants
 # The two ends may leave memory as soon as they are saved, since their sessions rest.
 has '^ +0 +6 +811008 \(792K\) +0 +[0-2]$' out
@@ -319,7 +319,7 @@ expect 0 prefixes
 [ "$(grep -c '^[0-9a-f]' "$work/out")" -eq 0 ] || wrong "evict: some blocks are left"
 keep 2 0
 expect 0 reuse --json
-has '"tenant": 0, "asked": 1536, "matched": 256, "missed_new": 768, "missed_evicted": 512, "missed_elsewhere": 0}$' out
+has '"tenant": 0, "asked": 1536, "matched": 256, "missed_new": 768, "missed_evicted": 512, "missed_elsewhere": 0, "matched_on_disk": 0}$' out
 expect 0 evict "$(block 0)"
 # Sessions that nobody closes, and an operator does.
 expect 0 sessions

@@ -119,6 +119,7 @@ struct kvs_session {
     uint32_t shared_tokens;     /* of its own writer: at most so many have been inherited by
                                  * forks, or published */
     uint32_t matched;           /* tokens that it was opened with */
+    uint32_t matched_on_disk;   /* of these, those that were not in memory */
     struct kv_id128 *names;     /* (n_names) of its blocks, as far as they are known */
     uint32_t n_names;
     uint32_t n_asked; /* of these, the first ones that its open looked for */

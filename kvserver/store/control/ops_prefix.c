@@ -157,7 +157,8 @@ void kvs_session_count_match(struct kvs_control *control, const struct kvs_sessi
     is_evicted = n_matched < session->n_asked &&
                  kvs_prefixes_had(control->prefixes, &place, &session->names[n_matched]);
     kvs_reuse_count(&control->reuse, place.tenant, (uint64_t)session->n_asked * KV_BLOCK_TOKENS,
-                    session->matched, is_evicted ? KVS_REUSE_EVICTED : KVS_REUSE_NEW);
+                    session->matched, session->matched_on_disk,
+                    is_evicted ? KVS_REUSE_EVICTED : KVS_REUSE_NEW);
 }
 
 void kvs_match_elsewhere(struct kvs_control *control,
@@ -169,8 +170,18 @@ void kvs_match_elsewhere(struct kvs_control *control,
 
     if (n != UINT32_MAX && least(n, match_blocks) > 0)
         kvs_reuse_count(&control->reuse, tenant,
-                        (uint64_t)least(n, match_blocks) * KV_BLOCK_TOKENS, 0,
+                        (uint64_t)least(n, match_blocks) * KV_BLOCK_TOKENS, 0, 0,
                         KVS_REUSE_ELSEWHERE);
+}
+
+/* What is away is the end of a prefix. */
+static uint32_t count_away(const struct kvs_prefix *prefix)
+{
+    uint32_t n = 0;
+
+    for (; prefix != NULL && prefix->is_away; prefix = prefix->parent)
+        n++;
+    return n;
 }
 
 kv_status_t kvs_session_match(struct kvs_control *control,
@@ -200,6 +211,7 @@ kv_status_t kvs_session_match(struct kvs_control *control,
     if (prefix != NULL) {
         session->writers = kvs_prefix_writers(prefix, writer);
         session->matched = (prefix->depth + 1) * KV_BLOCK_TOKENS;
+        session->matched_on_disk = count_away(prefix) * KV_BLOCK_TOKENS;
         hold(control, session, prefix);
         kvs_prefix_use(control->prefixes, prefix, kv_clock_now(control->config.clock));
     } else {

@@ -453,7 +453,8 @@ static void table_reuse(struct kvs_control *control, struct builder *table)
 {
     const uint32_t n = atomic_load_explicit(&control->reuse.n_tenants, memory_order_relaxed);
 
-    columns(table, "tenant asked matched missed_new missed_evicted missed_elsewhere");
+    columns(table, "tenant asked matched missed_new missed_evicted missed_elsewhere "
+                   "matched_on_disk");
     for (uint32_t i = 0; i < n; i++) {
         Kvpb__Row *to = row(table);
 

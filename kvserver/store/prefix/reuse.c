@@ -8,6 +8,7 @@ const char *kvs_reuse_name(enum kvs_reuse_kind kind)
         [KVS_REUSE_NEW] = "missed_new",
         [KVS_REUSE_EVICTED] = "missed_evicted",
         [KVS_REUSE_ELSEWHERE] = "missed_elsewhere",
+        [KVS_REUSE_MATCHED_ON_DISK] = "matched_on_disk",
     };
 
     return names[kind];
@@ -39,11 +40,13 @@ void kvs_reuse_count(struct kvs_reuse *reuse,
                      uint32_t tenant,
                      uint64_t asked,
                      uint64_t matched,
+                     uint64_t on_disk,
                      enum kvs_reuse_kind why)
 {
     struct kvs_reuse_tenant *of = tenant_of(reuse, tenant);
 
     add(&of->tokens[KVS_REUSE_ASKED], asked);
     add(&of->tokens[KVS_REUSE_MATCHED], matched);
+    add(&of->tokens[KVS_REUSE_MATCHED_ON_DISK], on_disk);
     add(&of->tokens[why], asked - matched);
 }

@@ -2,6 +2,7 @@
  *
  *   asked            of the named blocks that an open would have attached
  *   matched          of these, attached
+ *   matched on disk  of the matched, those that were not in memory
  *   missed, and why  new: the first block that was missing was not here lately; evicted: it was;
  *                    elsewhere: the row has too many sessions, and sends the open to another one
  *
@@ -26,6 +27,7 @@ enum kvs_reuse_kind {
     KVS_REUSE_NEW,
     KVS_REUSE_EVICTED,
     KVS_REUSE_ELSEWHERE,
+    KVS_REUSE_MATCHED_ON_DISK,
     KVS_REUSE_KINDS,
 };
 
@@ -39,15 +41,16 @@ struct kvs_reuse {
     _Atomic uint32_t n_tenants; /* places in use */
 };
 
-/* "asked", "matched", "missed_new", "missed_evicted", "missed_elsewhere" */
+/* "asked", "matched", "missed_new", "missed_evicted", "missed_elsewhere", "matched_on_disk" */
 const char *kvs_reuse_name(enum kvs_reuse_kind kind);
 
-/* Counts an open that asked for so many tokens, and got so many of them; `why` it missed the
- * others. */
+/* Counts an open that asked for so many tokens, and got so many of them, some from the disk; `why` it
+ * missed the others. */
 void kvs_reuse_count(struct kvs_reuse *reuse,
                      uint32_t tenant,
                      uint64_t asked,
                      uint64_t matched,
+                     uint64_t on_disk,
                      enum kvs_reuse_kind why);
 
 #endif
