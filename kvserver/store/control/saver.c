@@ -628,6 +628,9 @@ static void make_room(struct kvs_control *control, uint64_t bytes)
 {
     const struct kvs_saver *saver = control->saver;
 
+    if (kvs_disk_has_too_much(&control->disk_room))
+        bytes = 0;
+
     for (int i = 0; i < EVICT_AT_ONCE; i++) {
         struct kvs_prefix *victim;
 

@@ -13,9 +13,12 @@ static void release_codes(void *arg, struct kvs_block *block, uint32_t at)
     kvs_segment_drop_codes(arg, block, at);
 }
 
-static void check_codes(void *arg, struct kvs_block *block, uint32_t at)
+static void check_codes(void *arg, struct kvs_block *block, uint32_t at, bool have_come)
 {
-    (void)kvs_segment_check_codes(arg, block, at);
+    if (have_come)
+        (void)kvs_segment_check_codes(arg, block, at);
+    else
+        kvs_segment_lose_codes(arg, block, at);
 }
 
 static bool kept(void *arg,

@@ -64,6 +64,14 @@ bool kvs_segment_check_codes(struct kvs_codebooks *books, struct kvs_block *bloc
     return false;
 }
 
+void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at)
+{
+    struct kvs_codes *codes = codes_of(books, block, at);
+
+    if (codes->n_coded > 0)
+        lose(books, codes);
+}
+
 /* Encodes rows [n_coded, n_rows). */
 static void encode(struct kvs_codebooks *books,
                    const uint8_t *rows,

@@ -54,6 +54,8 @@ kv_status_t kvs_segment_set_codes(struct kvs_codebooks *books,
 /* Returns whether the segment's codes are sound, or lost already.  Stops using them if they are
  * not; kvs_segment_recode() can make them again. */
 bool kvs_segment_check_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at);
+/* The segment's codes have not come back with its rows: they are lost, too. */
+void kvs_segment_lose_codes(struct kvs_codebooks *books, struct kvs_block *block, uint32_t at);
 
 /* Makes lost codes again from rows that are good, in the same tile. */
 void kvs_segment_recode(struct kvs_codebooks *books,

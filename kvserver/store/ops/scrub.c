@@ -319,8 +319,17 @@ static bool has_codes_at(const struct kvs_unit *unit, uint32_t block)
            !kvs_unit_segment(unit, block)->training;
 }
 
+/* Whether the codes of the segment are in memory, and may turn out to be lost: a query that is at work needs
+ * those of rows that are away. */
+static bool
+may_check_codes(const struct kvs_scrub *scrub, const struct kvs_codes *codes, bool has_rows)
+{
+    return !kvs_column_is_away(&codes->column) &&
+           (has_rows || kvs_query_queue_is_between(kvs_query_queue_of(scrub->shard)));
+}
+
 /* Checks one segment, or runs one check of its codebook.  Rows that are away are verified when they come
- * back: there are codes only.  Returns the number of bytes checked. */
+ * back.  Returns the number of bytes checked. */
 static uint64_t check_segment(struct kvs_scrub *scrub,
                               const struct kvs_shard_session *session,
                               struct kvs_unit *unit)
@@ -338,7 +347,7 @@ static uint64_t check_segment(struct kvs_scrub *scrub,
         bytes += check_rows(scrub, unit, block);
     if (scrub->n_checked > n_here)
         scrub->n_checked = n_here;
-    if (has_codes && !kvs_column_is_away(&codes->column))
+    if (has_codes && may_check_codes(scrub, codes, is_here))
         bytes += check_codes(scrub, session, unit, block);
     scrub->unit++;
     if (!has_codes || !is_last_of_chapter(scrub, unit, block + 1))

@@ -323,14 +323,12 @@ void kvs_segment_give_up(struct kvs_segment_store *store, struct kvs_block *bloc
     tell_arrived(store, block, at);
 }
 
-/* Gives the column bytes again.  Where they are lost, its own checksum finds it. */
-static bool restore_codes(struct kvs_segment_store *store,
-                          struct kvs_codes *codes,
-                          const struct kvs_segment_image *image)
+/* Whether the image has the codes that the block had. */
+static bool
+has_codes_of(const struct kvs_segment_image *image, const struct kvs_block *block, uint32_t at)
 {
-    const bool is_whole = image != NULL && image->codes_bytes == codes->column.n_bytes;
-
-    return kvs_column_return(&codes->column, store->arena, is_whole ? image->codes : NULL);
+    return image != NULL && image->codes != NULL &&
+           image->codes_bytes == kvs_block_codes(block, at)->column.n_bytes;
 }
 
 bool kvs_block_restore(struct kvs_segment_store *store,
@@ -341,6 +339,7 @@ bool kvs_block_restore(struct kvs_segment_store *store,
     const uint64_t word = block->segments[at].rows;
     const int class_id = class_of_word(word);
     const bool has_codes = kvs_column_is_away(&kvs_block_codes(block, at)->column);
+    const bool have_come = has_codes && has_codes_of(image, block, at);
 
     assert(block->residency == KVS_PARTLY);
     if (!kvs_segment_is_away(&block->segments[at]))
@@ -353,7 +352,8 @@ bool kvs_block_restore(struct kvs_segment_store *store,
     if (rows == NULL)
         return false;
     if (!kvs_block_crcs_make(store, block, at) ||
-        (has_codes && !restore_codes(store, kvs_block_codes_make(store, block, at), image))) {
+        (has_codes && !kvs_column_return(&kvs_block_codes_make(store, block, at)->column,
+                                         store->arena, have_come ? image->codes : NULL))) {
         kvs_arena_free(store->arena, class_id, rows);
         return false;
     }
@@ -377,7 +377,7 @@ bool kvs_block_restore(struct kvs_segment_store *store,
     if (!is_good)
         kvs_segment_mark_all_bad(store, block, at);
     if (has_codes)
-        store->check_codes(store->release_arg, block, at);
+        store->check_codes(store->release_arg, block, at, have_come);
     tell_arrived(store, block, at);
     return true;
 }

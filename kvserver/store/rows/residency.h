@@ -46,9 +46,9 @@
  *                           unit are let go of when nobody is at work at that unit of any session.
  *                           So a query pays for two counts and one for each unit, whatever it reads.
  *                           Both end by themselves: neither waits for its client while it is at work.
- *   scrub, samples of recall  look at each slice, and skip what is absent: they are no reason to
- *                           load anything, and what is away is verified when it comes back; codes of
- *                           rows that are away are not looked at meanwhile.
+ *   scrub, samples of recall  look at each slice, and skip rows that are absent: they are no reason
+ *                           to load anything, and what is away is verified when it comes back.  The
+ *                           scrub verifies codes of such rows while no query is at work.
  *
  * Whoever waits for a block is not at work and keeps no rows in memory: otherwise those who wait
  * for memory and those who wait for blocks would wait for each other.  It is the tier's part not

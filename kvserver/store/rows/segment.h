@@ -178,10 +178,10 @@ struct kvs_segment_store {
     void (*arrived)(void *arg, const struct kvs_segment *segment);
     void *arrived_arg;
 
-    /* Frees the codes of a segment that is freed; verifies those that are back in memory.  The
-     * owner of codes sets them before making any. */
+    /* Frees the codes of a segment that is freed; verifies those that are back in memory, or, where
+     * they have not come, loses them.  The owner of codes sets them before making any. */
     void (*release_codes)(void *arg, struct kvs_block *block, uint32_t at);
-    void (*check_codes)(void *arg, struct kvs_block *block, uint32_t at);
+    void (*check_codes)(void *arg, struct kvs_block *block, uint32_t at, bool have_come);
     /* Finds the column of that kind that ends with the segment, and that a tier is to keep (index/kept.h).
      * Returns false if there is none.
      *   number  of the block in its prompt */

@@ -1,5 +1,6 @@
 /* columns.c - codes and summaries, beside the last block that each is of: written when they have been made of
- * saved rows (of others: when they are saved, disk_tier.c), and read before rows would be. */
+ * saved rows (of others: when they are saved, disk_tier.c), and read before rows would be.  Those that
+ * verification finds damaged, and codebooks, are replaced. */
 #include "kvserver/store/tier/disk_tier_private.h"
 
 #include "kernels/checksum.h"
@@ -113,23 +114,40 @@ bool kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at
     return is_kept;
 }
 
-void kvs_tier_renew(struct kvs_disk_tier *tier,
-                    struct kvs_saved *saved,
-                    enum kvs_saved_kind kind,
-                    uint32_t at)
+/* Whether memory has what is to be in its place. */
+static bool is_in_memory(const struct kvs_disk_tier *tier,
+                         const struct kvs_saved *saved,
+                         enum kvs_saved_kind kind,
+                         uint32_t at)
+{
+    const struct kvs_segment_store *store = tier->store;
+    struct kvs_kept_column kept;
+
+    if (kind == KVS_SAVED_LEARNT)
+        return store->learnt(store->release_arg, saved->block, at, saved->depth, NULL) > 0;
+    return give(tier, saved, kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES,
+                at, &kept) &&
+           kvs_column_is_sound(kept.column);
+}
+
+bool kvs_tier_replace_damaged(struct kvs_disk_tier *tier,
+                              struct kvs_saved *saved,
+                              enum kvs_saved_kind kind,
+                              uint32_t at)
 {
     const struct kvs_saved_key key = kvs_saved_key_at(saved, kind, at);
     const struct kv_disk_write removal = {.key = &key, .key_bytes = sizeof(key)};
 
-    if (kv_disk_write(tier->queue, KV_DISK_ROWS, &removal, 1, NULL, NULL) != KV_OK)
-        return; /* it is as bad in the next pass */
     if (kind == KVS_SAVED_CODES)
         saved->codes_on_disk[at] = 0;
-    if (kind == KVS_SAVED_LEARNT)
+    if (!is_in_memory(tier, saved, kind, at))
+        return kv_disk_write(tier->queue, KV_DISK_ROWS, &removal, 1, NULL, NULL) != KV_BUSY;
+    if (kind == KVS_SAVED_LEARNT) {
         kvs_tier_keep_learnt(tier, saved->block, at);
-    else
-        (void)keep(tier, saved,
-                   kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES, at);
+        return true;
+    }
+    return keep(tier, saved, kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES,
+                at);
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -195,12 +213,13 @@ static void column_done(void *arg, kv_status_t status, size_t bytes)
     if (status == KV_OK && bytes == recall->room) {
         kvs_tier_count(&tier->counts.loaded_bytes, bytes);
         memcpy(&tail, column + recall->n_bytes, sizeof(tail));
-        if (!kvs_saved_column_tail_is_right(&tail, &read->key, column, recall->n_bytes) ||
+        const enum kvs_saved_state state =
+            kvs_saved_column_state(&tail, &read->key, column, recall->n_bytes);
+
+        if (state != KVS_SAVED_RIGHT ||
             (recall->identity != 0 && recall->identity != tail.identity))
             recall->is_missing = recall->is_gone = true;
-        kvs_tier_count(
-            &tier->counts.bad_columns,
-            kvs_saved_column_tail_is_bad(&tail, &read->key, column, recall->n_bytes));
+        kvs_tier_count(&tier->counts.bad_columns, state == KVS_SAVED_DAMAGED);
     } else {
         if (status != KV_OK && status != KV_NOT_FOUND)
             kvs_tier_count(&tier->counts.failed, 1);

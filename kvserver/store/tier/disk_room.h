@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 enum {
-    KVS_DISK_OVER_US = 10 * 1000 * 1000, /* in which both have shrunk, if they can */
+    KVS_DISK_OVER_US = 10 * 1000 * 1000, /* without getting less: somebody can shrink no more */
 };
 
 enum kvs_disk_share {
@@ -25,9 +25,12 @@ enum kvs_disk_share {
 struct kvs_disk_room {
     uint64_t bytes; /* set once */
     _Atomic uint64_t taken[KVS_DISK_SHARES];
+    _Atomic uint64_t going; /* of the objects': what goes because there is too much */
     _Atomic bool lacks[KVS_DISK_SHARES]; /* it has asked the other */
-    uint64_t over_us;     /* since when there is more than there may be; 0: there is not */
-    _Atomic bool is_over; /* for so long that one of them can shrink no more */
+    /* There is more than there may be, of which one share can give up no more.  The control thread finds
+     * that out: since over_us there are no less than over_bytes; 0: there is enough room. */
+    _Atomic bool is_over;
+    uint64_t over_us, over_bytes;
 };
 
 static inline uint64_t kvs_disk_taken(const struct kvs_disk_room *room,
@@ -36,8 +39,20 @@ static inline uint64_t kvs_disk_taken(const struct kvs_disk_room *room,
     return atomic_load_explicit((_Atomic uint64_t *)&room->taken[share], memory_order_relaxed);
 }
 
-/* Returns what the other share leaves.  Where both have more than there is, as after a start with less,
- * each keeps what it has, up to half, as long as the other may shrink to what is left. */
+static inline uint64_t kvs_disk_all(const struct kvs_disk_room *room)
+{
+    return kvs_disk_taken(room, KVS_DISK_PREFIXES) + kvs_disk_taken(room, KVS_DISK_OBJECTS);
+}
+
+/* Returns whether there is more than there may be, as after a start with less: then nobody takes more, and
+ * nobody makes room for more. */
+static inline bool kvs_disk_has_too_much(const struct kvs_disk_room *room)
+{
+    return kvs_disk_all(room) > room->bytes;
+}
+
+/* Returns what the other share leaves.  Where there is too much, a share keeps what it has, up to half, as
+ * long as the other may shrink to what is left. */
 static inline uint64_t kvs_disk_left(const struct kvs_disk_room *room,
                                      enum kvs_disk_share share)
 {
@@ -52,22 +67,22 @@ static inline uint64_t kvs_disk_left(const struct kvs_disk_room *room,
     return kept;
 }
 
-static inline bool kvs_disk_has_too_much(const struct kvs_disk_room *room)
-{
-    return kvs_disk_taken(room, KVS_DISK_PREFIXES) + kvs_disk_taken(room, KVS_DISK_OBJECTS) >
-           room->bytes;
-}
-
 /* The control thread, now and then. */
 static inline void kvs_disk_note_over(struct kvs_disk_room *room, uint64_t now_us)
 {
-    if (!kvs_disk_has_too_much(room))
+    const uint64_t bytes = kvs_disk_all(room);
+
+    if (bytes <= room->bytes) {
         room->over_us = 0;
-    else if (room->over_us == 0)
+        atomic_store_explicit(&room->is_over, false, memory_order_relaxed);
+        return;
+    }
+    if (room->over_us == 0 || bytes < room->over_bytes) {
         room->over_us = now_us;
-    atomic_store_explicit(&room->is_over,
-                          room->over_us > 0 && now_us - room->over_us >= KVS_DISK_OVER_US,
-                          memory_order_relaxed);
+        room->over_bytes = bytes;
+    }
+    if (now_us - room->over_us >= KVS_DISK_OVER_US)
+        atomic_store_explicit(&room->is_over, true, memory_order_relaxed);
 }
 
 /* Says whether the share lacks room. */

@@ -82,13 +82,15 @@ void kvs_saved_drop(struct kvs_disk_tier *tier, struct kvs_saved *saved)
     free(saved);
 }
 
-/* Whether the segment has codes in memory that the disk has not been given; what is away it has. */
+/* Whether the segment has codes in memory that the disk has not been given; what is away it was given. */
 static bool
 has_new_codes(const struct kvs_disk_tier *tier, const struct kvs_saved *saved, uint32_t at)
 {
     const struct kvs_column *column = &kvs_block_codes(saved->block, at)->column;
 
+    /* Damaged ones are lost: n_coded 0. */
     return column->bytes != NULL && !kvs_column_is_away(column) &&
+           kvs_block_codes(saved->block, at)->n_coded > 0 &&
            saved->codes_on_disk[at] !=
                kvs_codes_fingerprint(column, kvs_codes_kept(tier, saved, at).identity);
 }

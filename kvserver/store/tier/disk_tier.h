@@ -6,7 +6,7 @@
  *   SAVE    published, not saved yet          ->  each segment of each     ->  rows and their CRCs
  *   LEAVE   saved, and nobody needs it        ->  kvs_block_leave()        ->  codes, if they are new
  *   ERASE   nobody is to find them any more   ->                           ->  keys are removed
- *   VERIFY  saved                             ->  kvs_disk_tier_verify()   <-  rows and their CRCs
+ *   VERIFY  saved                             ->  kvs_disk_tier_verify()   <-  all that is saved of it
  *
  *        a request needs absent segments      ->  kvs_segment_need()       <-  rows, CRCs, codes
  *        and there is no memory for them      ->  kvs_segment_let_go()
@@ -28,7 +28,7 @@
  * too; what they read into is beside --memory, KVS_TIER_WINDOW bytes at most.  Where memory is short,
  * only those come back that one request needs, and rows that it does not need are let go of (let_go.c).
  *
- * What is saved can be verified: each segment is read, and goes no further.  One that is missing or
+ * What is saved can be verified: each segment is read, and what was made of it, and goes no further.  One that is missing or
  * wrong is written again in its place if the block is in memory.  The record that says that the block
  * counts need not change for that: what is read is the old value or the new one, whatever happens, and
  * only the new one is right.  Without its rows in memory the block is bad, and the control thread's to

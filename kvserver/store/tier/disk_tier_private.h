@@ -313,12 +313,12 @@ void kvs_column_value_make(const struct kvs_kept_column *kept,
 /* Returns what tells codes in memory that the disk has been given from others; never 0. */
 uint32_t kvs_codes_fingerprint(const struct kvs_column *column, uint32_t identity);
 bool kvs_tier_keep_columns(void *arg, const struct kvs_block *block, uint32_t at);
-/* What the disk has of this kind, which is not of rows, is bad: it goes, and is written again if it is in
- * memory. */
-void kvs_tier_renew(struct kvs_disk_tier *tier,
-                    struct kvs_saved *saved,
-                    enum kvs_saved_kind kind,
-                    uint32_t at);
+/* What the disk has of this kind, which was made of rows, is damaged: what is in memory is written in its
+ * place, or else it is removed.  Returns false if it is to be tried again later. */
+bool kvs_tier_replace_damaged(struct kvs_disk_tier *tier,
+                              struct kvs_saved *saved,
+                              enum kvs_saved_kind kind,
+                              uint32_t at);
 kv_status_t kvs_tier_recall_columns(void *arg, const struct kvs_columns_asked *asked);
 struct kvs_recalled kvs_tier_recalled(void *arg, uint32_t i);
 bool kvs_tier_may_recall(void *arg, const struct kvs_block *block, uint32_t at);

@@ -190,14 +190,14 @@ static void read_done(void *arg, kv_status_t status, size_t bytes)
     if (status == KV_OK) {
         kvs_tier_count(&tier->counts.loaded_bytes, bytes);
         memcpy(&tail, (const uint8_t *)op->memory + op->bytes, sizeof(tail));
-        if (bytes != op->bytes + sizeof(tail)) {
+        const enum kvs_saved_state state =
+            bytes != op->bytes + sizeof(tail)
+                ? KVS_SAVED_OF_NO_USE
+                : kvs_saved_learnt_state(&tail, &op->key, op->memory, op->bytes);
+
+        kvs_tier_count(&tier->counts.bad_columns, state == KVS_SAVED_DAMAGED);
+        if (state != KVS_SAVED_RIGHT)
             status = KV_NOT_FOUND;
-        } else if (!kvs_saved_learnt_tail_is_right(&tail, &op->key, op->memory, op->bytes)) {
-            kvs_tier_count(
-                &tier->counts.bad_columns,
-                kvs_saved_learnt_tail_is_bad(&tail, &op->key, op->memory, op->bytes));
-            status = KV_NOT_FOUND;
-        }
     } else if (status != KV_NOT_FOUND) {
         kvs_tier_count(&tier->counts.failed, 1);
         status = KV_NOT_FOUND;

@@ -199,6 +199,25 @@ static bool read_ahead(struct kvs_disk_tier *tier)
     return has_moved;
 }
 
+static const uint8_t *codes_of(const struct kvs_segment_read *read)
+{
+    return (const uint8_t *)read->memory + read->rows_room;
+}
+
+static bool are_codes_damaged(const struct kvs_segment_read *read,
+                              const struct kvs_saved *saved)
+{
+    const size_t n_bytes = read->codes_room - sizeof(struct kvs_saved_column_tail);
+    const struct kvs_saved_key key = kvs_saved_key_at(saved, KVS_SAVED_CODES, read->at);
+    struct kvs_saved_column_tail tail;
+
+    memcpy(&tail, codes_of(read) + n_bytes, sizeof(tail));
+    if (kvs_saved_column_state(&tail, &key, codes_of(read), n_bytes) != KVS_SAVED_DAMAGED)
+        return false;
+    kvs_tier_count(&read->tier->counts.bad_columns, 1);
+    return true;
+}
+
 /* Puts a segment back that has been read.  Returns false if there is no memory. */
 static bool
 restore(struct kvs_disk_tier *tier, struct kvs_saved *saved, struct kvs_segment_read *read)
@@ -206,21 +225,24 @@ restore(struct kvs_disk_tier *tier, struct kvs_saved *saved, struct kvs_segment_
     const size_t rows_bytes = read->rows_room - sizeof(struct kvs_saved_tail);
     const struct kvs_saved_key key = kvs_saved_key_at(saved, KVS_SAVED_ROWS, read->at);
     struct kvs_saved_tail tail;
-    const struct kvs_segment_image image = {
+    struct kvs_segment_image image = {
         .rows = read->memory,
         .rows_bytes = rows_bytes,
         .crcs = tail.crcs,
-        .codes = read->has_codes ? (const uint8_t *)read->memory + read->rows_room : NULL,
-        .codes_bytes =
-            read->has_codes ? read->codes_room - sizeof(struct kvs_saved_column_tail) : 0,
     };
 
     memcpy(&tail, (const uint8_t *)read->memory + rows_bytes, sizeof(tail));
     /* Once, however often there is no memory. */
-    if (!read->is_checked)
+    if (!read->is_checked) {
         read->is_good =
             read->has_rows && kvs_saved_tail_is_right(&tail, &key, image.rows, rows_bytes);
+        read->has_codes = read->has_codes && !are_codes_damaged(read, saved);
+    }
     read->is_checked = true;
+    if (read->has_codes) {
+        image.codes = codes_of(read);
+        image.codes_bytes = read->codes_room - sizeof(struct kvs_saved_column_tail);
+    }
     if (!kvs_block_restore(tier->store, saved->block, read->at, read->is_good ? &image : NULL))
         return false;
     if (read->has_rows)

@@ -93,7 +93,8 @@ static bool fits(const struct kvs_object_tier *tier, uint64_t bytes)
 /* Evicts what is away until so many bytes will fit.  Returns false if they will not. */
 static bool make_room(struct kvs_object_tier *tier, uint64_t bytes)
 {
-    if (bytes > kvs_disk_left(tier->setup.room, KVS_DISK_OBJECTS))
+    if (bytes > kvs_disk_left(tier->setup.room, KVS_DISK_OBJECTS) ||
+        kvs_disk_has_too_much(tier->setup.room))
         return false;
     for (int i = 0; i < EVICT_AT_ONCE; i++) {
         const uint64_t on_its_way = tier->erasures.bytes;
@@ -782,13 +783,13 @@ static bool has_too_many(const struct kvs_object_tier *tier)
            kvs_arena_pages(tier->objects->arena)->bytes / RECORDS_PART / n_threads_of(tier);
 }
 
-/* Returns how many bytes of objects are to go because there is less room than before the start: of each
- * data thread's a part. */
+/* Returns how many bytes of objects are to go because there is too much: of each data thread's a part. */
 static uint64_t excess(const struct kvs_object_tier *tier)
 {
     const struct kvs_disk_room *room = tier->setup.room;
     const uint64_t taken = kvs_disk_taken(room, KVS_DISK_OBJECTS);
-    const uint64_t left = kvs_disk_left(room, KVS_DISK_OBJECTS);
+    const uint64_t left = kvs_disk_left(room, KVS_DISK_OBJECTS) +
+                          atomic_load_explicit(&room->going, memory_order_relaxed);
 
     return taken > left ? (taken - left + n_threads_of(tier) - 1) / n_threads_of(tier) : 0;
 }
@@ -813,15 +814,20 @@ static void tell(struct kvs_object_tier *tier)
  * before is gone. */
 static bool give(struct kvs_object_tier *tier)
 {
-    const uint64_t excess_bytes = excess(tier);
     const bool gives = kvs_disk_gives(tier->setup.room, KVS_DISK_OBJECTS) || has_too_many(tier);
+    _Atomic uint64_t *going = &tier->setup.room->going;
+    uint64_t excess_bytes;
     int n = 0;
 
     if (tier->erasures.first != NULL || tier->erase.n > 0)
         return false;
+    atomic_fetch_sub_explicit(going, tier->giving_bytes, memory_order_relaxed);
+    excess_bytes = excess(tier);
     while (n < EVICT_AT_ONCE && (gives || tier->erasures.bytes < excess_bytes) &&
            kvs_objects_evict_away(tier->objects))
         n++;
+    tier->giving_bytes = tier->erasures.bytes;
+    atomic_fetch_add_explicit(going, tier->giving_bytes, memory_order_relaxed);
     return n > 0;
 }
 

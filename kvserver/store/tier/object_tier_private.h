@@ -104,6 +104,7 @@ struct kvs_object_tier {
     struct kvs_piece_write *writes; /* under way */
     uint64_t writing_bytes;
     uint64_t saving_bytes; /* of `save` */
+    uint64_t giving_bytes; /* counted in room->going */
     bool is_writing;       /* `save` has pieces to write, or under way */
     bool has_failed;       /* one of these */
     bool is_full;          /* there is no room: what waits is stuck */

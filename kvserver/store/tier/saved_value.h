@@ -35,6 +35,13 @@ enum kvs_saved_kind {
     KVS_SAVED_KINDS,
 };
 
+/* What a value is that was made of rows. */
+enum kvs_saved_state {
+    KVS_SAVED_RIGHT,
+    KVS_SAVED_DAMAGED,
+    KVS_SAVED_OF_NO_USE, /* of another version, or only to an earlier process */
+};
+
 struct kvs_saved_key {
     uint8_t bytes[2 * sizeof(struct kv_id128) + 1 + 4];
 };
@@ -130,23 +137,17 @@ static inline void kvs_saved_learnt_tail_make(struct kvs_saved_learnt_tail *tail
     tail->crc = kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
 }
 
-/* Returns whether it is damaged: what another version has written is not, and of no use. */
-static inline bool kvs_saved_learnt_tail_is_bad(const struct kvs_saved_learnt_tail *tail,
-                                                const struct kvs_saved_key *key,
-                                                const void *bytes,
-                                                size_t n_bytes)
+static inline enum kvs_saved_state
+kvs_saved_learnt_state(const struct kvs_saved_learnt_tail *tail,
+                       const struct kvs_saved_key *key,
+                       const void *bytes,
+                       size_t n_bytes)
 {
-    return tail->version == KVS_SAVED_LEARNT_VERSION &&
-           tail->crc != kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
-}
-
-static inline bool kvs_saved_learnt_tail_is_right(const struct kvs_saved_learnt_tail *tail,
-                                                  const struct kvs_saved_key *key,
-                                                  const void *bytes,
-                                                  size_t n_bytes)
-{
-    return tail->version == KVS_SAVED_LEARNT_VERSION &&
-           tail->crc == kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes);
+    if (tail->version != KVS_SAVED_LEARNT_VERSION)
+        return KVS_SAVED_OF_NO_USE;
+    return tail->crc == kvs_saved_learnt_crc(tail->version, key, bytes, n_bytes)
+               ? KVS_SAVED_RIGHT
+               : KVS_SAVED_DAMAGED;
 }
 
 static inline uint32_t kvs_saved_column_crc(const struct kvs_saved_column_tail *tail,
@@ -170,23 +171,17 @@ static inline void kvs_saved_column_tail_make(struct kvs_saved_column_tail *tail
     tail->crc = kvs_saved_column_crc(tail, key, bytes, n_bytes);
 }
 
-/* Returns whether it is damaged: what another version has written is not, and of no use. */
-static inline bool kvs_saved_column_tail_is_bad(const struct kvs_saved_column_tail *tail,
-                                                const struct kvs_saved_key *key,
-                                                const void *bytes,
-                                                size_t n_bytes)
+static inline enum kvs_saved_state
+kvs_saved_column_state(const struct kvs_saved_column_tail *tail,
+                       const struct kvs_saved_key *key,
+                       const void *bytes,
+                       size_t n_bytes)
 {
-    return tail->version == KVS_SAVED_COLUMN_VERSION &&
-           tail->crc != kvs_saved_column_crc(tail, key, bytes, n_bytes);
-}
-
-static inline bool kvs_saved_column_tail_is_right(const struct kvs_saved_column_tail *tail,
-                                                  const struct kvs_saved_key *key,
-                                                  const void *bytes,
-                                                  size_t n_bytes)
-{
-    return tail->version == KVS_SAVED_COLUMN_VERSION && tail->identity != 0 &&
-           tail->crc == kvs_saved_column_crc(tail, key, bytes, n_bytes);
+    if (tail->version != KVS_SAVED_COLUMN_VERSION)
+        return KVS_SAVED_OF_NO_USE;
+    if (tail->crc != kvs_saved_column_crc(tail, key, bytes, n_bytes))
+        return KVS_SAVED_DAMAGED;
+    return tail->identity != 0 ? KVS_SAVED_RIGHT : KVS_SAVED_OF_NO_USE;
 }
 
 #endif

@@ -2,10 +2,10 @@
  * one block after the other: rows, then what was made of them.
  *
  * A block may leave the index, memory, or come back while its values are read: each is judged by what
- * the block is then.  While it comes back its segments are verified anyway (load.c).
+ * the block is then.  While it comes back its rows and codes are verified anyway (load.c).
  *
  * Rows that are bad make the block bad.  Codes, codebooks and summaries can be made again: those that are
- * bad go from the disk, and are written again if they are in memory (columns.c). */
+ * damaged are replaced by what memory has, or removed (columns.c). */
 #include "kvserver/store/tier/disk_tier_private.h"
 
 #include "kvserver/base/clock.h"
@@ -17,9 +17,8 @@
 
 enum {
     READ_TRIES = 3,
-    COLUMN_ROOM =
-        16 << 10, /* of a first read of what was made of rows: how much it is is not known */
-    COLUMN_MAX = 64 << 20,
+    COLUMN_ROOM = 16 << 10, /* for what was made of rows: how much it is, only the disk knows */
+    COLUMN_MAX = 8 << 20,
 };
 
 /* What becomes of a read. */
@@ -187,7 +186,7 @@ static enum verdict judge_rows(struct kvs_verify_read *read, const struct kvs_sa
 }
 
 /* Whether the end of the value, which is all there, says that the rest is not what was written. */
-static bool is_bad(const struct kvs_verify_read *read, const struct kvs_saved *saved)
+static bool is_damaged(const struct kvs_verify_read *read, const struct kvs_saved *saved)
 {
     const struct kvs_saved_key key = kvs_saved_key_at(saved, read->kind, read->at);
     const uint8_t *value = (const uint8_t *)read->memory;
@@ -202,23 +201,33 @@ static bool is_bad(const struct kvs_verify_read *read, const struct kvs_saved *s
 
     if (read->kind == KVS_SAVED_LEARNT) {
         memcpy(&of_learnt, value + n_bytes, sizeof(of_learnt));
-        return kvs_saved_learnt_tail_is_bad(&of_learnt, &key, value, n_bytes);
+        return kvs_saved_learnt_state(&of_learnt, &key, value, n_bytes) == KVS_SAVED_DAMAGED;
     }
     memcpy(&of_column, value + n_bytes, sizeof(of_column));
-    return kvs_saved_column_tail_is_bad(&of_column, &key, value, n_bytes);
+    return kvs_saved_column_state(&of_column, &key, value, n_bytes) == KVS_SAVED_DAMAGED;
 }
 
-/* Few segments have a codebook beside them, or summaries, and not all have codes. */
+/* Few segments have a codebook beside them, or summaries, and not all have codes.  One is damaged if it was
+ * each time that it was read: another may have been written meanwhile. */
 static enum verdict judge_column(struct kvs_verify_read *read, struct kvs_saved *saved)
 {
+    struct kvs_disk_tier *tier = read->tier;
+
     if (read->status == KV_NOT_FOUND)
         return IS_OVER;
     if (read->bytes > read->room)
-        return IS_READ_LARGER;
-    if (is_bad(read, saved)) {
-        kvs_tier_count(&read->tier->counts.bad_columns, 1);
-        kvs_tier_renew(read->tier, saved, read->kind, read->at);
-    }
+        return tier->verifying == NULL ||
+                       tier->verifying_bytes - read->room + read->bytes <= KVS_TIER_VERIFYING
+                   ? IS_READ_LARGER
+                   : IS_TO_WAIT;
+    if (!is_damaged(read, saved))
+        return IS_OVER;
+    if (++read->n_tries < READ_TRIES)
+        return IS_READ_AGAIN;
+    /* A recall takes note of what it has read. */
+    if (tier->columns != NULL || !kvs_tier_replace_damaged(tier, saved, read->kind, read->at))
+        return IS_TO_WAIT;
+    kvs_tier_count(&tier->counts.bad_columns, 1);
     return IS_OVER;
 }
 

@@ -66,7 +66,7 @@ static void both_shrink(void **state)
     }
 }
 
-/* One of them can give up no more: then the other does. */
+/* One of them can give up no more: when it has not got less for a while, the other does. */
 static void who_can_shrinks(void **state)
 {
     struct kvs_disk_room room = {.bytes = 100};
@@ -76,13 +76,16 @@ static void who_can_shrinks(void **state)
     assert_true(kvs_disk_has_too_much(&room));
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 50);
     kvs_disk_note_over(&room, 1);
+    set(&room, 50, 79);
     kvs_disk_note_over(&room, KVS_DISK_OVER_US);
+    set(&room, 50, 80);
+    kvs_disk_note_over(&room, 2 * KVS_DISK_OVER_US - 1);
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 50);
-    kvs_disk_note_over(&room, KVS_DISK_OVER_US + 1);
+    kvs_disk_note_over(&room, 2 * KVS_DISK_OVER_US);
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 20);
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_OBJECTS), 50);
     set(&room, 20, 80);
-    kvs_disk_note_over(&room, KVS_DISK_OVER_US + 2);
+    kvs_disk_note_over(&room, 2 * KVS_DISK_OVER_US + 1);
     assert_false(atomic_load(&room.is_over));
 }
 

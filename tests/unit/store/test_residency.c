@@ -47,13 +47,13 @@ static void release_codes(void *arg, struct kvs_block *block, uint32_t at)
 }
 
 /* As the owner of codes does it: what is bad is lost. */
-static void check_codes(void *arg, struct kvs_block *block, uint32_t at)
+static void check_codes(void *arg, struct kvs_block *block, uint32_t at, bool have_come)
 {
     struct kvs_codes *codes = kvs_block_codes_make(&it.store, block, at);
 
     (void)arg;
     it.n_codes_checked++;
-    if (kvs_column_check(&codes->column, &it.store.health))
+    if (have_come && kvs_column_check(&codes->column, &it.store.health))
         return;
     codes->n_lost = codes->n_coded;
     codes->n_coded = 0;
