@@ -2,6 +2,8 @@
 
 #include "kvserver/address.h"
 #include "kvserver/base/clock.h"
+#include "kvserver/base/config.h"
+#include "kvserver/base/log.h"
 #include "kvserver/base/memory.h"
 #include "kvserver/base/thread.h"
 #include "kvserver/data_dir.h"
@@ -366,18 +368,38 @@ static kv_status_t open_files(struct kvs_server *server, char *detail, size_t de
     return status;
 }
 
+/* Whether an earlier node may have saved something there. */
+static bool has_saved(const struct kvs_server_info *info)
+{
+    char file[sizeof(info->dir) + 16];
+
+    snprintf(file, sizeof(file), "%s/keys/CURRENT", info->dir);
+    return access(file, F_OK) == 0;
+}
+
 /* Opens the disk in the data directory, unless nothing is to be saved. */
 static kv_status_t open_disk(struct kvs_server *server, char *detail, size_t detail_bytes)
 {
     struct kvs_server_info *info = &server->info;
     const bool is_auto = info->disk == UINT64_MAX;
+    const uint64_t room = kvs_data_dir_room(server->data_dir);
     kv_status_t status = KV_UNSUPPORTED;
+    char text[16];
 
     if (is_auto)
-        info->disk = kvs_data_dir_room(server->data_dir) / 2;
+        info->disk = room / 2;
+    else if (info->disk > room)
+        kv_log(KV_LOG_WARN, "disk: %s: only %s of --disk are free there", info->dir,
+               kv_config_format_size(room, text, sizeof(text)));
     if (info->disk > 0)
         status = open_files(server, detail, detail_bytes);
-    if (status == KV_OK || (info->disk > 0 && !(is_auto && status == KV_UNSUPPORTED)))
+    if (status == KV_OK)
+        return status;
+    if (is_auto && status == KV_NO_MEMORY && !has_saved(info)) {
+        kv_log(KV_LOG_WARN, "%s: nothing is saved", detail);
+        status = KV_UNSUPPORTED;
+    }
+    if (info->disk > 0 && !(is_auto && status == KV_UNSUPPORTED))
         return status;
     info->disk = 0;
     server->disk = kv_disk_memory_open(&kv_clock_real, 0);

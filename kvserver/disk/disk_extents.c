@@ -20,6 +20,7 @@
  * The file bypasses the system's cache where it can: whoever reads rows keeps them. */
 #define _GNU_SOURCE
 #include "kvserver/disk/disk.h"
+#include "kvserver/disk/free_space.h"
 #include "kvserver/disk/places.h"
 
 #include "kvserver/base/hash.h"
@@ -162,7 +163,7 @@ static kv_status_t system_status(const char *what)
 {
     const int error = errno;
 
-    kv_log(KV_LOG_ERROR, "disk: rows: %s: %s", what, strerror(error));
+    KV_LOG_EVERY(KV_LOG_ERROR, "disk: rows: %s: %s", what, strerror(error));
     return error == ENOSPC || error == EDQUOT || error == EFBIG ? KV_NO_MEMORY : KV_IO;
 }
 
@@ -260,11 +261,28 @@ write_values(struct extents_disk *disk, struct worker *worker, const struct task
                                           : status;
 }
 
+/* Whether the values of a task leave the file system room for keys. */
+static bool has_room(const struct extents_disk *disk, const struct task *task)
+{
+    uint64_t bytes = 0, free_bytes;
+
+    for (unsigned i = 0; i < task->n; i++)
+        if (task->writes[i].value != NULL)
+            bytes += task->writes[i].value_bytes + task->writes[i].tail_bytes;
+    free_bytes = bytes > 0 ? kv_free_space_of(disk->fd) : UINT64_MAX;
+    if (free_bytes >= KV_FREE_FOR_ROWS + bytes)
+        return true;
+    KV_LOG_EVERY(KV_LOG_ERROR,
+                 "disk: rows: the file system is full: %llu MiB are free, of which %d are kept",
+                 (unsigned long long)(free_bytes >> 20), KV_FREE_FOR_ROWS >> 20);
+    return false;
+}
+
 static void run_write(struct extents_disk *disk, struct worker *worker, struct task *task)
 {
     kv_status_t status;
 
-    if (!take_places(disk, task)) {
+    if (!has_room(disk, task) || !take_places(disk, task)) {
         end(task, KV_NO_MEMORY);
         return;
     }
@@ -887,10 +905,14 @@ static kv_status_t load_keys(struct extents_disk *disk, char *detail, size_t det
     if (loading.is_out_of_memory)
         status = KV_NO_MEMORY;
     if (status != KV_OK)
-        snprintf(detail, detail_bytes, "disk: the places of rows cannot be read: %s",
+        snprintf(detail, detail_bytes,
+                 "disk: where rows are in the file cannot be read: %s: move the data directory "
+                 "away to "
+                 "start without what is saved, or give --disk none to leave it as it is",
                  kv_status_name(status));
     if (loading.n_bad > 0)
-        kv_log(KV_LOG_WARN, "disk: %llu rows lead to no place in the file: they are lost",
+        kv_log(KV_LOG_WARN,
+               "disk: rows: the file has been cut or replaced: %llu values of it are lost",
                (unsigned long long)loading.n_bad);
     return status;
 }

@@ -9,19 +9,26 @@
  * log would be every row written twice.  Where rows are some bytes each, that would be a small file for
  * each sync, and all of these compacted: there is a log for them.  Rows have checksums of their own,
  * which whoever reads them compares; so where rows are in blob files, whose checksums Debian's build
- * computes slowly, RocksDB does not verify what it reads of them. */
+ * computes slowly, RocksDB does not verify what it reads of them.
+ *
+ * After a write to its log has failed, RocksDB refuses others, but a sync would touch that log again, and
+ * Debian's build ends the process for it (an assertion).  So nothing is written any more after a write or a
+ * sync has failed, and nothing that might fail for want of room is begun (free_space.h). */
 #include "kvserver/disk/disk.h"
 
 #include "kvserver/base/log.h"
 #include "kvserver/base/ring.h"
 #include "kvserver/base/thread.h"
+#include "kvserver/disk/free_space.h"
 
+#include <errno.h>
 #include <rocksdb/c.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     READERS = 8,
@@ -115,7 +122,9 @@ struct rocks_disk {
     rocksdb_flushoptions_t *flush_options; /* NULL: rows are logged */
     struct worker workers[WORKERS];
     _Atomic bool stopping;
-    _Atomic unsigned turn; /* of readers */
+    _Atomic bool is_broken; /* a write or a sync has failed */
+    _Atomic unsigned turn;  /* of readers */
+    char *folder;
 };
 
 /* Logs an error, unless there is none, and frees it. */
@@ -125,7 +134,7 @@ static kv_status_t outcome(const char *what, char *error)
 
     if (error == NULL)
         return KV_OK;
-    kv_log(KV_LOG_ERROR, "disk: %s: %s", what, error);
+    KV_LOG_EVERY(KV_LOG_ERROR, "disk: %s: %s", what, error);
     /* The C API gives only the message. */
     status = strstr(error, "No space left") != NULL ? KV_NO_MEMORY : KV_IO;
     rocksdb_free(error);
@@ -167,18 +176,49 @@ static void run_read(struct rocks_disk *disk, struct task *task)
     end(task, KV_OK);
 }
 
+/* The same of what RocksDB cannot go on after. */
+static kv_status_t outcome_of_write(struct rocks_disk *disk, const char *what, char *error)
+{
+    const kv_status_t status = outcome(what, error);
+
+    if (status != KV_OK && !atomic_exchange(&disk->is_broken, true))
+        kv_log(KV_LOG_ERROR,
+               "disk: %s: nothing is written any more until the node is started again",
+               disk->folder);
+    return status;
+}
+
+/* Returns KV_OK, or why nothing can be written now. */
+static kv_status_t check_writable(struct rocks_disk *disk)
+{
+    if (atomic_load(&disk->is_broken))
+        return KV_IO;
+    const uint64_t free_bytes = kv_free_space(disk->folder);
+
+    if (free_bytes >= KV_FREE_FOR_KEYS)
+        return KV_OK;
+    KV_LOG_EVERY(KV_LOG_ERROR,
+                 "disk: %s: the file system is full: %llu MiB are free, of which %d are kept",
+                 disk->folder, (unsigned long long)(free_bytes >> 20), KV_FREE_FOR_KEYS >> 20);
+    return KV_NO_MEMORY;
+}
+
 static void run_sync(struct rocks_disk *disk, struct task *task)
 {
     char *error = NULL;
     kv_status_t status;
 
+    if (atomic_load(&disk->is_broken)) {
+        end(task, KV_IO);
+        return;
+    }
     if (disk->flush_options != NULL)
         rocksdb_flush_cf(disk->db, disk->flush_options, disk->families[KV_DISK_ROWS], &error);
-    status = outcome("flush", error);
+    status = outcome_of_write(disk, "flush", error);
     error = NULL;
     if (status == KV_OK) {
         rocksdb_flush_wal(disk->db, 1, &error);
-        status = outcome("sync", error);
+        status = outcome_of_write(disk, "sync", error);
     }
     end(task, status);
 }
@@ -204,14 +244,18 @@ static void add_to(rocksdb_writebatch_t *batch,
 static kv_status_t write_batch(struct rocks_disk *disk, struct task *const *tasks, unsigned n)
 {
     const enum kv_disk_space space = tasks[0]->space;
-    rocksdb_writebatch_t *batch = rocksdb_writebatch_create();
+    const kv_status_t status = check_writable(disk);
+    rocksdb_writebatch_t *batch;
     char *error = NULL;
 
+    if (status != KV_OK)
+        return status;
+    batch = rocksdb_writebatch_create();
     for (unsigned i = 0; i < n; i++)
         add_to(batch, disk->families[space], tasks[i]);
     rocksdb_write(disk->db, disk->write_options[space], batch, &error);
     rocksdb_writebatch_destroy(batch);
-    return outcome("write", error);
+    return outcome_of_write(disk, "write", error);
 }
 
 /* Writes the task, and those behind it of the same space, as one batch; if that fails, each by
@@ -500,6 +544,7 @@ static void close_disk(struct kv_disk *base)
     }
     if (disk->flush_options != NULL)
         rocksdb_flushoptions_destroy(disk->flush_options);
+    free(disk->folder);
     free(disk);
 }
 
@@ -620,9 +665,28 @@ static kv_status_t open_db(struct rocks_disk *disk,
                                sizeof(no_age) / sizeof(no_age[0]), no_age, zeros, &error);
     if (error == NULL)
         return KV_OK;
-    snprintf(detail, detail_bytes, "disk: %s: %s", folder, error);
+    kv_log(KV_LOG_ERROR, "disk: %s: %s", folder, error);
+    snprintf(detail, detail_bytes,
+             "disk: %s: what is saved cannot be used: move it away to start without, or give "
+             "--disk none to leave it as it is",
+             folder);
     rocksdb_free(error);
     return KV_IO;
+}
+
+/* Opening needs room, too: for what the log has, and lists of files. */
+static kv_status_t check_room(const char *folder, char *detail, size_t detail_bytes)
+{
+    const uint64_t free_bytes = kv_free_space(folder);
+
+    if (free_bytes >= KV_FREE_FOR_KEYS)
+        return KV_OK;
+    snprintf(
+        detail, detail_bytes,
+        "disk: %s: %llu MiB of the file system are free, and %d are needed to save anything: "
+        "make room, or give --disk none to leave what is saved as it is",
+        folder, (unsigned long long)(free_bytes >> 20), KV_FREE_FOR_KEYS >> 20);
+    return KV_NO_MEMORY;
 }
 
 static kv_status_t start_workers(struct rocks_disk *disk)
@@ -660,12 +724,24 @@ kv_status_t kv_disk_rocksdb_open(const struct kv_disk_rocksdb_options *options,
         return KV_INVALID;
     }
     disk = calloc(1, sizeof(*disk));
-    if (disk == NULL) {
+    if (disk != NULL)
+        disk->folder = strdup(options->folder);
+    if (disk == NULL || disk->folder == NULL) {
         snprintf(detail, detail_bytes, "disk: out of memory");
+        free(disk);
         return KV_NO_MEMORY;
     }
     disk->base.ops = &rocksdb_ops;
-    status = open_db(disk, options->folder, layout, options->bytes_max, detail, detail_bytes);
+    if (mkdir(disk->folder, 0700) != 0 && errno != EEXIST) {
+        snprintf(detail, detail_bytes, "disk: cannot create: %s: %s", disk->folder,
+                 strerror(errno));
+        close_disk(&disk->base);
+        return KV_IO;
+    }
+    status = check_room(disk->folder, detail, detail_bytes);
+    if (status == KV_OK)
+        status =
+            open_db(disk, options->folder, layout, options->bytes_max, detail, detail_bytes);
     if (status == KV_OK) {
         status = start_workers(disk);
         if (status != KV_OK)

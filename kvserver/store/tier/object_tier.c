@@ -420,8 +420,8 @@ static void saved(struct kvs_object_batch *batch)
     if (batch->status == KV_OK)
         return;
     tier->retry_us = now_of(tier) + RETRY_US;
-    kv_log(KV_LOG_WARN, "disk: %u objects could not be saved: %s", n,
-           kv_status_name(batch->status));
+    KV_LOG_EVERY(KV_LOG_WARN, "disk: %u objects could not be saved: %s", n,
+                 kv_status_name(batch->status));
 }
 
 static void counted(struct kvs_object_batch *batch)
