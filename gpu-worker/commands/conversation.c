@@ -667,6 +667,9 @@ static kv_status_t generate(struct kvw_conversation *conversation,
             status = try_answer(conversation, n + before, ret_result);
         if (status == KV_OK) {
             ret_result->prompt_tokens = n;
+            /* What the last try found may end with tokens of the answer. */
+            if (ret_result->reused_tokens > n)
+                ret_result->reused_tokens = n;
             ret_result->generated_tokens = conversation->n_generated;
             return KV_OK;
         }

@@ -87,6 +87,26 @@ static int go_on(struct kvw_context *worker, char *text, size_t bytes)
     return outcome;
 }
 
+/* After a failure: whether rows that the nodes kept of the prompt were corrupt, and nothing has been said
+ * yet.  Then the worker has another session, which computes all of it. */
+static bool begin_anew(struct kvw_context *worker,
+                       kv_status_t status,
+                       const struct kvw_answer *answer,
+                       const uint32_t *tokens,
+                       size_t n_tokens)
+{
+    struct kvw_session *session = worker->attention->session;
+    struct kvw_method_options options;
+
+    if (status != KV_CORRUPT || answer->bytes > 0 || !kvw_session_disown(session, tokens))
+        return false;
+    kvw_error(worker, "%s; the prompt is computed anew", kvw_method_detail(worker->attention));
+    kvw_close_attention(worker);
+    return kvw_attention_options(worker, &options) == KVW_DONE &&
+           kvw_open_attention(worker, kvw_method_find(worker->options->attention), &options,
+                              tokens, (uint32_t)n_tokens) == KVW_DONE;
+}
+
 int kvw_generate_run(struct kvw_context *worker)
 {
     struct kvw_answer answer = {.text = NULL};
@@ -128,7 +148,7 @@ int kvw_generate_run(struct kvw_context *worker)
     }
     tokens = larger;
 
-    const struct kvw_generate_setup setup = {
+    struct kvw_generate_setup setup = {
         .forward = worker->forward,
         .attention = worker->attention,
         .sampler = sampler,
@@ -145,10 +165,19 @@ int kvw_generate_run(struct kvw_context *worker)
     status = kvw_generate(&setup, tokens, (uint32_t)n_tokens,
                           kvw_session_reused(worker->attention->session), &result);
     kvw_progress_end();
+    if (status != KV_OK && begin_anew(worker, status, &answer, tokens, n_tokens)) {
+        setup.forward = worker->forward;
+        setup.attention = worker->attention;
+        status = kvw_generate(&setup, tokens, (uint32_t)n_tokens,
+                              kvw_session_reused(worker->attention->session), &result);
+        kvw_progress_end();
+    }
     if (status != KV_OK) {
         kvw_answer_break_off(&answer);
-        kvw_step_error(worker, status);
-        kvw_drop_corrupt(worker, status, tokens);
+        if (worker->attention != NULL) {
+            kvw_step_error(worker, status);
+            kvw_drop_corrupt(worker, status, tokens);
+        }
         goto end;
     }
     kvw_answer_end(&answer);

@@ -586,6 +586,18 @@ static void rows_rot(void **state)
     RUN("decode", node.control, "--session", "third", ANSWER);
     expect_ids(result.output, whole_answer);
     assert_string_equal(result.errors, "");
+
+    /* Nor does who has no session, and has said nothing yet. */
+    RUN("prefill", node.control, "--session", "fourth", "--raw", "--prompt-file", prompt);
+    read_first_row(node.control, "fourth", row);
+    rot(node.process.pid, row);
+    RUN("generate", node.control, "--raw", "--prompt-file", prompt, ANSWER);
+    expect_ids(result.output, whole_answer);
+    expect_said("; the prompt is computed anew");
+    RUN("generate", node.control, "--raw", "--prompt-file", prompt, ANSWER);
+    expect_ids(result.output, whole_answer);
+    assert_true(number_of(result.output, "\"reused_tokens\"") > 1000);
+    assert_string_equal(result.errors, "");
     system_node_stop(&node);
 }
 
