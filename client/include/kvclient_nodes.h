@@ -25,8 +25,8 @@ struct kv_table {
 };
 
 /* Requests a table about one node: "status", "sessions", "clients", "models", "ops", "stats",
- * "scrub", "threads", "prefixes", "tenants", "reuse" or "tiers".  Its texts have no control
- * characters. */
+ * "scrub", "scrub-disk", "threads", "prefixes", "tenants", "reuse" or "tiers".  Its texts have no
+ * control characters. */
 KV_API kv_status_t kv_table_begin(struct kv_client *client,
                                   uint32_t node,
                                   const char *name,

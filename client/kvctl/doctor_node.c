@@ -178,6 +178,44 @@ static void check_fill(struct kvctl_doctor *doctor, const struct kv_table *statu
         kvctl_doctor_tell(doctor, KVCTL_WARN, "state", "the node is about to stop", "draining");
 }
 
+/* Returns a number of the line that begins so. */
+static double number_of(const struct kv_table *table, const char *line, const char *column)
+{
+    for (uint32_t r = 0; r < table->n_rows; r++) {
+        const struct kv_cell *cells = &table->cells[(size_t)r * table->n_columns];
+
+        for (uint32_t c = 1; c < table->n_columns; c++)
+            if (cells[0].text != NULL && strcmp(cells[0].text, line) == 0 &&
+                strcmp(table->columns[c], column) == 0)
+                return cells[c].number;
+    }
+    return 0;
+}
+
+static void check_disk(struct kvctl_doctor *doctor, const struct kv_table *tiers)
+{
+    const double room = number_of(tiers, "disk", "room_bytes");
+    const double n_errors = number_of(tiers, "disk", "errors");
+    const double n_bad = number_of(tiers, "disk", "bad");
+    char room_text[16], used_text[16];
+
+    if (room <= 0) {
+        kvctl_doctor_tell(doctor, KVCTL_OK, "disk", NULL,
+                          "nothing is saved: all is lost with the node");
+        return;
+    }
+    kv_config_format_size((uint64_t)room, room_text, sizeof(room_text));
+    kv_config_format_size((uint64_t)number_of(tiers, "disk", "bytes"), used_text,
+                          sizeof(used_text));
+    kvctl_doctor_tell(
+        doctor, n_errors > 0 || n_bad > 0 ? KVCTL_WARN : KVCTL_OK, "disk",
+        n_errors > 0 ? "see the node's log: its file system may be full, or its drive fails"
+        : n_bad > 0  ? "look at the drive; kvctl verify checks all that is saved"
+                     : NULL,
+        "%s of %s in use; %.0f wait to be saved; %.0f errors and %.0f damaged since the start",
+        used_text, room_text, number_of(tiers, "disk", "waiting"), n_errors, n_bad);
+}
+
 static void check_threads(struct kvctl_doctor *doctor, struct kv_client *client)
 {
     struct kv_node_info info;
@@ -294,7 +332,7 @@ void kvctl_doctor_node(struct kvctl_doctor *doctor)
 {
     static struct kvctl_listeners listeners;
     struct kv_client *client;
-    const struct kv_table *status_table;
+    const struct kv_table *status_table, *tiers;
     struct kv_op *op;
     const char *port = strrchr(doctor->node, ':');
     bool is_local = false;
@@ -312,6 +350,10 @@ void kvctl_doctor_node(struct kvctl_doctor *doctor)
         kvctl_doctor_tell(doctor, KVCTL_FAIL, "status", NULL, "%s",
                           kvctl_without_node(doctor->node, kv_client_detail(client)));
 
+    if (kvctl_table(client, "tiers", &op, &tiers) == KV_OK) {
+        check_disk(doctor, tiers);
+        kv_op_free(op);
+    }
     check_transport(doctor, client, is_local);
     check_threads(doctor, client);
     if (is_local && kvctl_listeners_of_port((uint16_t)atoi(port + 1), &listeners)) {

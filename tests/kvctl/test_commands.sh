@@ -177,6 +177,7 @@ for transport in $transports; do
 done
 expect 0 doctor
 has 'data threads: all 2 respond' out
+has 'disk: .* of .* in use; 0 wait to be saved; 0 errors and 0 damaged since the start$' out
 has 'ports: all [0-9]+ of process [0-9]+ are on loopback' out
 expect 0 doctor --json
 is_json

@@ -93,6 +93,7 @@ done
 sleep 3
 check 2 3 4 5 6
 until_disk objects 2
+"$kvctl" doctor | grep -q '^warn .*disk: .* errors' || wrong "the doctor finds nothing"
 
 # There is room again.
 rm "$work/disk/filler"

@@ -1058,7 +1058,7 @@ class Client(ClientBase[Session]):
     ) -> List[Dict[str, Union[str, float]]]:
         """Asks a `node`, a position in the list, for a table: one dict, column to value, for each line.
 
-        `name`: "status", "sessions", "clients", "models", "ops", "stats", "scrub", "threads",
+        `name`: "status", "sessions", "clients", "models", "ops", "stats", "scrub", "scrub-disk", "threads",
         "prefixes", "tenants", "reuse" or "tiers".  Raises NotFoundError if there is no such table.
         """
         return self.begin_table(name, node=node, deadline=deadline).result()

@@ -1,5 +1,6 @@
 /* saver_load.c - a node is started: what an earlier process saved is there again, away: prefixes in
  * the index, objects at their data threads. */
+#include "kvserver/base/config.h"
 #include "kvserver/base/hash.h"
 #include "kvserver/base/log.h"
 #include "kvserver/cluster/placement.h"
@@ -229,6 +230,23 @@ load_objects(struct loading *loading, uint64_t *n_bad, char *detail, size_t deta
     return status;
 }
 
+/* What was saved goes if --disk is less now. */
+static void warn_of_less_room(const struct kvs_control *control)
+{
+    const struct kvs_disk_room *room = &control->disk_room;
+    struct kvs_saver_facts facts;
+    char saved[16], most[16];
+    uint64_t bytes;
+
+    kvs_saver_get_facts(control, 0, &facts);
+    bytes = facts.saved_bytes + kvs_disk_taken(room, KVS_DISK_OBJECTS);
+    if (bytes > room->bytes)
+        kv_log(KV_LOG_WARN,
+               "disk: %s are saved, and --disk is %s: the least valuable of it goes",
+               kv_config_format_size(bytes, saved, sizeof(saved)),
+               kv_config_format_size(room->bytes, most, sizeof(most)));
+}
+
 kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t detail_bytes)
 {
     struct loading loading = {.control = control};
@@ -262,5 +280,6 @@ kv_status_t kvs_saver_load(struct kvs_control *control, char *detail, size_t det
     if (loading.n_loaded > 0)
         kv_log(KV_LOG_INFO, "disk: %llu saved blocks are there",
                (unsigned long long)loading.n_loaded);
+    warn_of_less_room(control);
     return KV_OK;
 }
