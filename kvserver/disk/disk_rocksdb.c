@@ -11,9 +11,10 @@
  * which whoever reads them compares; so where rows are in blob files, whose checksums Debian's build
  * computes slowly, RocksDB does not verify what it reads of them.
  *
- * After a write to its log has failed, RocksDB refuses others, but a sync would touch that log again, and
- * Debian's build ends the process for it (an assertion).  So nothing is written any more after a write or a
- * sync has failed, and nothing that might fail for want of room is begun (free_space.h). */
+ * Debian's build ends the process (an assertion) when a file is written to again after that has failed: its
+ * log, which syncs touch while writes are refused, or the text file of its messages, one of which each sync
+ * is.  So nothing is written any more after a write or a sync has failed, nothing that might fail for want
+ * of room is begun (free_space.h), and it has hardly any messages. */
 #include "kvserver/disk/disk.h"
 
 #include "kvserver/base/log.h"
@@ -44,6 +45,7 @@ enum {
     BUFFERS = 4,
     LOG_BYTES = 16 << 20,     /* of what is logged, before it is flushed */
     TEXT_LOG_BYTES = 1 << 20, /* of RocksDB's messages, twice */
+    TEXT_LOG_LEVEL = 4,       /* fatal: beside what it says when it is opened */
     SYNC_BYTES = 1 << 20,     /* given to the disk at once, not gathered by the system */
     FILTER_BITS = 10,
 };
@@ -589,6 +591,7 @@ static rocksdb_options_t *records_options(void)
     rocksdb_options_set_max_total_wal_size(options, LOG_BYTES);
     rocksdb_options_set_keep_log_file_num(options, 2);
     rocksdb_options_set_max_log_file_size(options, TEXT_LOG_BYTES);
+    rocksdb_options_set_info_log_level(options, TEXT_LOG_LEVEL);
     return options;
 }
 

@@ -31,6 +31,7 @@ wrong() {
 
 # start [OPTION]...
 start() {
+    rm -f "$work/ready"
     "$kvserver" --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --memory 128M --threads 2 \
         --dir "$work/disk/node" "$@" >"$work/ready" 2>>"$work/log" &
     node=$!
@@ -51,7 +52,7 @@ until_disk() {
     until "$kvctl" tiers --json | grep '"tier": "disk"' | grep -q "\"$1\": $2[,}]"; do
         tries=$((tries + 1))
         [ "$tries" -lt 600 ] || {
-            "$kvctl" tiers >&2
+            "$kvctl" tiers >&2 || true
             wrong "$1 does not become $2"
         }
         sleep 0.1
