@@ -8,6 +8,7 @@
 #include "kvserver/base/thread.h"
 #include "kvserver/data_dir.h"
 #include "kvserver/disk/disk.h"
+#include "kvserver/disk/free_space.h"
 #include "kvserver/event_feed.h"
 #include "kvserver/grpc_server.h"
 #include "kvserver/metrics_http.h"
@@ -388,9 +389,13 @@ static kv_status_t open_disk(struct kvs_server *server, char *detail, size_t det
 
     if (is_auto)
         info->disk = room / 2;
-    else if (info->disk > room)
-        kv_log(KV_LOG_WARN, "disk: %s: only %s of --disk are free there", info->dir,
-               kv_config_format_size(room, text, sizeof(text)));
+    else if (info->disk > 0 &&
+             (room < KV_FREE_FOR_ROWS || info->disk > room - KV_FREE_FOR_ROWS))
+        kv_log(
+            KV_LOG_WARN,
+            "disk: %s: --disk is more than there is, %s: nothing is saved any more when %d MiB "
+            "are left",
+            info->dir, kv_config_format_size(room, text, sizeof(text)), KV_FREE_FOR_ROWS >> 20);
     if (info->disk > 0)
         status = open_files(server, detail, detail_bytes);
     if (status == KV_OK)
