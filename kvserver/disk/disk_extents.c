@@ -905,11 +905,11 @@ static kv_status_t load_keys(struct extents_disk *disk, char *detail, size_t det
     if (loading.is_out_of_memory)
         status = KV_NO_MEMORY;
     if (status != KV_OK)
-        snprintf(detail, detail_bytes,
-                 "disk: where rows are in the file cannot be read: %s: move the data directory "
-                 "away to "
-                 "start without what is saved, or give --disk none to leave it as it is",
-                 kv_status_name(status));
+        snprintf(
+            detail, detail_bytes,
+            "disk: where rows are in the file cannot be read: %s: move the data directory "
+            "away to start without what is saved, or give --disk none to leave it as it is",
+            kv_status_name(status));
     if (loading.n_bad > 0)
         kv_log(KV_LOG_WARN,
                "disk: rows: the file has been cut or replaced: %llu values of it are lost",

@@ -28,11 +28,12 @@
  * too; what they read into is beside --memory, KVS_TIER_WINDOW bytes at most.  Where memory is short,
  * only those come back that one request needs, and rows that it does not need are let go of (let_go.c).
  *
- * What is saved can be verified: each segment is read, and what was made of it, and goes no further.  One that is missing or
- * wrong is written again in its place if the block is in memory.  The record that says that the block
- * counts need not change for that: what is read is the old value or the new one, whatever happens, and
- * only the new one is right.  Without its rows in memory the block is bad, and the control thread's to
- * forget.  This is work for idle times, of its own bounded window, and waits while blocks come back.
+ * What is saved can be verified: each segment is read, and what was made of it, and goes no further.  One
+ * that is missing or wrong is written again in its place if the block is in memory.  The record that says
+ * that the block counts need not change for that: what is read is the old value or the new one, whatever
+ * happens, and only the new one is right.  Without its rows in memory the block is bad, and the control
+ * thread's to forget; what was made of rows is replaced, or removed (columns.c).  This is work for idle
+ * times, of its own bounded window, and waits while blocks come back.
  *
  * Threads: the data thread.  Memory: a record of some 200 bytes, and 4 for each unit, for each saved block, from the
  * heap; what index jobs read back, KVS_KEPT_BYTES_MAX (index/kept.h), twice if a read was given up.
