@@ -4,9 +4,11 @@ Environment: TOPKV_KVSERVER and TOPKV_KVCTL, the programs; TOPKV_LIBRARY, the li
 """
 import ctypes
 import os
+import random
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -28,6 +30,19 @@ def program(variable):
     return path
 
 
+def free_address():
+    """Below the ports that the system gives to connections: otherwise a client's own connection could take
+    the port of a node that is being started again."""
+    while True:
+        port = random.randrange(20000, 32768)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return f"127.0.0.1:{port}"
+
+
 class Node:
     """A kvserver of the test's own, on a port of its own, which it keeps when it is started again."""
 
@@ -35,14 +50,14 @@ class Node:
         self.folder = tempfile.mkdtemp(prefix="topkv-lmcache-")
         self.options = ["--memory", memory, "--disk", disk, "--threads", str(threads),
                         "--dir", os.path.join(self.folder, "data")]
-        self.address = self.metrics = "127.0.0.1:0"
+        self.address = free_address()
         self.process = None
 
     def start(self):
         ready = os.path.join(self.folder, "ready")
         with open(ready, "w") as out, open(os.path.join(self.folder, "log"), "a") as log:
             self.process = subprocess.Popen(
-                [program("TOPKV_KVSERVER"), "--listen", self.address, "--metrics", self.metrics,
+                [program("TOPKV_KVSERVER"), "--listen", self.address, "--metrics", "127.0.0.1:0",
                  *self.options], stdin=subprocess.DEVNULL, stdout=out, stderr=log, preexec_fn=die_with_parent)
         until = time.monotonic() + START_S
         while True:
@@ -50,7 +65,7 @@ class Node:
                 words = [line.split() for line in lines if line.startswith("ready ") and line.endswith("\n")]
             if words:
                 facts = dict(word.split("=", 1) for word in words[0][1:])
-                self.address, self.metrics = facts["control"], facts["metrics"]
+                self.address = facts["control"]
                 return self
             if self.process.poll() is not None or time.monotonic() > until:
                 with open(os.path.join(self.folder, "log")) as log:

@@ -31,6 +31,8 @@ enum {
     INODES_MAX = 256,
     HTTP_TIMEOUT_S = 20,
     CHILD_FAILED = 127,
+    PORTS_BEGIN = 20000,
+    N_PORTS = 12768, /* up to 32768, where Linux begins to give ports to connections */
 };
 
 static char folder[PROCESS_PATH_BYTES];
@@ -611,23 +613,40 @@ const char *process_kvserver(void)
     return kvserver;
 }
 
+/* Finds a port that is free, below those that the system gives to connections: otherwise a client's own
+ * connection could take the port of a node that is being started again. */
+static void free_address(char *address, size_t address_bytes)
+{
+    static unsigned n;
+
+    for (unsigned tries = 0; tries < 1000; tries++) {
+        struct sockaddr_in at = {
+            .sin_family = AF_INET,
+            .sin_port =
+                htons((uint16_t)(PORTS_BEGIN + ((unsigned)getpid() * 61 + n++) % N_PORTS)),
+            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+        };
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const bool is_free = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof(at)) == 0;
+
+        if (fd >= 0)
+            close(fd);
+        if (is_free) {
+            snprintf(address, address_bytes, "127.0.0.1:%u", ntohs(at.sin_port));
+            return;
+        }
+    }
+    snprintf(address, address_bytes, "127.0.0.1:0");
+}
+
 static unsigned n_nodes;
 
 bool process_node_start(struct process_node *node, const char *const *options)
 {
     bool is_new = node->dir[0] == 0;
     const char *argv[ARGUMENTS_MAX] = {
-        kvserver,
-        "--listen",
-        is_new ? "127.0.0.1:0" : node->control,
-        "--metrics",
-        is_new ? "127.0.0.1:0" : node->metrics,
-        "--dir",
-        node->dir,
-        "--memory",
-        "256M",
-        "--threads",
-        "2",
+        kvserver,  "--listen", node->control, "--metrics", node->metrics, "--dir",
+        node->dir, "--memory", "256M",        "--threads", "2",
     };
     struct process_spec spec = {.argv = argv, .errors = node->errors};
     size_t n = 11;
@@ -638,6 +657,8 @@ bool process_node_start(struct process_node *node, const char *const *options)
         process_path(node->dir, name);
         snprintf(name, sizeof(name), "node-%u.log", n_nodes);
         process_path(node->errors, name);
+        free_address(node->control, sizeof(node->control));
+        free_address(node->metrics, sizeof(node->metrics));
     }
     /* What comes later on the command line counts. */
     while (options != NULL && *options != NULL && n + 1 < ARGUMENTS_MAX)

@@ -28,7 +28,7 @@
 #endif
 
 enum {
-    PROCESS_PATIENCE_MS = 60000, /* for what must happen: a machine under load takes long */
+    PROCESS_PATIENCE_MS = 300000, /* for what must happen: a machine under load takes long */
     PROCESS_PATH_BYTES = 512,
     PROCESS_LINE_BYTES = 1024,
     PROCESS_LISTENERS_MAX = 64,
