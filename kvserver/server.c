@@ -384,18 +384,16 @@ static kv_status_t open_disk(struct kvs_server *server, char *detail, size_t det
     struct kvs_server_info *info = &server->info;
     const bool is_auto = info->disk == UINT64_MAX;
     const uint64_t room = kvs_data_dir_room(server->data_dir);
+    const uint64_t room_of_rows = room > KV_FREE_FOR_ROWS ? room - KV_FREE_FOR_ROWS : 0;
     kv_status_t status = KV_UNSUPPORTED;
     char text[16];
 
     if (is_auto)
-        info->disk = room / 2;
-    else if (info->disk > 0 &&
-             (room < KV_FREE_FOR_ROWS || info->disk > room - KV_FREE_FOR_ROWS))
-        kv_log(
-            KV_LOG_WARN,
-            "disk: %s: --disk is more than there is, %s: nothing is saved any more when %d MiB "
-            "are left",
-            info->dir, kv_config_format_size(room, text, sizeof(text)), KV_FREE_FOR_ROWS >> 20);
+        info->disk = room / 2 < room_of_rows || room_of_rows == 0 ? room / 2 : room_of_rows;
+    if (info->disk > room_of_rows)
+        kv_log(KV_LOG_WARN, "disk: %s: %s, %s: nothing is saved any more when %d MiB are left",
+               info->dir, is_auto ? "there is little room" : "--disk is more than there is",
+               kv_config_format_size(room, text, sizeof(text)), KV_FREE_FOR_ROWS >> 20);
     if (info->disk > 0)
         status = open_files(server, detail, detail_bytes);
     if (status == KV_OK)

@@ -13,8 +13,9 @@
  *
  * Everything is asynchronous.  A write is visible to reads that begin after it is done.  Writes of
  * one queue to one space take effect in the order in which they were started, each as a whole or not at all; a
- * crash keeps the first records of those that it may lose, and of such rows any.  A sync covers what
- * was done when it was started, of both spaces.  So whoever needs rows to be there when a record says
+ * crash keeps the first records of those that it may lose, and of such rows any.  When the power fails,
+ * rows that no sync covers may keep their size alone.  A sync covers what was done when it was started,
+ * of both spaces.  So whoever needs rows to be there when a record says
  * so waits for a sync before writing the record, and for another after it.
  *
  * Nothing has a deadline: a disk that is busy compacting makes writes and syncs wait for seconds.

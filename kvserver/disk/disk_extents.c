@@ -111,6 +111,7 @@ struct extents_disk {
     int fd;
     struct worker workers[WORKERS];
     _Atomic bool stopping;
+    _Atomic bool are_keys_lost; /* the other disk has failed: no place is given any more */
 
     struct kv_lock *lock; /* of all that follows */
     struct kv_map *map;   /* struct kv_place by the hash of a key */
@@ -282,6 +283,10 @@ static void run_write(struct extents_disk *disk, struct worker *worker, struct t
 {
     kv_status_t status;
 
+    if (atomic_load(&disk->are_keys_lost)) {
+        end(task, KV_IO);
+        return;
+    }
     if (!has_room(disk, task) || !take_places(disk, task)) {
         end(task, KV_NO_MEMORY);
         return;
@@ -475,7 +480,9 @@ static void keys_written(void *arg, kv_status_t status, size_t bytes)
 
     (void)bytes;
     /* A write that has failed may have taken effect: its places are in doubt until the disk is
-     * opened next. */
+     * opened next.  After RocksDB has failed to write, every later write fails, too. */
+    if (status == KV_IO)
+        atomic_store(&disk->are_keys_lost, true);
     kv_lock_take(disk->lock);
     for (unsigned i = 0; i < task->n && status == KV_OK; i++)
         if (!set_place(disk, task->writes[i].key, task->writes[i].key_bytes, task->places[i]))

@@ -1,7 +1,7 @@
 /* disk_rocksdb.c - a disk in RocksDB: the only file that knows it.
  *
  *     queue -- ring --> the writer     gathers what is queued into one batch
- *                       the syncer     waits for flushes, so that writes go on meanwhile
+ *                       the syncer     flushes rows beside the writer; the log is theirs in turn
  *                       the readers    a read each: one at a time would leave a disk idle
  *           <- ring --  what is done
  *
@@ -12,9 +12,9 @@
  * computes slowly, RocksDB does not verify what it reads of them.
  *
  * Debian's build ends the process (an assertion) when a file is written to again after that has failed: its
- * log, which syncs touch while writes are refused, or the text file of its messages, one of which each sync
- * is.  So nothing is written any more after a write or a sync has failed, nothing that might fail for want
- * of room is begun (free_space.h), and it has hardly any messages. */
+ * log, which a sync touches while writes are refused, or the text file of its messages, one of which each
+ * sync is.  So the log is written and synced in turn, neither after one of them has failed; nothing is
+ * begun where little room is left (free_space.h); and it has hardly any messages. */
 #include "kvserver/disk/disk.h"
 
 #include "kvserver/base/log.h"
@@ -124,7 +124,8 @@ struct rocks_disk {
     rocksdb_flushoptions_t *flush_options; /* NULL: rows are logged */
     struct worker workers[WORKERS];
     _Atomic bool stopping;
-    _Atomic bool is_broken; /* a write or a sync has failed */
+    struct kv_lock *log_lock; /* whoever has it writes to the log, or syncs it */
+    _Atomic bool is_broken; /* a write or a sync has failed; set before log_lock is released */
     _Atomic unsigned turn;  /* of readers */
     char *folder;
 };
@@ -178,7 +179,7 @@ static void run_read(struct rocks_disk *disk, struct task *task)
     end(task, KV_OK);
 }
 
-/* The same of what RocksDB cannot go on after. */
+/* Logs and frees the error of a write or a sync, if there is one: RocksDB cannot go on after it. */
 static kv_status_t outcome_of_write(struct rocks_disk *disk, const char *what, char *error)
 {
     const kv_status_t status = outcome(what, error);
@@ -210,18 +211,18 @@ static void run_sync(struct rocks_disk *disk, struct task *task)
     char *error = NULL;
     kv_status_t status;
 
-    if (atomic_load(&disk->is_broken)) {
-        end(task, KV_IO);
-        return;
-    }
-    if (disk->flush_options != NULL)
+    if (disk->flush_options != NULL && !atomic_load(&disk->is_broken))
         rocksdb_flush_cf(disk->db, disk->flush_options, disk->families[KV_DISK_ROWS], &error);
     status = outcome_of_write(disk, "flush", error);
     error = NULL;
+    kv_lock_take(disk->log_lock);
+    if (status == KV_OK && atomic_load(&disk->is_broken))
+        status = KV_IO;
     if (status == KV_OK) {
         rocksdb_flush_wal(disk->db, 1, &error);
         status = outcome_of_write(disk, "sync", error);
     }
+    kv_lock_release(disk->log_lock);
     end(task, status);
 }
 
@@ -246,18 +247,24 @@ static void add_to(rocksdb_writebatch_t *batch,
 static kv_status_t write_batch(struct rocks_disk *disk, struct task *const *tasks, unsigned n)
 {
     const enum kv_disk_space space = tasks[0]->space;
-    const kv_status_t status = check_writable(disk);
-    rocksdb_writebatch_t *batch;
+    const bool is_logged = space == KV_DISK_RECORDS || disk->flush_options == NULL;
+    rocksdb_writebatch_t *batch = rocksdb_writebatch_create();
     char *error = NULL;
+    kv_status_t status;
 
-    if (status != KV_OK)
-        return status;
-    batch = rocksdb_writebatch_create();
     for (unsigned i = 0; i < n; i++)
         add_to(batch, disk->families[space], tasks[i]);
-    rocksdb_write(disk->db, disk->write_options[space], batch, &error);
+    if (is_logged)
+        kv_lock_take(disk->log_lock);
+    status = check_writable(disk);
+    if (status == KV_OK) {
+        rocksdb_write(disk->db, disk->write_options[space], batch, &error);
+        status = outcome_of_write(disk, "write", error);
+    }
+    if (is_logged)
+        kv_lock_release(disk->log_lock);
     rocksdb_writebatch_destroy(batch);
-    return outcome_of_write(disk, "write", error);
+    return status;
 }
 
 /* Writes the task, and those behind it of the same space, as one batch; if that fails, each by
@@ -546,6 +553,7 @@ static void close_disk(struct kv_disk *base)
     }
     if (disk->flush_options != NULL)
         rocksdb_flushoptions_destroy(disk->flush_options);
+    kv_lock_destroy(disk->log_lock);
     free(disk->folder);
     free(disk);
 }
@@ -727,14 +735,16 @@ kv_status_t kv_disk_rocksdb_open(const struct kv_disk_rocksdb_options *options,
         return KV_INVALID;
     }
     disk = calloc(1, sizeof(*disk));
-    if (disk != NULL)
+    if (disk != NULL) {
+        disk->base.ops = &rocksdb_ops;
         disk->folder = strdup(options->folder);
-    if (disk == NULL || disk->folder == NULL) {
+        disk->log_lock = kv_lock_create();
+    }
+    if (disk == NULL || disk->folder == NULL || disk->log_lock == NULL) {
         snprintf(detail, detail_bytes, "disk: out of memory");
-        free(disk);
+        kv_disk_close(disk != NULL ? &disk->base : NULL);
         return KV_NO_MEMORY;
     }
-    disk->base.ops = &rocksdb_ops;
     if (mkdir(disk->folder, 0700) != 0 && errno != EEXIST) {
         snprintf(detail, detail_bytes, "disk: cannot create: %s: %s", disk->folder,
                  strerror(errno));

@@ -16,19 +16,25 @@ enum {
     KV_FREE_FOR_ROWS = 64 << 20, /* where less is free no rows are written */
 };
 
+/* A file system without a size, as some in memory, has no blocks at all. */
+static inline uint64_t kv_free_of(const struct statvfs *facts)
+{
+    return facts->f_blocks > 0 ? (uint64_t)facts->f_bavail * facts->f_frsize : UINT64_MAX;
+}
+
 /* Return the bytes that are free where the path, or the file, is; UINT64_MAX: that cannot be told. */
 static inline uint64_t kv_free_space(const char *path)
 {
     struct statvfs facts;
 
-    return statvfs(path, &facts) == 0 ? (uint64_t)facts.f_bavail * facts.f_frsize : UINT64_MAX;
+    return statvfs(path, &facts) == 0 ? kv_free_of(&facts) : UINT64_MAX;
 }
 
 static inline uint64_t kv_free_space_of(int fd)
 {
     struct statvfs facts;
 
-    return fstatvfs(fd, &facts) == 0 ? (uint64_t)facts.f_bavail * facts.f_frsize : UINT64_MAX;
+    return fstatvfs(fd, &facts) == 0 ? kv_free_of(&facts) : UINT64_MAX;
 }
 
 #endif

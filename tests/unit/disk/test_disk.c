@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <ftw.h>
 #include <poll.h>
 #include <signal.h>
@@ -625,6 +626,187 @@ static void keys_may_lead_nowhere(void **state)
     kv_disk_close(disk);
 }
 
+static struct kv_disk_ops failing_ops;
+static bool keys_fail;
+
+struct failing {
+    kv_disk_done_fn done;
+    void *arg;
+};
+
+static void fail_done(void *arg, kv_status_t status, size_t bytes)
+{
+    struct failing failing = *(struct failing *)arg;
+
+    free(arg);
+    (void)status;
+    failing.done(failing.arg, KV_IO, bytes);
+}
+
+static const struct kv_disk_ops *memory_ops;
+
+static kv_status_t fail_write(struct kv_disk_queue *queue,
+                              enum kv_disk_space space,
+                              const struct kv_disk_write *writes,
+                              unsigned n,
+                              kv_disk_done_fn on_done,
+                              void *arg)
+{
+    struct failing *failing;
+
+    if (!keys_fail)
+        return memory_ops->write(queue, space, writes, n, on_done, arg);
+    failing = malloc(sizeof(*failing));
+    assert_non_null(failing);
+    *failing = (struct failing){on_done, arg};
+    return memory_ops->write(queue, space, writes, n, fail_done, failing);
+}
+
+/* Once keys could not be written no row is written any more: its place would be in doubt, too. */
+static void lost_keys_stop_the_rows(void **state)
+{
+    static unsigned char value[VALUE_MAX];
+    const struct kv_disk_write write = {
+        .key = "b", .key_bytes = 1, .value = value, .value_bytes = sizeof(value)};
+    struct kv_disk_usage before, after;
+    struct kv_disk_queue *queue;
+    struct kv_disk *keys, *disk;
+
+    (void)state;
+    if (make != make_lost_extents)
+        return;
+    keys = make_memory(layout);
+    memory_ops = keys->ops;
+    failing_ops = *memory_ops;
+    failing_ops.write = fail_write;
+    keys->ops = &failing_ops;
+    disk = make_over(keys);
+    queue = open_queue(disk);
+    put(queue, KV_DISK_ROWS, "a", value, sizeof(value));
+    for (unsigned i = 0; i < 3; i++) {
+        struct ended ended = {0};
+
+        keys_fail = i == 0;
+        assert_int_equal(kv_disk_write(queue, KV_DISK_ROWS, &write, 1, done, &ended), KV_OK);
+        wait_for(queue, &ended);
+        assert_int_equal(ended.status, KV_IO);
+        kv_disk_get_usage(disk, i == 0 ? &before : &after);
+    }
+    assert_int_equal(after.bytes, before.bytes);
+    expect(queue, KV_DISK_ROWS, "a", value, sizeof(value));
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+}
+
+static uint64_t blocks_of_rows(void)
+{
+    struct stat status;
+    char path[256];
+
+    snprintf(path, sizeof(path), "%s/rows", folder);
+    assert_int_equal(stat(path, &status), 0);
+    return (uint64_t)status.st_blocks;
+}
+
+/* A file system that can have holes. */
+static bool has_holes(void)
+{
+    char path[256];
+    bool has;
+    int fd;
+
+    snprintf(path, sizeof(path), "%s/holes", folder);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && ftruncate(fd, 8192) == 0);
+    has = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0;
+    close(fd);
+    return has;
+}
+
+/* What is removed is gone from the file, too, after a sync; what is beside it is not. */
+static void what_is_removed_leaves_the_file(void **state)
+{
+    static unsigned char value[VALUE_MAX];
+    struct kv_disk_queue *queue;
+    struct kv_disk *disk;
+    uint64_t n_blocks;
+    char key[16];
+
+    (void)state;
+    if ((make != make_extents && make != make_lost_extents) || !has_holes())
+        return;
+    disk = make(layout);
+    queue = open_queue(disk);
+    memset(value, 'x', sizeof(value));
+    for (unsigned i = 0; i < 40; i++) {
+        snprintf(key, sizeof(key), "%u", i);
+        put(queue, KV_DISK_ROWS, key, value, sizeof(value));
+    }
+    sync_all(queue);
+    n_blocks = blocks_of_rows();
+    assert_true(n_blocks * 512 >= 40 * sizeof(value));
+    for (unsigned i = 4; i < 40; i++) {
+        snprintf(key, sizeof(key), "%u", i);
+        remove_key(queue, KV_DISK_ROWS, key);
+    }
+    sync_all(queue);
+    assert_true(blocks_of_rows() <= n_blocks / 4);
+    for (unsigned i = 0; i < 4; i++) {
+        snprintf(key, sizeof(key), "%u", i);
+        expect(queue, KV_DISK_ROWS, key, value, sizeof(value));
+    }
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+}
+
+/* A file as the first version wrote it: extents of 8 MiB, places of one size in each, of whole pages of
+ * 4,096 bytes that are counted from 1 on; keys lead to page and size. */
+static void a_file_of_the_first_version(void **state)
+{
+    static const struct {
+        const char *key;
+        uint32_t place[2];
+    } keys[] = {
+        {"first", {1, 4096}},
+        {"last of an extent", {2048, 100}},
+        {"of three pages", {2049 + 3 * 400, 3 * 4096 - 5}},
+        {"last of three", {2049 + 3 * 681, 2 * 4096 + 1}},
+    };
+    static unsigned char value[3 * 4096];
+    struct kv_disk_queue *queue;
+    struct kv_disk *disk;
+    char path[256];
+    int fd;
+
+    (void)state;
+    if (make != make_extents)
+        return;
+    snprintf(path, sizeof(path), "%s/rows", folder);
+    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && ftruncate(fd, 16 << 20) == 0);
+    disk = make_rocksdb(layout);
+    queue = open_queue(disk);
+    for (unsigned i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        memset(value, 'a' + (int)i, sizeof(value));
+        assert_int_equal(
+            pwrite(fd, value, keys[i].place[1], (off_t)(keys[i].place[0] - 1) * 4096),
+            keys[i].place[1]);
+        put(queue, KV_DISK_ROWS, keys[i].key, keys[i].place, sizeof(keys[i].place));
+    }
+    close(fd);
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+
+    disk = make(layout);
+    queue = open_queue(disk);
+    for (unsigned i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        memset(value, 'a' + (int)i, sizeof(value));
+        expect(queue, KV_DISK_ROWS, keys[i].key, value, keys[i].place[1]);
+    }
+    disk->ops->queue_close(queue);
+    kv_disk_close(disk);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -638,6 +820,9 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(survives_a_kill, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_wrong_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(keys_may_lead_nowhere, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(lost_keys_stop_the_rows, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_is_removed_leaves_the_file, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_file_of_the_first_version, set_up, tear_down),
     };
     int failed;
 
