@@ -35,6 +35,8 @@ enum {
     TOKENS = BLOCKS * KV_BLOCK_TOKENS,
     N_BOOKS = N_UNITS * BLOCKS / CHAPTER,
     BUFFER_BYTES = TOKENS * N_UNITS * 2 * DIM * 2,
+    MEMORY_BYTES = 128 << 20,
+    N_FILLERS = 3 * (MEMORY_BYTES / BUFFER_BYTES) / 2,
     K = 64,
 };
 
@@ -42,6 +44,7 @@ static struct cluster cluster;
 static struct kv_client *client;
 static struct kv_buffer *buffer;
 static struct kv_model_info model;
+static uint64_t scrub_bytes; /* of the nodes of stores that are opened */
 
 static const struct kv_index_options usual = {.tokens = TOKENS,
                                               .m = 16,
@@ -64,7 +67,8 @@ static void open_store(void)
     const struct cluster_setup setup = {.row = &kv_transport_loopback,
                                         .n_nodes = 1,
                                         .n_threads = N_THREADS,
-                                        .memory_bytes = 128 << 20,
+                                        .memory_bytes = MEMORY_BYTES,
+                                        .scrub_bytes = scrub_bytes,
                                         .disk_bytes = UINT64_MAX};
 
     assert_true(cluster_open(&cluster, &setup));
@@ -189,8 +193,18 @@ static uint32_t damages_one_in = 1;
 
 struct values {
     uint32_t n[KVS_SAVED_KINDS];
+    uint32_t n_bad_codes;
     int damaged; /* kind of those of which a bit is flipped; -1: none */
 };
+
+static bool are_bad(const struct kvs_saved_key *key, const void *value, size_t value_bytes)
+{
+    struct kvs_saved_column_tail tail;
+    const size_t n_bytes = value_bytes - sizeof(tail);
+
+    memcpy(&tail, (const uint8_t *)value + n_bytes, sizeof(tail));
+    return kvs_saved_column_state(&tail, key, value, n_bytes) == KVS_SAVED_DAMAGED;
+}
 
 static void
 look_at(void *arg, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
@@ -203,6 +217,7 @@ look_at(void *arg, const void *key, size_t key_bytes, const void *value, size_t 
         return;
     kind = saved->bytes[2 * sizeof(struct kv_id128)];
     values->n[kind]++;
+    values->n_bad_codes += kind == KVS_SAVED_CODES && are_bad(saved, value, value_bytes);
     /* Not in the tail: another version's is not damaged. */
     if ((int)kind == values->damaged && values->n[kind] % damages_one_in == 0)
         ((uint8_t *)value)[values->n[kind] * 977 %
@@ -545,6 +560,56 @@ static void expect_bad_columns(uint32_t n)
     assert_int_equal(cluster_total(client, "stats", "bad_saved_columns"), n);
 }
 
+/* Puts prompts that have not been there, until all others have left memory. */
+static void fill_memory(uint32_t first)
+{
+    for (uint32_t i = 0; i < N_FILLERS; i++) {
+        struct kv_session *session = open_prompt(first + i, 0);
+
+        put(first + i, session);
+        publish(first + i, session);
+        save(session);
+        test_session_close(session);
+    }
+}
+
+/* Codes that turn out damaged when their block comes back are made again, and written again although they
+ * are the same. */
+static void damaged_codes_are_written_again(void **state)
+{
+    struct kv_session *session;
+    uint32_t n_mended = 0;
+
+    (void)state;
+    scrub_bytes = 1 << 30;
+    open_store();
+    scrub_bytes = 0;
+    begin(0, true, before);
+    fill_memory(1);
+    (void)damage(KVS_SAVED_CODES, false);
+    session = open_prompt(0, TOKENS);
+    answers(session, after); /* of rows alone, but they have come back */
+    for (int i = 0; n_mended < N_UNITS * BLOCKS; i++) {
+        assert_true(i < 10000);
+        kv_client_wait(client, 1000);
+        cluster_look(&cluster);
+        n_mended = (uint32_t)cluster_total(client, "stats", "mended_codes");
+    }
+    assert_int_equal(cluster_total(client, "stats", "bad_saved_columns"), N_UNITS * BLOCKS);
+    answers(session, after);
+    assert_memory_equal(before, after, sizeof(before));
+    test_session_close(session);
+    fill_memory(1 + N_FILLERS);
+    kvs_node_stop(cluster.nodes[0]);
+    assert_int_equal(look_at_disk(-1).n_bad_codes, 0);
+    assert_int_equal(kvs_node_start(cluster.nodes[0], true), KV_OK);
+    session = open_prompt(0, TOKENS);
+    answers(session, after);
+    assert_memory_equal(before, after, sizeof(before));
+    test_session_close(session);
+    close_store();
+}
+
 /* Verification finds codes, codebooks and summaries that are bad on disk: once, for they are written again
  * from memory, or go. */
 static void verification_covers_columns(void **state)
@@ -735,6 +800,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_disk_that_does_not_answer),
         cmocka_unit_test(codes_need_no_rows),
         cmocka_unit_test(damaged_codes_are_made_again),
+        cmocka_unit_test(damaged_codes_are_written_again),
         cmocka_unit_test(verification_covers_columns),
         cmocka_unit_test(sessions_come_and_go),
         cmocka_unit_test(old_codes_are_not_taken),

@@ -55,6 +55,7 @@ struct kvs_saver {
     uint64_t erasing_bytes; /* of what is to be erased, and not in a batch */
     struct list erasures;   /* of these the disk may have something that is not to be found */
     struct list needed;     /* of these a session needs rows that are nowhere else */
+    bool is_retrying;       /* what is being erased is of the needed ones alone */
     struct list leaving;    /* have been let go */
     uint64_t leaving_bytes; /* of what is on its way out */
     struct kvs_batch disk;  /* SAVE and ERASE */
@@ -202,6 +203,7 @@ static void add_erasure(struct kvs_saver *saver, const struct kvs_tier_item *ite
     }
     saver->again_blocks += item->prefix != NULL;
     saver->erasing_bytes += item->block_bytes;
+    saver->is_retrying = false;
 }
 
 static bool take_erasure(struct kvs_saver *saver, struct kvs_tier_item *ret_item)
@@ -796,7 +798,7 @@ kv_status_t kvs_saver_failure(const struct kvs_control *control,
             has_failed ? saver->disk_status : (kv_status_t)prefix->save_status;
 
         *ret_why = status == KV_CORRUPT     ? "rows of the next block are bad in memory"
-                   : status == KV_NO_MEMORY ? "out of memory"
+                   : status == KV_NO_MEMORY ? "the disk is full, or memory is short"
                                             : "the disk cannot be written";
         return status == KV_CORRUPT || status == KV_NO_MEMORY ? status : KV_IO;
     }
@@ -900,7 +902,9 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
         return;
     atomic_store_explicit(&control->disk_room.taken[KVS_DISK_PREFIXES], saver->saved_bytes,
                           memory_order_relaxed);
-    kvs_disk_note_over(&control->disk_room, now_us);
+    kvs_disk_note_stuck(&control->disk_room, now_us,
+                        !saver->is_retrying &&
+                            (saver->erasures.first != NULL || saver->disk.call != NULL));
     if (saver->first == NULL)
         kvs_disk_lack(&control->disk_room, KVS_DISK_PREFIXES, false);
     if (saver->leaving.first != NULL && saver->leave.call == NULL)
@@ -908,11 +912,13 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
     if (saver->disk.call != NULL || now_us < saver->retry_us)
         return;
     if (now_us >= saver->needed_us) {
+        const bool is_idle = saver->erasures.first == NULL;
         struct kvs_tier_item item;
 
         saver->needed_us = now_us + RETRY_US;
         while (list_take(&saver->needed, &item))
             add_erasure(saver, &item);
+        saver->is_retrying = is_idle;
     }
     if (saver->saved_bytes > room_of(control) && saver->erasures.first == NULL)
         make_room(control, 0); /* there was more before the node was started */

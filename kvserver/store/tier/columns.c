@@ -22,6 +22,11 @@ static enum kvs_saved_kind saved_kind(enum kvs_column_kind kind)
     return kind == KVS_COLUMN_CODES ? KVS_SAVED_CODES : KVS_SAVED_SUMMARIES;
 }
 
+static enum kvs_column_kind column_kind(enum kvs_saved_kind kind)
+{
+    return kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES;
+}
+
 /* ---- writing ------------------------------------------------------------------------------ */
 
 static bool give(const struct kvs_disk_tier *tier,
@@ -125,9 +130,7 @@ static bool is_in_memory(const struct kvs_disk_tier *tier,
 
     if (kind == KVS_SAVED_LEARNT)
         return store->learnt(store->release_arg, saved->block, at, saved->depth, NULL) > 0;
-    return give(tier, saved, kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES,
-                at, &kept) &&
-           kvs_column_is_sound(kept.column);
+    return give(tier, saved, column_kind(kind), at, &kept) && kvs_column_is_sound(kept.column);
 }
 
 bool kvs_tier_replace_damaged(struct kvs_disk_tier *tier,
@@ -146,8 +149,7 @@ bool kvs_tier_replace_damaged(struct kvs_disk_tier *tier,
         kvs_tier_keep_learnt(tier, saved->block, at);
         return true;
     }
-    return keep(tier, saved, kind == KVS_SAVED_CODES ? KVS_COLUMN_CODES : KVS_COLUMN_SUMMARIES,
-                at);
+    return keep(tier, saved, column_kind(kind), at);
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */

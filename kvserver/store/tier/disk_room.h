@@ -13,7 +13,8 @@
 #include <stdint.h>
 
 enum {
-    KVS_DISK_OVER_US = 10 * 1000 * 1000, /* without getting less: somebody can shrink no more */
+    KVS_DISK_STUCK_US =
+        10 * 1000 * 1000, /* without getting less: somebody can shrink no more */
 };
 
 enum kvs_disk_share {
@@ -28,9 +29,9 @@ struct kvs_disk_room {
     _Atomic uint64_t going; /* of the objects': what goes because there is too much */
     _Atomic bool lacks[KVS_DISK_SHARES]; /* it has asked the other */
     /* There is more than there may be, of which one share can give up no more.  The control thread finds
-     * that out: since over_us there are no less than over_bytes; 0: there is enough room. */
-    _Atomic bool is_over;
-    uint64_t over_us, over_bytes;
+     * that out: since stuck_us there are no less than stuck_bytes; 0: there is enough room. */
+    _Atomic bool is_stuck;
+    uint64_t stuck_us, stuck_bytes;
 };
 
 static inline uint64_t kvs_disk_taken(const struct kvs_disk_room *room,
@@ -62,27 +63,30 @@ static inline uint64_t kvs_disk_left(const struct kvs_disk_room *room,
     const uint64_t kept = mine < room->bytes / 2 ? mine : room->bytes / 2;
 
     if (left > kept ||
-        atomic_load_explicit((_Atomic bool *)&room->is_over, memory_order_relaxed))
+        atomic_load_explicit((_Atomic bool *)&room->is_stuck, memory_order_relaxed))
         return left;
     return kept;
 }
 
-/* The control thread, now and then. */
-static inline void kvs_disk_note_over(struct kvs_disk_room *room, uint64_t now_us)
+/* The control thread, now and then.
+ *   is_going  what is not saved any more is still being erased */
+static inline void
+kvs_disk_note_stuck(struct kvs_disk_room *room, uint64_t now_us, bool is_going)
 {
     const uint64_t bytes = kvs_disk_all(room);
 
     if (bytes <= room->bytes) {
-        room->over_us = 0;
-        atomic_store_explicit(&room->is_over, false, memory_order_relaxed);
+        room->stuck_us = 0;
+        atomic_store_explicit(&room->is_stuck, false, memory_order_relaxed);
         return;
     }
-    if (room->over_us == 0 || bytes < room->over_bytes) {
-        room->over_us = now_us;
-        room->over_bytes = bytes;
+    if (room->stuck_us == 0 || bytes < room->stuck_bytes || is_going ||
+        atomic_load_explicit(&room->going, memory_order_relaxed) > 0) {
+        room->stuck_us = now_us;
+        room->stuck_bytes = bytes;
     }
-    if (now_us - room->over_us >= KVS_DISK_OVER_US)
-        atomic_store_explicit(&room->is_over, true, memory_order_relaxed);
+    if (now_us - room->stuck_us >= KVS_DISK_STUCK_US)
+        atomic_store_explicit(&room->is_stuck, true, memory_order_relaxed);
 }
 
 /* Says whether the share lacks room. */

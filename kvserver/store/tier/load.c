@@ -204,18 +204,23 @@ static const uint8_t *codes_of(const struct kvs_segment_read *read)
     return (const uint8_t *)read->memory + read->rows_room;
 }
 
-static bool are_codes_damaged(const struct kvs_segment_read *read,
-                              const struct kvs_saved *saved)
+/* Whether what was read is of use.  What is not is written again once it is made again, although that is
+ * the same. */
+static bool are_codes_right(const struct kvs_segment_read *read, struct kvs_saved *saved)
 {
     const size_t n_bytes = read->codes_room - sizeof(struct kvs_saved_column_tail);
     const struct kvs_saved_key key = kvs_saved_key_at(saved, KVS_SAVED_CODES, read->at);
     struct kvs_saved_column_tail tail;
 
-    memcpy(&tail, codes_of(read) + n_bytes, sizeof(tail));
-    if (kvs_saved_column_state(&tail, &key, codes_of(read), n_bytes) != KVS_SAVED_DAMAGED)
-        return false;
-    kvs_tier_count(&read->tier->counts.bad_columns, 1);
-    return true;
+    if (read->has_codes) {
+        memcpy(&tail, codes_of(read) + n_bytes, sizeof(tail));
+        if (kvs_saved_column_state(&tail, &key, codes_of(read), n_bytes) != KVS_SAVED_DAMAGED)
+            return true;
+        kvs_tier_count(&read->tier->counts.bad_columns, 1);
+    }
+    if (read->codes_room > 0)
+        saved->codes_on_disk[read->at] = 0;
+    return false;
 }
 
 /* Puts a segment back that has been read.  Returns false if there is no memory. */
@@ -236,7 +241,7 @@ restore(struct kvs_disk_tier *tier, struct kvs_saved *saved, struct kvs_segment_
     if (!read->is_checked) {
         read->is_good =
             read->has_rows && kvs_saved_tail_is_right(&tail, &key, image.rows, rows_bytes);
-        read->has_codes = read->has_codes && !are_codes_damaged(read, saved);
+        read->has_codes = are_codes_right(read, saved);
     }
     read->is_checked = true;
     if (read->has_codes) {

@@ -185,7 +185,7 @@ static enum verdict judge_rows(struct kvs_verify_read *read, const struct kvs_sa
     return IS_OVER;
 }
 
-/* Whether the end of the value, which is all there, says that the rest is not what was written. */
+/* Whether the checksum of a value, which was read whole, is wrong. */
 static bool is_damaged(const struct kvs_verify_read *read, const struct kvs_saved *saved)
 {
     const struct kvs_saved_key key = kvs_saved_key_at(saved, read->kind, read->at);

@@ -75,18 +75,25 @@ static void who_can_shrinks(void **state)
     set(&room, 50, 80);
     assert_true(kvs_disk_has_too_much(&room));
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 50);
-    kvs_disk_note_over(&room, 1);
+    kvs_disk_note_stuck(&room, 1, false);
     set(&room, 50, 79);
-    kvs_disk_note_over(&room, KVS_DISK_OVER_US);
+    kvs_disk_note_stuck(&room, KVS_DISK_STUCK_US, false);
     set(&room, 50, 80);
-    kvs_disk_note_over(&room, 2 * KVS_DISK_OVER_US - 1);
+    kvs_disk_note_stuck(&room, 2 * KVS_DISK_STUCK_US - 1, false);
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 50);
-    kvs_disk_note_over(&room, 2 * KVS_DISK_OVER_US);
+    /* What is erased slowly will have gone. */
+    kvs_disk_note_stuck(&room, 2 * KVS_DISK_STUCK_US, true);
+    assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 50);
+    atomic_store(&room.going, 1);
+    kvs_disk_note_stuck(&room, 3 * KVS_DISK_STUCK_US, false);
+    assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 50);
+    atomic_store(&room.going, 0);
+    kvs_disk_note_stuck(&room, 4 * KVS_DISK_STUCK_US, false);
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_PREFIXES), 20);
     assert_int_equal(kvs_disk_left(&room, KVS_DISK_OBJECTS), 50);
     set(&room, 20, 80);
-    kvs_disk_note_over(&room, 2 * KVS_DISK_OVER_US + 1);
-    assert_false(atomic_load(&room.is_over));
+    kvs_disk_note_stuck(&room, 4 * KVS_DISK_STUCK_US + 1, false);
+    assert_false(atomic_load(&room.is_stuck));
 }
 
 int main(void)
