@@ -188,8 +188,9 @@ void kvw_report_json(const struct kvw_context *worker,
 struct kvw_answer {
     const struct kvw_context *worker;
     bool prints;
-    bool is_first; /* of a text that the tokenizer began with a space */
-    char *text;    /* kept; 0-terminated */
+    bool is_first;  /* of a text that the tokenizer began with a space */
+    bool has_begun; /* a token has come, with or without text of its own */
+    char *text;     /* kept; 0-terminated */
     size_t bytes, room;
     struct kvw_utf8_stream *stream;
 };

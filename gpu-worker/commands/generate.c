@@ -87,8 +87,8 @@ static int go_on(struct kvw_context *worker, char *text, size_t bytes)
     return outcome;
 }
 
-/* After a failure: whether rows that the nodes kept of the prompt were corrupt, and nothing has been said
- * yet.  Then the worker has another session, which computes all of it. */
+/* After a failure: gives the worker another session, which computes all of the prompt, if rows that the
+ * nodes kept of it were corrupt and no token has come yet.  Otherwise returns false. */
 static bool begin_anew(struct kvw_context *worker,
                        kv_status_t status,
                        const struct kvw_answer *answer,
@@ -98,13 +98,29 @@ static bool begin_anew(struct kvw_context *worker,
     struct kvw_session *session = worker->attention->session;
     struct kvw_method_options options;
 
-    if (status != KV_CORRUPT || answer->bytes > 0 || !kvw_session_disown(session, tokens))
+    if (status != KV_CORRUPT || answer->has_begun || !kvw_session_disown(session, tokens))
         return false;
     kvw_error(worker, "%s; the prompt is computed anew", kvw_method_detail(worker->attention));
     kvw_close_attention(worker);
     return kvw_attention_options(worker, &options) == KVW_DONE &&
            kvw_open_attention(worker, kvw_method_find(worker->options->attention), &options,
                               tokens, (uint32_t)n_tokens) == KVW_DONE;
+}
+
+static kv_status_t generate(const struct kvw_context *worker,
+                            struct kvw_generate_setup *setup,
+                            uint32_t *tokens,
+                            size_t n_tokens,
+                            struct kvw_generate_result *ret_result)
+{
+    kv_status_t status;
+
+    setup->forward = worker->forward;
+    setup->attention = worker->attention;
+    status = kvw_generate(setup, tokens, (uint32_t)n_tokens,
+                          kvw_session_reused(worker->attention->session), ret_result);
+    kvw_progress_end();
+    return status;
 }
 
 int kvw_generate_run(struct kvw_context *worker)
@@ -149,8 +165,6 @@ int kvw_generate_run(struct kvw_context *worker)
     tokens = larger;
 
     struct kvw_generate_setup setup = {
-        .forward = worker->forward,
-        .attention = worker->attention,
         .sampler = sampler,
         .n_vocabulary = worker->model->params.n_vocabulary,
         .capacity = capacity,
@@ -162,16 +176,9 @@ int kvw_generate_run(struct kvw_context *worker)
         .is_end = is_end,
     };
 
-    status = kvw_generate(&setup, tokens, (uint32_t)n_tokens,
-                          kvw_session_reused(worker->attention->session), &result);
-    kvw_progress_end();
-    if (status != KV_OK && begin_anew(worker, status, &answer, tokens, n_tokens)) {
-        setup.forward = worker->forward;
-        setup.attention = worker->attention;
-        status = kvw_generate(&setup, tokens, (uint32_t)n_tokens,
-                              kvw_session_reused(worker->attention->session), &result);
-        kvw_progress_end();
-    }
+    status = generate(worker, &setup, tokens, n_tokens, &result);
+    if (status != KV_OK && begin_anew(worker, status, &answer, tokens, n_tokens))
+        status = generate(worker, &setup, tokens, n_tokens, &result);
     if (status != KV_OK) {
         kvw_answer_break_off(&answer);
         if (worker->attention != NULL) {

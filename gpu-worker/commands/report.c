@@ -55,6 +55,7 @@ void kvw_answer_token(struct kvw_answer *answer, uint32_t token)
     struct kvw_text piece;
     char *whole;
 
+    answer->has_begun = true;
     if (token >= kvw_tokenizer_n_tokens(tokenizer))
         return; /* padding of the vocabulary */
     kvw_progress_end();
