@@ -479,7 +479,15 @@ static kv_status_t (*write_well)(struct kv_disk_queue *queue,
                                  unsigned n,
                                  kv_disk_done_fn done,
                                  void *arg);
-static _Atomic bool fails_rows, fails_erasures, fails_records;
+static kv_status_t (*read_well)(struct kv_disk_queue *queue,
+                                enum kv_disk_space space,
+                                const void *key,
+                                size_t key_bytes,
+                                void *value,
+                                size_t room,
+                                kv_disk_done_fn done,
+                                void *arg);
+static _Atomic bool fails_rows, fails_erasures, fails_records, fails_reads;
 
 static kv_status_t write_or_fail(struct kv_disk_queue *queue,
                                  enum kv_disk_space space,
@@ -496,6 +504,44 @@ static kv_status_t write_or_fail(struct kv_disk_queue *queue,
     return fails ? KV_IO : write_well(queue, space, writes, n, done, arg);
 }
 
+struct failed_read {
+    kv_disk_done_fn done;
+    void *arg;
+};
+
+static void read_has_failed(void *arg, kv_status_t status, size_t bytes)
+{
+    struct failed_read read = *(struct failed_read *)arg;
+
+    free(arg);
+    (void)status;
+    (void)bytes;
+    read.done(read.arg, KV_IO, 0);
+}
+
+static kv_status_t read_or_fail(struct kv_disk_queue *queue,
+                                enum kv_disk_space space,
+                                const void *key,
+                                size_t key_bytes,
+                                void *value,
+                                size_t room,
+                                kv_disk_done_fn done,
+                                void *arg)
+{
+    struct failed_read *read;
+    kv_status_t status;
+
+    if (space == KV_DISK_RECORDS || !atomic_load(&fails_reads))
+        return read_well(queue, space, key, key_bytes, value, room, done, arg);
+    read = malloc(sizeof(*read));
+    assert_non_null(read);
+    *read = (struct failed_read){done, arg};
+    status = read_well(queue, space, key, key_bytes, value, room, read_has_failed, read);
+    if (status != KV_OK)
+        free(read);
+    return status;
+}
+
 static void open_store_that_fails(void)
 {
     open_store(1, UINT64_MAX);
@@ -504,6 +550,8 @@ static void open_store_that_fails(void)
     failing_ops = *cluster.disks[0]->ops;
     write_well = failing_ops.write;
     failing_ops.write = write_or_fail;
+    read_well = failing_ops.read;
+    failing_ops.read = read_or_fail;
     cluster.disks[0]->ops = &failing_ops;
     cluster_start(&cluster, 0);
     connect_client();
@@ -1277,6 +1325,32 @@ static void verify_mends_from_memory(void **state)
     close_store();
 }
 
+/* What cannot be read now is not bad: it is counted, and stays. */
+static void verify_takes_no_error_for_damage(void **state)
+{
+    struct kv_verification found;
+
+    (void)state;
+    open_store_that_fails();
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, 0);
+    wait_saved(FEW * BLOCKS);
+    for (int round = 0; round < 2; round++) {
+        atomic_store(&fails_reads, true);
+        found = verify(0);
+        atomic_store(&fails_reads, false);
+        assert_true(found.disk.unread > 0);
+        assert_int_equal(found.disk.bad, 0);
+        assert_int_equal(found.disk.mended, 0);
+        assert_int_equal(found.disk.lost, 0);
+        nothing_is_bad(0, FEW * BLOCKS);
+        restart(N_THREADS);
+    }
+    for (uint32_t i = 0; i < FEW; i++)
+        use_prompt(i, TOKENS);
+    close_store();
+}
+
 /* What is bad on disk and away is a miss, with what is behind it, and is erased; readers are told. */
 static void verify_forgets_what_is_away(void **state)
 {
@@ -1787,6 +1861,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(save_of_nothing),
         cmocka_unit_test(verify_finds_nothing),
         cmocka_unit_test(verify_mends_from_memory),
+        cmocka_unit_test(verify_takes_no_error_for_damage),
         cmocka_unit_test(verify_forgets_what_is_away),
         cmocka_unit_test(verify_leaves_sessions_alone),
         cmocka_unit_test(verify_may_be_given_up),

@@ -176,14 +176,14 @@ static void model_remove(struct kvs_prefixes *prefixes, struct known *known)
         parent->used_us = known->used_us;
 }
 
-/* Returns what the least recently used of a tenant is, of those that are saved or of the others;
- * several may be. */
-static uint64_t least_used_us(uint32_t tenant, bool is_saved)
+/* Returns when the least recently used of a tenant was used, of those that are saved, or away, or of the
+ * others; several may be. */
+static uint64_t least_used_us(uint32_t tenant, bool is_saved, bool is_away)
 {
     uint64_t least = UINT64_MAX;
 
     for (uint32_t i = 0; i < MODEL_MAX; i++)
-        if (may_go(&model[i]) && !model[i].is_away && model[i].tenant == tenant &&
+        if (may_go(&model[i]) && model[i].is_away == is_away && model[i].tenant == tenant &&
             model[i].is_saved == is_saved && model[i].used_us < least)
             least = model[i].used_us;
     return least;
@@ -205,15 +205,15 @@ static void model_evict(struct kvs_prefixes *prefixes)
     struct kvs_prefix *victim = tenant != NULL ? kvs_prefixes_victim(prefixes, tenant) : NULL;
 
     if (victim == NULL) {
-        assert_true(least_used_us(number, true) == UINT64_MAX);
-        assert_true(least_used_us(number, false) == UINT64_MAX);
+        assert_true(least_used_us(number, true, false) == UINT64_MAX);
+        assert_true(least_used_us(number, false, false) == UINT64_MAX);
         return;
     }
     struct known *known = known_of(victim);
     assert_true(may_go(known) && !known->is_away && known->tenant == number);
     /* What is saved goes first: it is not lost. */
-    assert_int_equal(known->is_saved, least_used_us(number, true) != UINT64_MAX);
-    assert_int_equal(known->used_us, least_used_us(number, known->is_saved));
+    assert_int_equal(known->is_saved, least_used_us(number, true, false) != UINT64_MAX);
+    assert_int_equal(known->used_us, least_used_us(number, known->is_saved, false));
     if (known->is_saved) {
         kvs_prefix_set_away(prefixes, known->prefix);
         known->is_away = true;
@@ -223,7 +223,7 @@ static void model_evict(struct kvs_prefixes *prefixes)
     model_remove(prefixes, known);
 }
 
-/* From the disk: the least recently used of all that are away, of tenants above their share first. */
+/* From the disk: the least recently used of those of a tenant that are away. */
 static void model_evict_away(struct kvs_prefixes *prefixes)
 {
     struct kvs_prefix *victim = kvs_prefixes_disk_victim(prefixes);
@@ -232,6 +232,7 @@ static void model_evict_away(struct kvs_prefixes *prefixes)
         struct known *known = known_of(victim);
 
         assert_true(known->is_away && may_go(known));
+        assert_int_equal(known->used_us, least_used_us(known->tenant, true, true));
         model_remove(prefixes, known);
         return;
     }
