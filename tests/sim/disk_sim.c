@@ -417,6 +417,11 @@ static kv_status_t read_key(struct kv_disk_queue *base,
         pending->status = KV_NOT_FOUND;
         return KV_OK;
     }
+    if (at == KV_DISK_ROWS && one_in(disk, disk->faults.unread)) {
+        disk->counts.n_unread++;
+        pending->status = KV_IO;
+        return KV_OK;
+    }
     if (at == KV_DISK_ROWS && version->bytes > 0 && one_in(disk, disk->faults.rots))
         rot(disk, version);
     pending->bytes = version->bytes;
@@ -565,6 +570,28 @@ static bool reached(uint64_t salt, uint64_t write)
     return kv_mix64(salt ^ write) & 1;
 }
 
+/* Some pages of it have not reached the medium, or all have. */
+static void tear(struct sim_disk *disk, const struct version *version)
+{
+    uint64_t left = 0; /* a bit for each of 64 pages */
+    bool is_torn = false;
+
+    if (kv_random_below(&disk->random, 2) == 0)
+        return;
+    for (size_t at = 0, page = 0; at < version->bytes; at += KV_DISK_PAGE, page++) {
+        const size_t end =
+            at + KV_DISK_PAGE < version->bytes ? at + KV_DISK_PAGE : version->bytes;
+
+        if (page % 64 == 0)
+            left = kv_random_next(&disk->random);
+        if ((left >> page % 64 & 1) != 0)
+            continue;
+        memset(version->value + at, 0, end - at);
+        is_torn = true;
+    }
+    disk->counts.n_torn += is_torn;
+}
+
 void disk_sim_crash(struct kv_disk *base, bool power_fails)
 {
     struct sim_disk *disk = (struct sim_disk *)base;
@@ -587,6 +614,8 @@ void disk_sim_crash(struct kv_disk *base, bool power_fails)
                                                                : version->write <= end)) {
                     struct version kept = *version;
 
+                    if (kept.write > 0 && at == KV_DISK_ROWS && power_fails)
+                        tear(disk, &kept);
                     kept.write = 0;
                     *version = record->versions[n];
                     record->versions[n++] = kept;

@@ -6,9 +6,9 @@
  *   records   when the process is killed: all; when the power fails: those up to some write
  *   rows      each write or not, whatever became of those before it
  *
- * and of one write all or nothing.  Besides, where it is told so, writes fail and may have taken
- * effect all the same, the disk is full, what is read has a bit flipped, for good, and anything
- * takes long.
+ * and of one write all or nothing, but that pages of such rows are zeros where the power fails.
+ * Besides, where it is told so, writes fail and may have taken effect all the same, reads fail,
+ * the disk is full, what is read has a bit flipped, for good, and anything takes long.
  *
  * Threads: one.  Memory: the caller's; closed after its queues.
  */
@@ -25,7 +25,8 @@ struct kv_clock;
 struct disk_sim_faults {
     uint64_t write_us; /* anything takes up to this long */
     uint32_t fails;    /* writes and syncs */
-    uint32_t rots;     /* reads of rows */
+    uint32_t unread;   /* reads of rows: they fail */
+    uint32_t rots;     /* reads of rows: they flip a bit */
     uint32_t stalls;   /* anything, for up to stall_us */
     uint64_t stall_us;
     uint64_t bytes_max; /* keys and values, with versions that are no longer needed */
@@ -33,8 +34,8 @@ struct disk_sim_faults {
 
 struct disk_sim_counts {
     uint64_t n_writes, n_syncs, n_crashes;
-    uint64_t n_lost; /* versions, to crashes */
-    uint64_t n_failed, n_full, n_rotten;
+    uint64_t n_lost, n_torn; /* versions, to crashes */
+    uint64_t n_failed, n_unread, n_full, n_rotten;
 };
 
 /* Returns NULL if out of memory. */

@@ -63,6 +63,7 @@ enum {
     CREDITS_LATE_US = 5000,  /* a message and its answer may take that long */
     STRAGGLER_US = 60000000, /* no message is older */
     SETTLE_US = 40000000,
+    SAVE_US = 4000000,
     BACK_US = 1000000,
     STUCK_MS = 10000, /* a node gives up a client whose data has not moved for so long */
     CLOCK_SPREAD_DAYS = 1000,
@@ -258,6 +259,7 @@ struct world {
     bool is_calm;        /* no new faults */
     uint32_t failing;    /* allocations, in a million */
     uint64_t starved_us; /* all allocations fail until then */
+    bool power_fails;    /* where a node dies now */
 };
 
 /* ---- chance, and words ------------------------------------------------------------------- */
@@ -364,6 +366,7 @@ static void disk_faults(struct world *world, const struct node *node)
 
     if (has(world, WORLD_BAD_DISKS) && !world->is_calm) {
         faults.fails = one_in(world, 3) ? 100 : 0;
+        faults.unread = one_in(world, 3) ? 50 : 0;
         faults.rots = one_in(world, 3) ? 200 : 0;
         faults.stalls = one_in(world, 3) ? 100 : 0;
         faults.stall_us = 3000000;
@@ -478,7 +481,7 @@ static bool has_lost_blocks(const struct world *world)
         if (world->nodes[i].tier != NULL)
             tier_sim_get_counts(world->nodes[i].tier, &counts);
         disk_sim_get_counts(world->nodes[i].disk, &of_disk);
-        has_lost = counts.n_lost + of_disk.n_rotten + of_disk.n_failed > 0;
+        has_lost = counts.n_lost + of_disk.n_rotten + of_disk.n_failed + of_disk.n_unread > 0;
     }
     return has_lost;
 }
@@ -524,7 +527,7 @@ static void node_end(struct world *world, unsigned place)
     count_evictions(world, node);
     tier_sim_destroy(node->tier);
     node->tier = NULL;
-    disk_sim_crash(node->disk, below(world, 2) == 0);
+    disk_sim_crash(node->disk, world->power_fails || below(world, 2) == 0);
 }
 
 /* What the tenant has published may be gone. */
@@ -2679,6 +2682,28 @@ static void check_books(struct world *world)
     }
 }
 
+/* A disk has more to do than it had: now the power fails, if that was to be. */
+static void cut_power(struct world *world, unsigned place)
+{
+    struct world_result *result = world->result;
+
+    if (world->options.cut_at == 0 || result->was_cut || world->is_calm)
+        return;
+    result->n_disk = 0;
+    for (unsigned i = 0; i < world->n_nodes; i++) {
+        struct disk_sim_counts counts;
+
+        disk_sim_get_counts(world->nodes[i].disk, &counts);
+        result->n_disk += counts.n_writes + counts.n_syncs;
+    }
+    if (result->n_disk < world->options.cut_at || world->nodes[place].node == NULL)
+        return;
+    result->was_cut = true;
+    world->power_fails = true;
+    node_stop(world, place, true);
+    world->power_fails = false;
+}
+
 /* One turn of everybody, in any order; then time goes on. */
 static void turn(struct world *world, uint64_t most_us)
 {
@@ -2700,11 +2725,13 @@ static void turn(struct world *world, uint64_t most_us)
 
         if (one_in(world, 8))
             continue;
-        if (actor < N_CLIENTS)
+        if (actor < N_CLIENTS) {
             step_client(world, actor);
-        else
-            is_busy |= step_node(world, (actor - N_CLIENTS) / (1 + THREADS_MAX),
-                                 (actor - N_CLIENTS) % (1 + THREADS_MAX));
+            continue;
+        }
+        is_busy |= step_node(world, (actor - N_CLIENTS) / (1 + THREADS_MAX),
+                             (actor - N_CLIENTS) % (1 + THREADS_MAX));
+        cut_power(world, (actor - N_CLIENTS) / (1 + THREADS_MAX));
     }
     check_books(world);
     next_us = sim_net_step(world->net);
@@ -2998,6 +3025,14 @@ static void work(struct world *world)
         if (one_in(world, 20000))
             world->clock.virtual_us += below(world, 400000);
     }
+    /* What was published last is saved, too. */
+    for (const uint64_t until_us = world->clock.virtual_us + SAVE_US;
+         world->options.cut_at > 0 && world->clock.virtual_us < until_us &&
+         !world->result->failed;) {
+        drains_step(world);
+        revive(world);
+        turn(world, IDLE_STEP_US);
+    }
 }
 
 /* No more faults: what is under way ends. */
@@ -3290,6 +3325,10 @@ void world_run(const struct world_options *options, struct world_result *ret_res
         abort();
     *ret_result = (struct world_result){0};
     world->options = *options;
+    /* Where blocks are evicted by the simulator some nodes do not save. */
+    if (options->cut_at > 0)
+        world->options.faults =
+            (options->faults | WORLD_SAVING | WORLD_NODE_DEATHS) & ~(unsigned)WORLD_EVICTIONS;
     world->result = ret_result;
     kv_clock_virtual_init(&world->clock, 1000000);
     kv_random_init(&world->random, options->seed);

@@ -57,6 +57,9 @@ struct world_options {
     unsigned faults;
     unsigned
         n_nodes; /* 0: the seed draws 1 to WORLD_NODES_FEW, now and then more than a row has */
+    /* When so many writes and syncs have begun on all disks, the power of the node that began the last
+     * one fails, once; 0: never.  Then nodes save, and may die. */
+    uint64_t cut_at;
     bool verbose;
 };
 
@@ -65,6 +68,8 @@ struct world_result {
     uint64_t virtual_us;
     uint64_t hash; /* of everything that happened */
     uint64_t n_deaths;
+    bool was_cut;       /* at options.cut_at, */
+    uint64_t n_disk;    /* when so many writes and syncs had begun */
     uint64_t n_outside; /* operations that ended well beside a dead node outside of their row */
     uint64_t
         n_moved; /* sessions that were opened on another row of their root than the first */
