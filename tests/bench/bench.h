@@ -241,6 +241,13 @@ bool bench_finish_op(struct kv_client *client,
                      kv_status_t status,
                      struct kv_op *op);
 
+/* Returns a number in a table of node 0: in the row that begins with a text, or, NULL, in the last.
+ * Negative: it is not there, or the request failed, and that was said. */
+double bench_table_number(struct kv_client *client,
+                          const char *name,
+                          const char *row,
+                          const char *column);
+
 /* Fills memory with bytes that repeat nowhere. */
 void bench_fill(void *memory, size_t bytes, uint64_t seed);
 
@@ -278,7 +285,7 @@ bool bench_socket_measure(void *exchange, struct bench_sample *ret_sample);
  */
 int bench_wire_peer(const char *transport, uint64_t data_bytes, int cpu);
 int bench_socket_peer(uint64_t data_bytes, int cpu);
-int bench_prefill_peer(const char *address, const char *transport);
+int bench_prefill_peer(const char *address, const char *transport, bool publishes);
 int bench_worst_peer(const char *address, const char *transport);
 
 /* Memory of this process, limit_memory.c. */

@@ -64,27 +64,8 @@ static bool read_rss(pid_t pid, double *ret_bytes)
 /* The row `name` of the table `status`. */
 static bool read_status(struct kv_client *client, const char *name, double *ret_number)
 {
-    struct kv_op *op;
-    kv_status_t status = kv_table_begin(client, 0, "status", 0, &op);
-    const struct kv_table *table;
-    bool is_found = false;
-
-    if (status == KV_OK && kv_wait(op) == KV_OK) {
-        table = kv_op_table(op);
-        for (uint32_t row = 0; row < table->n_rows; row++) {
-            const struct kv_cell *cells = table->cells + (size_t)row * table->n_columns;
-
-            if (cells[0].text == NULL || strcmp(cells[0].text, name) != 0)
-                continue;
-            *ret_number = cells[1].number;
-            is_found = true;
-        }
-    }
-    if (!bench_finish_op(client, "table", status, op))
-        return false;
-    if (!is_found)
-        bench_complain("bookkeeping: the table status has no %s", name);
-    return is_found;
+    *ret_number = bench_table_number(client, "status", name, "value");
+    return *ret_number >= 0;
 }
 
 static bool look(struct books *books, struct held *ret_held)

@@ -334,21 +334,9 @@ enum {
     TIER_WAIT_S = 120,
 };
 
-/* A cell of the line "disk" of the node's table of tiers; negative: failed, and said so. */
 static double tier_number(struct prompts *prompts, const char *column)
 {
-    const struct kv_table *table;
-    double number = -1;
-    struct kv_op *op;
-    const kv_status_t status = kv_table_begin(prompts->client, 0, "tiers", 0, &op);
-
-    if (status == KV_OK && kv_wait(op) == KV_OK) {
-        table = kv_op_table(op);
-        for (uint32_t i = 0; i < table->n_columns; i++)
-            if (strcmp(table->columns[i], column) == 0)
-                number = table->cells[(table->n_rows - 1) * table->n_columns + i].number;
-    }
-    return bench_finish_op(prompts->client, "table", status, op) ? number : -1;
+    return bench_table_number(prompts->client, "tiers", "disk", column);
 }
 
 static bool wait_saved(struct prompts *prompts)

@@ -11,6 +11,9 @@
  *   query.busy  the node's own time for a query (waiting included), 99th percentile, while
  *               another client streams the rows of a prompt into it; the limit is the same
  *               without it
+ *   query.spill the same while another client publishes prompts as fast as they go to disk, since
+ *               the memory is full; the limit is the same on a node that saves nothing, and evicts
+ *               them
  *   query.worst the same beside a client that does the worst that it may (worst_client.h)
  *   query.worst.own  the same in the data thread's own time, on an embedded node (own_node.h)
  *
@@ -19,6 +22,8 @@
 #include "tests/bench/bench.h"
 #include "tests/bench/own_node.h"
 #include "tests/support/worst_client.h"
+
+#include "kvserver/base/hash.h"
 
 #include <math.h>
 #include <poll.h>
@@ -37,9 +42,16 @@ enum {
     WORST_QUERIES_MIN = 100, /* p99 is of so many at least, */
     WORST_PATIENCE = 5,      /* unless they take so many times as long */
     WORST_LATE_MS = 2000,
+    PEER_PATIENCE_MS = 120000, /* until it is at work */
     SETTLE_SECONDS = 1,
     NODE_BYTES = 1 << 30,
+    PEER_TOKENS = 4096, /* of a prompt */
+    PEER_BLOCKS = PEER_TOKENS / KV_BLOCK_TOKENS,
+    SPILL_SECONDS = 6,
+    SPILL_BYTES = 256 << 20, /* of a node that has not enough for what is put */
+    SPILL_PROMPTS = 40,      /* until memory is full: 12 MiB each */
 };
+#define SPILL_DISK_BYTES ((uint64_t)4 << 30)
 
 struct query_shape {
     const char *name;
@@ -252,8 +264,8 @@ measure_beside(struct queries *queries, const char *peer, struct bench_sample *r
     if (!bench_spawn(argv, queries->bench->client_cpu, &in, &out, NULL, &pid))
         return false;
     /* It says so when it is at work. */
-    is_good =
-        bench_read_line(out, line, sizeof(line), 30000) && measure_node(queries, ret_sample);
+    is_good = bench_read_line(out, line, sizeof(line), PEER_PATIENCE_MS) &&
+              measure_node(queries, ret_sample);
     close(in);
     is_good = bench_reap(pid) && is_good;
     close(out);
@@ -263,6 +275,11 @@ measure_beside(struct queries *queries, const char *peer, struct bench_sample *r
 static bool measure_busy(void *arg, struct bench_sample *ret_sample)
 {
     return measure_beside(arg, "prefill", ret_sample);
+}
+
+static bool measure_spill(void *arg, struct bench_sample *ret_sample)
+{
+    return measure_beside(arg, "spill", ret_sample);
 }
 
 static bool measure_worst(void *arg, struct bench_sample *ret_sample)
@@ -317,11 +334,16 @@ static bool measure_worst_own(void *arg, struct bench_sample *ret_sample)
 
 /* ---- set-up ------------------------------------------------------------------------------ */
 
+/*   names  (PEER_BLOCKS) of a prompt that is not there yet; NULL: it is not to be kept */
 static bool open_session(struct kv_client *client,
                          const struct kv_model_info *model,
+                         const struct kv_id128 *names,
                          struct kv_session **ret_session)
 {
-    const struct kv_session_options options = {.lease_ms = LEASE_MS};
+    const struct kv_session_options options = {.lease_ms = LEASE_MS,
+                                               .block_names = names,
+                                               .n_block_names = names != NULL ? PEER_BLOCKS : 0,
+                                               .is_fresh = names != NULL};
     struct kv_op *op;
     kv_status_t status = kv_open_begin(client, model, &options, 0, &op);
 
@@ -416,6 +438,7 @@ static void close_queries(struct queries *queries)
     bench_own_node_close(queries->own);
     if (queries->has_node && !bench_node_stop(&queries->node))
         bench_complain("query: the node did not stop");
+    bench_remove(queries->node.folder);
     free(queries->vectors);
 }
 
@@ -437,7 +460,7 @@ static size_t head_bytes(const struct query_shape *shape, enum kv_answer answer)
 
 static bool fill_session(struct queries *queries)
 {
-    return open_session(queries->client, &queries->model, &queries->session) &&
+    return open_session(queries->client, &queries->model, NULL, &queries->session) &&
            put_rows(queries) && make_index(queries);
 }
 
@@ -445,6 +468,7 @@ static bool open_queries(struct bench *bench,
                          const char *transport,
                          const struct query_case *one,
                          uint64_t memory_bytes,
+                         uint64_t disk_bytes, /* 0: the node saves nothing */
                          struct queries *queries)
 {
     const struct query_shape *shape = one->shape;
@@ -475,7 +499,10 @@ static bool open_queries(struct bench *bench,
         queries->own = bench_own_node_open(memory_bytes);
         queries->client = queries->own != NULL ? bench_own_node_client(queries->own) : NULL;
     } else {
-        queries->has_node = bench_node_start(bench, 1, memory_bytes, true, &queries->node);
+        queries->has_node =
+            disk_bytes > 0
+                ? bench_node_start_saving(bench, 1, memory_bytes, disk_bytes, &queries->node)
+                : bench_node_start(bench, 1, memory_bytes, true, &queries->node);
         queries->client =
             queries->has_node ? bench_client_open(&queries->node, transport) : NULL;
     }
@@ -522,7 +549,7 @@ static bool run_query(struct bench *bench, const struct bench_load *load)
             {"bare message + node's work", measure_parts, &queries},
         };
 
-        is_good = open_queries(bench, transport, one, NODE_BYTES, &queries) &&
+        is_good = open_queries(bench, transport, one, NODE_BYTES, 0, &queries) &&
                   measure_query(&queries, &warm_up) && measure_parts(&queries, &warm_up) &&
                   compare(&queries, load->name, sides);
         close_queries(&queries);
@@ -545,7 +572,7 @@ static bool run_beside(struct bench *bench, const struct bench_load *load)
             {"idle node", measure_node, &queries},
         };
 
-        is_good = open_queries(bench, transport, &cases[0], NODE_BYTES, &queries);
+        is_good = open_queries(bench, transport, &cases[0], NODE_BYTES, 0, &queries);
         if (is_worst) {
             queries.seconds_max = bench->smoke ? 0.1 : WORST_SECONDS;
             queries.late_ms = WORST_LATE_MS;
@@ -553,6 +580,37 @@ static bool run_beside(struct bench *bench, const struct bench_load *load)
         is_good =
             is_good && measure_node(&queries, &warm_up) && compare(&queries, load->name, sides);
         close_queries(&queries);
+    }
+    return is_good;
+}
+
+/* query.spill: two nodes, of which one saves; the one that is not being measured is idle. */
+static bool run_spill(struct bench *bench, const struct bench_load *load)
+{
+    const char *transport;
+    bool is_good = true;
+
+    for (unsigned i = 0; is_good && (transport = bench_transport(bench, i)) != NULL; i++) {
+        struct queries saving, other;
+        struct bench_sample warm_up;
+        const struct bench_side sides[] = {
+            {NULL, measure_spill, &saving},
+            {"the same, nothing saved", measure_spill, &other},
+        };
+
+        is_good =
+            open_queries(bench, transport, &cases[0], SPILL_BYTES, SPILL_DISK_BYTES, &saving);
+        is_good = open_queries(bench, transport, &cases[0], SPILL_BYTES, 0, &other) && is_good;
+        saving.seconds_max = other.seconds_max = bench->smoke ? 0.1 : SPILL_SECONDS;
+        is_good = is_good && measure_node(&saving, &warm_up) &&
+                  measure_node(&other, &warm_up) && compare(&saving, load->name, sides);
+        if (is_good && bench_table_number(saving.client, "stats", "disk_written_bytes",
+                                          "value") < SPILL_BYTES / 4) {
+            bench_complain("query.spill: the node has written little to its disk");
+            is_good = false;
+        }
+        close_queries(&saving);
+        close_queries(&other);
     }
     return is_good;
 }
@@ -566,7 +624,7 @@ static bool run_worst_own(struct bench *bench, const struct bench_load *load)
         {NULL, measure_worst_own, &queries},
         {"idle node", measure_node, &queries},
     };
-    bool is_good = open_queries(bench, NULL, &cases[0], NODE_BYTES, &queries);
+    bool is_good = open_queries(bench, NULL, &cases[0], NODE_BYTES, 0, &queries);
 
     if (is_good)
         bench_own_node_stop(queries.own);
@@ -839,7 +897,7 @@ static bool run_batch(struct bench *bench, const struct bench_load *load)
         struct queries queries;
         struct batch batch = {.queries = &queries, .kind = kind};
 
-        is_good = open_queries(bench, transport, &one, memory_bytes, &queries) &&
+        is_good = open_queries(bench, transport, &one, memory_bytes, 0, &queries) &&
                   (kind == BATCH_APART ? open_apart(&batch) : open_forks(&batch)) &&
                   compare_batches(&batch, load->name);
         close_queries(&queries);
@@ -849,15 +907,29 @@ static bool run_batch(struct bench *bench, const struct bench_load *load)
 
 /* ---- the other client -------------------------------------------------------------------- */
 
-/* Puts a prompt's rows, chunk by chunk, again and again, until its stdin is closed. */
-int bench_prefill_peer(const char *address, const char *transport)
+static bool
+publish(struct kv_client *client, struct kv_session *session, const struct kv_id128 *names)
+{
+    const struct kv_publish blocks = {.names = names, .n_names = PEER_BLOCKS};
+    struct kv_op *op;
+    const kv_status_t status = kv_publish_begin(session, &blocks, 0, &op);
+
+    return bench_finish_op(client, "publish", status, op);
+}
+
+/* Puts a prompt's rows, chunk by chunk, again and again, until its stdin is closed.  With `publishes` each
+ * is another prompt, which the node keeps. */
+int bench_prefill_peer(const char *address, const char *transport, bool publishes)
 {
     struct bench_node node = {0};
     struct kv_model_info model;
     struct kv_client *client;
     struct kv_session *session;
     struct kv_buffer *buffer;
+    const size_t n_until_busy = publishes ? SPILL_PROMPTS * PEER_TOKENS / CHUNK_TOKENS : 4;
     size_t n_chunks = 0;
+    struct kv_id128 names[PEER_BLOCKS];
+    uint32_t n_prompts = 0;
     char byte;
 
     snprintf(node.address, sizeof(node.address), "%s", address);
@@ -870,9 +942,13 @@ int bench_prefill_peer(const char *address, const char *transport)
         return 1;
     fill_rows(kv_buffer_data(buffer), kv_buffer_bytes(buffer), 1);
     while (true) {
-        if (!open_session(client, &model, &session))
+        for (uint32_t i = 0; i < PEER_BLOCKS; i++)
+            names[i] = kv_hash128((const uint32_t[]){(uint32_t)getpid(), n_prompts, i},
+                                  3 * sizeof(uint32_t));
+        n_prompts++;
+        if (!open_session(client, &model, publishes ? names : NULL, &session))
             return 1;
-        for (uint32_t token = 0; token < 4096; token += CHUNK_TOKENS) {
+        for (uint32_t token = 0; token < PEER_TOKENS; token += CHUNK_TOKENS) {
             const struct kv_rows box = {0, N_LAYERS, 0, 0, token, CHUNK_TOKENS};
             const struct kv_rows_io io = {.buffer = buffer};
             struct kv_op *op;
@@ -880,12 +956,14 @@ int bench_prefill_peer(const char *address, const char *transport)
 
             if (!bench_finish_op(client, "put", status, op))
                 return 1;
-            if (n_chunks++ == 4) {
+            if (n_chunks++ == n_until_busy) {
                 printf("busy\n");
                 fflush(stdout);
             }
         }
         struct kv_op *op;
+        if (publishes && !publish(client, session, names))
+            return 1;
         kv_status_t status = kv_close_begin(session, 0, &op);
         if (!bench_finish_op(client, "close", status, op))
             return 1;
@@ -912,6 +990,7 @@ const struct bench_load bench_query_loads[] = {
     {"query.batch.apart", "a layer of 1, 8, 64 sequences that share no row, an entry",
      run_batch, 0},
     {"query.busy", "the node's p99 while another client puts a prompt's rows", run_beside, 0},
+    {"query.spill", "the node's p99 while prompts go to disk, and without", run_spill, 0},
     {"query.worst", "the node's p99 while another client does the worst it may", run_beside, 0},
     {"query.worst.own", "the same in the data thread's own time", run_worst_own, 0},
     {NULL, NULL, NULL, 0},

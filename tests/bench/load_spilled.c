@@ -4,6 +4,7 @@
  *                 memory, until its answer is there.  The limit is the same with all of them in memory,
  *                 and what the disk takes for that part of the layer's rows; those of the other layers
  *                 come behind.  The answers are the same, to the bit
+ *   tier.query.read what the node has read from disk by then, against the rows of a layer
  *
  * Memory is made short with objects that nobody needs, until so much of the session has left it, and
  * is free again before the query: what is measured is the way back, not the room for it.
@@ -52,8 +53,9 @@ struct spilled {
     float *vectors;         /* (N_HEADS, N_QUERIES, DIM) */
     uint32_t n_tokens;
     unsigned n_fillers;
-    double reads;  /* GB/s of the disk */
-    uint64_t hash; /* of the answer with all rows in memory */
+    double reads;      /* GB/s of the disk */
+    double read_bytes; /* by the node, for a query, in the last measure() */
+    uint64_t hash;     /* of the answer with all rows in memory */
 };
 
 /* ---- the session -------------------------------------------------------------------------- */
@@ -132,29 +134,13 @@ static bool publish(struct spilled *spilled)
 
 /* ---- where it is -------------------------------------------------------------------------- */
 
-/* A number in the last line of a table; negative: failed, and said so. */
-static double number_of(struct spilled *spilled, const char *name, const char *column)
-{
-    const struct kv_table *table;
-    double number = -1;
-    struct kv_op *op;
-    const kv_status_t status = kv_table_begin(spilled->client, 0, name, 0, &op);
-
-    if (status == KV_OK && kv_wait(op) == KV_OK) {
-        table = kv_op_table(op);
-        for (uint32_t i = 0; i < table->n_columns; i++)
-            if (table->n_rows > 0 && strcmp(table->columns[i], column) == 0)
-                number = table->cells[(table->n_rows - 1) * table->n_columns + i].number;
-    }
-    return bench_finish_op(spilled->client, "table", status, op) ? number : -1;
-}
-
 static bool wait_saved(struct spilled *spilled)
 {
     const double until = bench_now() + WAIT_S;
     double waiting;
 
-    while ((waiting = number_of(spilled, "tiers", "waiting")) > 0 && bench_now() < until)
+    while ((waiting = bench_table_number(spilled->client, "tiers", "disk", "waiting")) > 0 &&
+           bench_now() < until)
         kv_client_wait(spilled->client, 10000);
     if (waiting > 0)
         bench_complain("tier.query: %.0f blocks wait to be saved after %d s", waiting, WAIT_S);
@@ -193,8 +179,8 @@ static bool spill(struct spilled *spilled, unsigned share)
     double away;
 
     rest(spilled);
-    while ((away = number_of(spilled, "sessions", "away_tokens")) >= 0 && away < wanted &&
-           bench_now() < until) {
+    while ((away = bench_table_number(spilled->client, "sessions", NULL, "away_tokens")) >= 0 &&
+           away < wanted && bench_now() < until) {
         /* Old ones go by themselves. */
         if (with_filler(spilled, KV_OBJECT_PUT, spilled->n_fillers + n) == KV_OK)
             n++;
@@ -242,6 +228,11 @@ static double ask(struct spilled *spilled, const struct spilled_case *one, uint6
     return us;
 }
 
+static double disk_read_bytes(struct spilled *spilled)
+{
+    return bench_table_number(spilled->client, "stats", "disk_read_bytes", "value");
+}
+
 static bool measure(struct spilled *spilled,
                     const struct spilled_case *one,
                     unsigned share,
@@ -253,15 +244,21 @@ static bool measure(struct spilled *spilled,
 
     if (!is_good)
         return false;
+    spilled->read_bytes = 0;
     for (unsigned i = 0; is_good && i < rounds; i++) {
         uint64_t hash;
 
         is_good = spill(spilled, share);
-        const double us = is_good ? ask(spilled, one, &hash) : -1;
+        const double before = disk_read_bytes(spilled);
+        const double us = is_good && before >= 0 ? ask(spilled, one, &hash) : -1;
 
         is_good = us >= 0;
         if (!is_good)
             break;
+        const double read = disk_read_bytes(spilled);
+
+        is_good = read >= 0;
+        spilled->read_bytes += (read - before) / rounds;
         bench_watch_add(&watch, us / 1e6);
         if (share == 0 && i == 0)
             spilled->hash = hash;
@@ -305,6 +302,23 @@ static bool run_cases(struct spilled *spilled)
                                                 .limit = limit,
                                                 .limit_name = "in memory + raw disk",
                                                 .ratio = limit / sample.value});
+            if (shares[j] > 0)
+                bench_report(
+                    spilled->bench,
+                    &(struct bench_figure){.name = "tier.query.read",
+                                           .unit = "MB",
+                                           .params = {.transport = spilled->transport,
+                                                      .rows = spilled->n_tokens,
+                                                      .k = cases[i].k,
+                                                      .rerank = cases[i].rerank,
+                                                      .away = shares[j],
+                                                      .window = 1},
+                                           .value = spilled->read_bytes / 1e6,
+                                           .limit = layer_bytes / 1e6,
+                                           .limit_name = "rows of a layer",
+                                           .ratio = spilled->read_bytes > 0
+                                                        ? layer_bytes / spilled->read_bytes
+                                                        : 0});
         }
     }
     return true;

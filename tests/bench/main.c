@@ -233,7 +233,7 @@ static bool own_folder(char *folder, size_t folder_bytes)
     return true;
 }
 
-/* What bench_wire_open(), bench_socket_open(), query.busy and query.worst start. */
+/* What bench_wire_open(), bench_socket_open(), query.busy, query.spill and query.worst start. */
 static int run_peer(int argc, char **argv)
 {
     if (argc == 6 && strcmp(argv[2], "messages") == 0)
@@ -241,7 +241,9 @@ static int run_peer(int argc, char **argv)
     if (argc == 6 && strcmp(argv[2], "socket") == 0)
         return bench_socket_peer(strtoull(argv[4], NULL, 10), atoi(argv[5]));
     if (argc == 5 && strcmp(argv[2], "prefill") == 0)
-        return bench_prefill_peer(argv[3], argv[4]);
+        return bench_prefill_peer(argv[3], argv[4], false);
+    if (argc == 5 && strcmp(argv[2], "spill") == 0)
+        return bench_prefill_peer(argv[3], argv[4], true);
     if (argc == 5 && strcmp(argv[2], "worst") == 0)
         return bench_worst_peer(argv[3], argv[4]);
     return EXIT_USAGE;

@@ -16,6 +16,42 @@ bool bench_finish_op(struct kv_client *client,
     return false;
 }
 
+/* Negative: it is not there. */
+static double number_in(const struct kv_table *table, const char *row, const char *column)
+{
+    uint32_t at = 0, of = 0;
+
+    while (at < table->n_columns && strcmp(table->columns[at], column) != 0)
+        at++;
+    for (; of < table->n_rows; of++) {
+        const char *text = table->cells[(size_t)of * table->n_columns].text;
+
+        if (row == NULL ? of + 1 == table->n_rows : text != NULL && strcmp(text, row) == 0)
+            break;
+    }
+    return at < table->n_columns && of < table->n_rows
+               ? table->cells[(size_t)of * table->n_columns + at].number
+               : -1;
+}
+
+double bench_table_number(struct kv_client *client,
+                          const char *name,
+                          const char *row,
+                          const char *column)
+{
+    double number = -1;
+    struct kv_op *op;
+    const kv_status_t status = kv_table_begin(client, 0, name, 0, &op);
+
+    if (status == KV_OK && kv_wait(op) == KV_OK)
+        number = number_in(kv_op_table(op), row, column);
+    if (!bench_finish_op(client, "table", status, op))
+        return -1;
+    if (number < 0)
+        bench_complain("table %s: no %s of %s", name, column, row != NULL ? row : "any row");
+    return number;
+}
+
 bool bench_pipeline_run(const struct bench_pipeline *pipeline, struct bench_watch *watch)
 {
     struct kv_op *ops[BENCH_WINDOW_MAX];

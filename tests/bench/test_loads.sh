@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of scale, bookkeeping, match, tier or query.worst prints
-# one record for each figure, and each record has what the figure needs.  No figure is judged.
+# test_loads.sh KV_BENCH LOAD TRANSPORT: a smoke run of one of the loads below prints one record for
+# each figure, and each record has what the figure needs.  No figure is judged.
 set -eu
 bench=$1
 load=$2
@@ -69,9 +69,15 @@ tier)
             for away in 50 100; do
                 expect 1 '"name": "tier\.query"' \
                     "\"k\": $k, \"rerank\": $rerank, \"away\": $away"
+                expect 1 '"name": "tier\.query\.read"' "\"value\": $number, \"unit\": \"MB\"" \
+                    "\"k\": $k, \"rerank\": $rerank, \"away\": $away"
             done
         done
     done
+    ;;
+query.spill)
+    expect 1 '"name": "query\.spill"' "\"value\": $number, \"unit\": \"us\"" \
+        '"limit_name": "the same, nothing saved"'
     ;;
 query.worst)
     transports=1
