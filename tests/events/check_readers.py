@@ -172,6 +172,10 @@ class Reader:
         for missed in self.replay(self.next):
             self.take(*missed)
 
+    def drain(self):
+        while self.sub.poll(1000):
+            self.follow()
+
     def until(self, is_true):
         until = time.monotonic() + WAIT_MS / 1000
         while not is_true():
@@ -399,10 +403,11 @@ def check_node(kvserver, publisher):
         assert node.metrics()["topkv_events_dropped_total"] == 0
         child.kill()
         child.wait()
+        # What it has asked for has come besides: the node waits 200 ms for readers when it ends.
         reader.catch_up()
+        reader.drain()
         node.end()
-        while reader.sub.poll(1000):
-            reader.follow()
+        reader.drain()
         assert reader.blocks == {}
         reader.close()
 
