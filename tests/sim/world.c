@@ -2118,6 +2118,15 @@ static void end_read(struct world *world, struct task *task, kv_status_t status)
     }
 }
 
+/* Codes may take longer than there is time; and where they need not be waited for, rows that are on their
+ * way back from a slow disk. */
+static bool may_take_long(const struct world *world, const struct task *task)
+{
+    return task->index.wait
+               ? world->options.faults != 0 || task->deadline_ms < SHORT_DEADLINE_MS
+               : world->disk_bytes > 0 && has(world, WORLD_SLOW_DISKS | WORLD_BAD_DISKS);
+}
+
 static void end_retrieval(struct world *world, struct task *task, kv_status_t status)
 {
     const struct truth *truth = task->truth;
@@ -2149,10 +2158,7 @@ static void end_retrieval(struct world *world, struct task *task, kv_status_t st
         why = question_fault(task->question, truth, has_same_codes ? nodes : NULL,
                              task->handle->session, task->since, task->op);
     } else if (status == KV_NOT_READY) {
-        /* Codes may take longer than there is time. */
-        if (still_sure(task) && !truth->is_fragile &&
-            !(is_index && task->index.wait &&
-              (world->options.faults != 0 || task->deadline_ms < SHORT_DEADLINE_MS)))
+        if (still_sure(task) && !truth->is_fragile && !(is_index && may_take_long(world, task)))
             complain(world, task, "session %llu: all that it needs is there",
                      (unsigned long long)truth->number);
     } else if (status == KV_UNSUPPORTED) {
