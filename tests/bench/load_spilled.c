@@ -286,17 +286,18 @@ static bool run_cases(struct spilled *spilled)
                 return false;
             if (shares[j] == 0)
                 in_memory = sample.value;
+            const struct bench_params params = {.transport = spilled->transport,
+                                                .rows = spilled->n_tokens,
+                                                .k = cases[i].k,
+                                                .rerank = cases[i].rerank,
+                                                .away = shares[j],
+                                                .window = 1};
             const double limit =
                 in_memory + shares[j] / 100.0 * layer_bytes / spilled->reads / 1e3;
             bench_report(spilled->bench,
                          &(struct bench_figure){.name = "tier.query",
                                                 .unit = "us",
-                                                .params = {.transport = spilled->transport,
-                                                           .rows = spilled->n_tokens,
-                                                           .k = cases[i].k,
-                                                           .rerank = cases[i].rerank,
-                                                           .away = shares[j],
-                                                           .window = 1},
+                                                .params = params,
                                                 .value = sample.value,
                                                 .p99 = sample.p99,
                                                 .limit = limit,
@@ -307,12 +308,7 @@ static bool run_cases(struct spilled *spilled)
                     spilled->bench,
                     &(struct bench_figure){.name = "tier.query.read",
                                            .unit = "MB",
-                                           .params = {.transport = spilled->transport,
-                                                      .rows = spilled->n_tokens,
-                                                      .k = cases[i].k,
-                                                      .rerank = cases[i].rerank,
-                                                      .away = shares[j],
-                                                      .window = 1},
+                                           .params = params,
                                            .value = spilled->read_bytes / 1e6,
                                            .limit = layer_bytes / 1e6,
                                            .limit_name = "rows of a layer",

@@ -473,20 +473,7 @@ static void kill_all(void)
 
 /* A disk that fails when it is told. */
 static struct kv_disk_ops failing_ops;
-static kv_status_t (*write_well)(struct kv_disk_queue *queue,
-                                 enum kv_disk_space space,
-                                 const struct kv_disk_write *writes,
-                                 unsigned n,
-                                 kv_disk_done_fn done,
-                                 void *arg);
-static kv_status_t (*read_well)(struct kv_disk_queue *queue,
-                                enum kv_disk_space space,
-                                const void *key,
-                                size_t key_bytes,
-                                void *value,
-                                size_t room,
-                                kv_disk_done_fn done,
-                                void *arg);
+static const struct kv_disk_ops *well;
 static _Atomic bool fails_rows, fails_erasures, fails_records, fails_reads;
 
 static kv_status_t write_or_fail(struct kv_disk_queue *queue,
@@ -501,7 +488,7 @@ static kv_status_t write_or_fail(struct kv_disk_queue *queue,
                        : writes[0].value == NULL ? atomic_load(&fails_erasures)
                                                  : atomic_load(&fails_rows);
 
-    return fails ? KV_IO : write_well(queue, space, writes, n, done, arg);
+    return fails ? KV_IO : well->write(queue, space, writes, n, done, arg);
 }
 
 struct failed_read {
@@ -532,11 +519,11 @@ static kv_status_t read_or_fail(struct kv_disk_queue *queue,
     kv_status_t status;
 
     if (space == KV_DISK_RECORDS || !atomic_load(&fails_reads))
-        return read_well(queue, space, key, key_bytes, value, room, done, arg);
+        return well->read(queue, space, key, key_bytes, value, room, done, arg);
     read = malloc(sizeof(*read));
     assert_non_null(read);
     *read = (struct failed_read){done, arg};
-    status = read_well(queue, space, key, key_bytes, value, room, read_has_failed, read);
+    status = well->read(queue, space, key, key_bytes, value, room, read_has_failed, read);
     if (status != KV_OK)
         free(read);
     return status;
@@ -547,10 +534,9 @@ static void open_store_that_fails(void)
     open_store(1, UINT64_MAX);
     kv_client_close(client);
     end_node(0);
-    failing_ops = *cluster.disks[0]->ops;
-    write_well = failing_ops.write;
+    well = cluster.disks[0]->ops;
+    failing_ops = *well;
     failing_ops.write = write_or_fail;
-    read_well = failing_ops.read;
     failing_ops.read = read_or_fail;
     cluster.disks[0]->ops = &failing_ops;
     cluster_start(&cluster, 0);

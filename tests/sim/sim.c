@@ -266,6 +266,11 @@ int main(int argc, char **argv)
             break;
         is_good = run.cuts ? run_cuts(&run, &result) : run_seed(&run, &result);
     }
+    if (is_good && run.cuts && run.n_saved == 0) {
+        fprintf(stderr,
+                "kv_sim: no block was saved before a cut: more operations are needed\n");
+        is_good = false;
+    }
     print_result(&run, is_good, seconds() - began, result.hash);
     return is_good ? DONE : FAILED;
 }
