@@ -66,6 +66,7 @@ static void free_owners(struct kvs_page *page)
 {
     free(page->owners);
     page->owners = NULL;
+    page->n_owned = 0;
 }
 
 struct kvs_arena *kvs_arena_create_in(struct kvs_pages *pages)
@@ -297,8 +298,12 @@ void kvs_arena_set_owner(struct kvs_arena *arena, const void *element, void *own
 
     if (page->owners == NULL && class->per_page <= OWNERS_MAX)
         page->owners = calloc(class->per_page, sizeof(*page->owners));
-    if (page->owners != NULL)
-        page->owners[offset % KVS_ARENA_PAGE / class->bytes] = owner;
+    if (page->owners == NULL)
+        return;
+    void **at = &page->owners[offset % KVS_ARENA_PAGE / class->bytes];
+
+    page->n_owned += (owner != NULL) - (*at != NULL);
+    *at = owner;
 }
 
 void *kvs_arena_owner(const struct kvs_arena *arena, const void *element)
@@ -320,10 +325,13 @@ int32_t kvs_arena_sparsest(const struct kvs_arena *arena, int class_id, uint32_t
 
     assert(skipped <= KVS_ARENA_SKIPPED_MAX);
     for (int32_t i = class->first; i != NONE && n_looks < LOOKS; i = page_at(arena, i)->next) {
+        const struct kvs_page *page = page_at(arena, i);
         uint32_t at = n;
 
         n_looks++;
-        n_free += class->per_page - page_at(arena, i)->n_used;
+        n_free += class->per_page - page->n_used;
+        if (page->n_owned < page->n_used)
+            continue;
         for (; at > 0 && is_sparser(arena, i, sparsest[at - 1]); at--)
             if (at <= skipped)
                 sparsest[at] = sparsest[at - 1];
@@ -333,6 +341,11 @@ int32_t kvs_arena_sparsest(const struct kvs_arena *arena, int class_id, uint32_t
     }
     /* Its own free ones count as well: together they are a page. */
     return n_free >= class->per_page && n > skipped ? sparsest[skipped] : NONE;
+}
+
+bool kvs_arena_has_page(const struct kvs_arena *arena, int32_t index)
+{
+    return is_own(arena, page_at(arena, index));
 }
 
 void *kvs_arena_next_owned(const struct kvs_arena *arena,
@@ -380,8 +393,10 @@ void kvs_arena_free(struct kvs_arena *arena, int class_id, void *element)
     assert(page->used[bit / 64] >> bit % 64 & 1);
     page->used[bit / 64] &= ~((uint64_t)1 << bit % 64);
     arena->bytes_taken -= class->bytes;
-    if (page->owners != NULL)
+    if (page->owners != NULL) {
+        page->n_owned -= page->owners[bit] != NULL;
         page->owners[bit] = NULL;
+    }
     /* A full page was on no list. */
     if (page->n_used-- == class->per_page)
         list_push(arena, &class->first, index);
@@ -491,15 +506,18 @@ static uint32_t check_list(const struct kvs_arena *arena, int32_t first, int32_t
 
 static void check_page(const struct kvs_page *page, uint32_t per_page)
 {
-    uint32_t n_used = 0;
+    uint32_t n_used = 0, n_owned = 0;
 
     for (uint32_t word = 0; word * 64 < per_page; word++)
         n_used += (uint32_t)__builtin_popcountll(page->used[word]);
     if (per_page % 64 != 0)
         assert(page->used[per_page / 64] >> per_page % 64 == 0);
     assert(n_used == page->n_used && n_used > 0 && n_used <= per_page);
-    for (uint32_t i = 0; page->owners != NULL && i < per_page; i++)
+    for (uint32_t i = 0; page->owners != NULL && i < per_page; i++) {
         assert(page->owners[i] == NULL || (page->used[i / 64] >> i % 64 & 1) != 0);
+        n_owned += page->owners[i] != NULL;
+    }
+    assert(n_owned == page->n_owned);
 }
 
 void kvs_arena_check(const struct kvs_arena *arena)

@@ -21,7 +21,7 @@
  *       after the last element that fits.
  *   (4) The bytes of its elements are counted, and those of a use are no more than these.
  *   (5) No two classes have the same size, and at most KVS_ARENA_EXACT_MAX are exact.
- *   (6) Only elements in use have owners.
+ *   (6) Only elements in use have owners, and a page counts these.
  *
  * Threads: the data thread.  Memory: elements are in use until kvs_arena_free(); the bytes of a
  * new element are undefined.
@@ -89,10 +89,12 @@ int kvs_arena_class_of(const struct kvs_arena *arena, const void *element);
 void kvs_arena_set_owner(struct kvs_arena *arena, const void *element, void *owner);
 void *kvs_arena_owner(const struct kvs_arena *arena, const void *element); /* NULL: not known */
 
-/* Of the class's pages that have room, the first ones on its list, that with the fewest elements but for
- * `skipped` others, for who moves these to get a whole page.  Returns its index, or KVS_PAGE_NONE: there
- * is none, or the others have no room for all of them. */
+/* Of the class's pages that have room, the first ones on its list, and whose elements all have owners,
+ * that with the fewest elements but for `skipped` others, for who moves these to get a whole page.  Returns
+ * its index, or KVS_PAGE_NONE: there is none, or the others have no room for all of them. */
 int32_t kvs_arena_sparsest(const struct kvs_arena *arena, int class_id, uint32_t skipped);
+/* Whether the page is one of the arena's: it is not once all of its elements have left. */
+bool kvs_arena_has_page(const struct kvs_arena *arena, int32_t page);
 /* Returns the page's first element from *at on that has an owner, and its owner; *at is behind it then.
  * NULL: there is none. */
 void *kvs_arena_next_owned(const struct kvs_arena *arena,

@@ -35,7 +35,7 @@ enum {
 struct kvs_page {
     _Atomic(const void *) owner; /* an arena, or a borrower; NULL: free */
     int32_t class_id;
-    uint32_t n_used;
+    uint32_t n_used, n_owned;
     int32_t next,
         prev; /* in the list of the class's pages with room; next: of the free pages */
     uint64_t used[KVS_PAGE_ELEMENTS_MAX / 64];

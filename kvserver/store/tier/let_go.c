@@ -275,10 +275,10 @@ bool kvs_condense(struct kvs_disk_tier *tier)
         if (kv_slice_over(&slice))
             return true;
     }
-    /* It is free now, or there is something in it that does not move: then it is not looked at again
-     * before some others, and these not without end.  Two such pages would exchange their rows. */
-    if (rows != NULL ||
-        kvs_arena_sparsest(arena, tier->page_class, tier->n_skipped) == tier->page)
+    /* It is free now, or there is something in it that does not move: then there are so many fewer pages
+     * to look at before a pause.  Two such pages would exchange their rows for ever, and no row would be
+     * let go of meanwhile. */
+    if (kvs_arena_has_page(arena, tier->page))
         tier->n_skipped++;
     tier->page = KVS_PAGE_NONE;
     return true;

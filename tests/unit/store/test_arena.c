@@ -413,6 +413,11 @@ static void sparse_pages_become_whole(void **state)
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 1), 0);
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 2), 2);
     assert_int_equal(kvs_arena_sparsest(arena, class_id, 3), KVS_PAGE_NONE);
+    /* What has no owner would stay. */
+    kvs_arena_set_owner(arena, elements[PER_PAGE], NULL);
+    assert_int_equal(kvs_arena_sparsest(arena, class_id, 0), 0);
+    kvs_arena_set_owner(arena, elements[PER_PAGE], &whose[PER_PAGE]);
+    assert_true(kvs_arena_has_page(arena, page));
     while ((element = kvs_arena_next_owned(arena, page, &at, &owner)) != NULL) {
         void *to = kvs_arena_alloc_outside(arena, class_id, page);
 
@@ -426,6 +431,7 @@ static void sparse_pages_become_whole(void **state)
         kvs_arena_check(arena);
     }
     assert_int_equal(n, 3);
+    assert_false(kvs_arena_has_page(arena, page));
     assert_int_equal(kvs_arena_bytes_used(arena), (uint64_t)2 * KVS_ARENA_PAGE);
     at = 0;
     assert_null(kvs_arena_next_owned(arena, page, &at, &owner));

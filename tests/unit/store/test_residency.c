@@ -2,7 +2,9 @@
 #include "kvserver/store/rows/residency.h"
 
 #include "kernels/checksum.h"
+#include "kvserver/base/clock.h"
 #include "kvserver/store/rows/verify.h"
+#include "kvserver/store/tier/disk_tier_private.h"
 #include "tests/support/memory_tier.h"
 
 #include <setjmp.h>
@@ -651,6 +653,55 @@ static void rows_move(void **state)
     close_session(session);
 }
 
+/* Rows leave a sparse page for another, unless what has no owner would stay behind: rows of two such pages
+ * would go to and fro, and none would be let go of meanwhile. */
+static void rows_move_only_if_their_page_becomes_free(void **state)
+{
+    enum {
+        MOST = 100,
+    };
+    static struct kvs_disk_tier tier;
+    struct session *session = &it.sessions[0];
+    const uint8_t *rows = kvs_block_rows(session->blocks.list[0], 0);
+    const int class_id = kvs_arena_class_of(it.arena, rows);
+    const size_t bytes = kvs_arena_class_bytes(it.arena, class_id);
+    const int32_t page = page_of(rows);
+    void *beside[KVS_PAGE_ELEMENTS_MAX], *others[2];
+    uint32_t n_beside = 0, n = 0;
+    struct kv_clock clock;
+
+    (void)state;
+    kv_clock_virtual_init(&clock, 1);
+    tier = (struct kvs_disk_tier){
+        .store = &it.store,
+        .clock = &clock,
+        .page = KVS_PAGE_NONE,
+        .page_class = class_id,
+    };
+    /* One that stays beside the rows, and two on another page. */
+    while (page_of(others[0] = kvs_arena_alloc(it.arena, class_id)) == page)
+        beside[n_beside++] = others[0];
+    others[1] = kvs_arena_alloc(it.arena, class_id);
+    while (n_beside > 1)
+        kvs_arena_free(it.arena, class_id, beside[--n_beside]);
+    while (n < MOST && kvs_condense(&tier))
+        n++;
+    assert_true(n < MOST);
+    assert_int_equal(tier.counts.moved_bytes, 0);
+
+    kvs_arena_free(it.arena, class_id, beside[0]);
+    while (n < MOST && kvs_condense(&tier))
+        n++;
+    assert_true(n < MOST);
+    assert_int_equal(tier.counts.moved_bytes, kvs_blocks_for(TOKENS) * bytes);
+    assert_false(kvs_arena_has_page(it.arena, page));
+    check(session);
+    assert_whole(session);
+    kvs_arena_free(it.arena, class_id, others[0]);
+    kvs_arena_free(it.arena, class_id, others[1]);
+    close_session(session);
+}
+
 /* Who queries a unit again is in the next pass; another session is in the same one. */
 static void what_two_passes_have_not_used_is_idle(void **state)
 {
@@ -745,6 +796,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(blocks_in_use_stay, set_up, tear_down),
         cmocka_unit_test_setup_teardown(units_leave_one_by_one, set_up, tear_down),
         cmocka_unit_test_setup_teardown(rows_move, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(rows_move_only_if_their_page_becomes_free, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(what_two_passes_have_not_used_is_idle, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(pinned_blocks_stay, set_up, tear_down),
