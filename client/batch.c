@@ -29,8 +29,6 @@ static void batch_done(void *arg, kv_status_t status)
 
     if (batch->node != NULL && status != KV_OK)
         kvc_node_fail(batch->node, status, "a message could not be delivered");
-    else if (batch->node != NULL)
-        kvc_node_mark_alive(batch->node); /* its transport acknowledged the message */
     put_batch(batch);
 }
 

@@ -88,7 +88,8 @@ struct kvc_link {
 /* Records that the connection has failed.  May be called from callbacks. */
 void kvc_node_fail(struct kvc_node *node, kv_status_t status, const char *why);
 
-/* Called when anything has arrived from the node. */
+/* Called when anything has arrived from the node.  That its transport has taken a message says nothing: the
+ * node may be gone, or no longer know the client. */
 void kvc_node_mark_alive(struct kvc_node *node);
 
 #endif

@@ -237,8 +237,6 @@ static void send_done(void *arg, kv_status_t status)
     send->busy = false;
     if (status != KV_OK && request->connection != NULL)
         kvc_node_fail(request->node, status, "a message could not be delivered");
-    else if (request->connection != NULL)
-        kvc_node_mark_alive(request->node); /* its transport acknowledged the message */
     kvc_request_release(request);
 }
 
