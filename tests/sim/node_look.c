@@ -6,6 +6,7 @@
 #include "kvserver/store/ops/query.h"
 #include "kvserver/store/rows/residency.h"
 #include "kvserver/store/tier/disk_tier_private.h"
+#include "kvserver/store/tier/object_tier_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -243,6 +244,13 @@ struct node_saved {
     uint64_t version, ends_us; /* of an object; on the lasting clock */
 };
 
+/* Whether the object is on disk as it is: a later put may have given it other times, which are still to be
+ * written. */
+static bool is_as_saved(const struct kvs_stored_object *object)
+{
+    return object->is_saved && !object->kept->is_in_batch && object->kept->link == NULL;
+}
+
 /* Adds the objects that are saved. */
 static struct node_saved *
 list_objects(const struct kvs_node *node, struct node_saved *list, uint64_t *n)
@@ -257,7 +265,7 @@ list_objects(const struct kvs_node *node, struct node_saved *list, uint64_t *n)
             abort();
         for (const struct kvs_stored_object *object = objects->first; object != NULL;
              object = object->next)
-            if (object->is_saved)
+            if (is_as_saved(object))
                 list[(*n)++] = (struct node_saved){
                     .name = object->key,
                     .is_object = true,
