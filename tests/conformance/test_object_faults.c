@@ -26,6 +26,8 @@
 enum {
     MEMORY_BYTES = 64 << 20,
     OBJECT_MAX = 8 << 20,
+    SMALL = 1000, /* those from that number on are */
+    SMALL_BYTES = 1000,
 };
 
 static struct cluster cluster;
@@ -66,8 +68,7 @@ static void close_store(void)
 
 static size_t bytes_of(uint32_t number)
 {
-    (void)number;
-    return OBJECT_MAX;
+    return number < SMALL ? OBJECT_MAX : SMALL_BYTES;
 }
 
 static uint32_t deadline_ms = 3000;
@@ -146,6 +147,20 @@ static void lack_ends(void **state)
     lacks = atomic_load(&room->lacks[KVS_DISK_OBJECTS]);
     close_store();
     assert_false(lacks);
+}
+
+/* One that does not fit on the disk holds up none that does. */
+static void small_ones_go_before_a_large_one(void **state)
+{
+    (void)state;
+    open_store(OBJECT_MAX / 2);
+    assert_int_equal(put_terms(0, 0, 0, false), KV_OK);
+    pass(1000);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(put_terms(SMALL + i, 0, 0, false), KV_OK);
+    test_wait_disk(client, "objects", 3, 3);
+    assert_int_equal(get(0, 0), KV_OK);
+    close_store();
 }
 
 /* Two data threads lack room: that one gets some does not mean that the other has. */
@@ -448,6 +463,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(deleted_is_not_corrupt),
         cmocka_unit_test(a_delete_holds_nobody_up),
         cmocka_unit_test(lack_ends),
+        cmocka_unit_test(small_ones_go_before_a_large_one),
         cmocka_unit_test(one_lack_is_not_the_others),
         cmocka_unit_test(lent_pieces_end),
     };

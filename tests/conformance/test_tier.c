@@ -887,6 +887,44 @@ static void a_session_of_more_than_memory(void **state)
     close_store();
 }
 
+/* An object that the disk does not take is no memory that will be free in a moment: a session of more rows
+ * than memory is read all the same, and the object is saved once the disk takes it. */
+static void objects_that_fail_hold_no_rows_up(void **state)
+{
+    struct kv_object object = {.name = "object", .buffer = NULL, .bytes = 1000};
+    struct kv_session *session;
+    const struct kv_id128 *names;
+    uint32_t n_tokens;
+    struct kv_op *op;
+
+    (void)state;
+    open_store_that_fails();
+    names = name_large();
+    session = open_large(names, &n_tokens);
+    put_large(session, names, 0, put_piece);
+    wait_saved(LARGE_BLOCKS);
+    atomic_store(&fails_rows, true);
+    atomic_store(&fails_records, true);
+    object.buffer = buffer;
+    assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
+    test_finish(op, "put");
+    while (cluster_total(client, "stats", "disk_errors") == 0) {
+        cluster_look(&cluster);
+        kv_client_wait(client, 1000);
+    }
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < LARGE_PIECES; i++)
+            assert_int_equal(piece(session, i, false, 0), KV_OK);
+    atomic_store(&fails_rows, false);
+    atomic_store(&fails_records, false);
+    while (cluster_total(client, "stats", "saved_objects") == 0) {
+        cluster_look(&cluster);
+        kv_client_wait(client, 1000);
+    }
+    test_session_close(session);
+    close_store();
+}
+
 /* Rows whose keys can be indexed. */
 static void put_finite(struct kv_session *session, uint32_t i)
 {
@@ -1844,6 +1882,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(saves_go_on_side_by_side),
         cmocka_unit_test(save_on_a_full_disk),
         cmocka_unit_test(save_on_a_disk_that_fails),
+        cmocka_unit_test(objects_that_fail_hold_no_rows_up),
         cmocka_unit_test(save_of_nothing),
         cmocka_unit_test(verify_finds_nothing),
         cmocka_unit_test(verify_mends_from_memory),

@@ -627,6 +627,7 @@ kv_status_t kvs_objects_replace(struct kvs_objects *objects, struct kvs_stored_o
     if ((old->kept == NULL && !old->is_given_up) || (old->is_saved && n_bad == 0)) {
         object->version = old->version;
         object->kept = old->kept;
+        object->is_stuck = old->is_stuck;
         object->is_saved = old->is_saved;
         old->kept = NULL;
     }

@@ -18,6 +18,7 @@ enum {
     BYTES_AT_ONCE = 64 << 20,
     WRITING_BYTES = 16 << 20, /* given to the disk at once */
     EVICT_AT_ONCE = 64,       /* from the disk */
+    LOOKS = 256,              /* at those that wait, in a step */
     RECORD_BYTES = 512,       /* about, of memory for one that is away */
     RECORDS_PART = 8,         /* of memory that those take, which may go */
 };
@@ -107,17 +108,32 @@ static bool make_room(struct kvs_object_tier *tier, uint64_t bytes)
     return true;
 }
 
-/* Those that wait can leave memory soon, or cannot. */
+/* Whether those that wait cannot leave memory soon. */
+static bool are_stuck(const struct kvs_object_tier *tier)
+{
+    return tier->is_full || tier->is_failing;
+}
+
+/* After one of the reasons for it has come, or has gone. */
+static void tell_stuck(struct kvs_object_tier *tier, bool were_stuck)
+{
+    if (are_stuck(tier) == were_stuck)
+        return;
+    for (struct kvs_object_kept *kept = tier->waiting.first; kept != NULL; kept = kept->next)
+        kvs_object_set_stuck(tier->objects, kept->object, !were_stuck);
+}
+
 static void set_full(struct kvs_object_tier *tier, bool is_full)
 {
+    const bool were_stuck = are_stuck(tier);
+
     /* Another data thread may have said that there is some again. */
     if (is_full || tier->is_full)
         kvs_disk_lack(tier->setup.room, KVS_DISK_OBJECTS, is_full);
     if (tier->is_full == is_full)
         return;
     tier->is_full = is_full;
-    for (struct kvs_object_kept *kept = tier->waiting.first; kept != NULL; kept = kept->next)
-        kvs_object_set_stuck(tier->objects, kept->object, is_full);
+    tell_stuck(tier, were_stuck);
     if (is_full)
         kv_log(KV_LOG_WARN, "disk: there is no room: %llu objects wait to be saved",
                (unsigned long long)tier->waiting.n);
@@ -396,6 +412,8 @@ object_over(struct kvs_object_tier *tier, struct kvs_object_kept *kept, bool is_
         may_return(tier, kept);
         list_add(&tier->erasures, kept);
     } else {
+        if (is_good && object->is_stuck)
+            kvs_object_set_stuck(tier->objects, object, false);
         if (is_good && !kept->has_record) {
             kept->has_record = true;
             kvs_object_set_saved(tier->objects, object, true);
@@ -412,11 +430,15 @@ object_over(struct kvs_object_tier *tier, struct kvs_object_kept *kept, bool is_
 static void saved(struct kvs_object_batch *batch)
 {
     struct kvs_object_tier *tier = batch->tier;
+    const bool were_stuck = are_stuck(tier);
     const uint32_t n = batch->n;
 
     batch->n = 0;
     for (uint32_t i = 0; i < n; i++)
         object_over(tier, batch->kept[i], batch->status == KV_OK);
+    /* Until one is saved, they are not counted on: sessions that are used give rows meanwhile. */
+    tier->is_failing = batch->status != KV_OK;
+    tell_stuck(tier, were_stuck);
     if (batch->status == KV_OK)
         return;
     tier->retry_us = now_of(tier) + RETRY_US;
@@ -567,22 +589,28 @@ static bool save_step(struct kvs_object_tier *tier)
 {
     struct kvs_object_batch *batch = &tier->save;
     uint64_t bytes = 0, n_pieces = 0;
-    bool has_room = true;
+    uint64_t n_looks = tier->waiting.n < LOOKS ? tier->waiting.n : LOOKS;
+    bool is_coming = false;
 
     if (tier->waiting.first == NULL)
         set_full(tier, false); /* nobody needs it any more */
     if (!is_time(tier))
         return false;
-    while (tier->waiting.first != NULL && batch->n < KVS_OBJECTS_AT_ONCE &&
-           bytes < BYTES_AT_ONCE && n_pieces < KVS_OBJECT_PIECES_AT_ONCE) {
+    for (; n_looks > 0 && batch->n < KVS_OBJECTS_AT_ONCE && bytes < BYTES_AT_ONCE &&
+           n_pieces < KVS_OBJECT_PIECES_AT_ONCE;
+         n_looks--) {
         struct kvs_object_kept *kept = tier->waiting.first;
 
-        has_room = kept->has_room || make_room(tier, kept->bytes);
-        if (!has_room || (!kept->has_room && !fits(tier, kept->bytes)))
+        is_coming = !kept->has_room && make_room(tier, kept->bytes);
+        if (is_coming && !fits(tier, kept->bytes))
             break;
         list_remove(&tier->waiting, kept);
+        if (!kept->has_room && !is_coming) {
+            list_add(&tier->waiting, kept); /* a smaller one behind it may fit */
+            continue;
+        }
         take_room(tier, kept);
-        if (tier->is_full)
+        if (tier->is_full && !tier->is_failing)
             kvs_object_set_stuck(tier->objects, kept->object, false);
         kvs_object_pin(kept->object);
         kept->is_in_batch = true;
@@ -593,8 +621,8 @@ static bool save_step(struct kvs_object_tier *tier)
     }
     if (batch->n == 0) {
         /* Where some are being erased, there will be. */
-        set_full(tier, !has_room);
-        tier->retry_us = now_of(tier) + (has_room ? RETRY_US / 100 : RETRY_US);
+        set_full(tier, !is_coming);
+        tier->retry_us = now_of(tier) + (is_coming ? RETRY_US / 100 : RETRY_US);
         return false;
     }
     set_full(tier, false);
@@ -622,7 +650,7 @@ static void published(void *arg, struct kvs_stored_object *object)
     kept->n_pieces = object->n_pieces;
     kept->object = object;
     object->kept = kept;
-    object->is_stuck = tier->is_full;
+    object->is_stuck = are_stuck(tier);
     wait_to_save(tier, kept);
 }
 

@@ -108,6 +108,7 @@ struct kvs_object_tier {
     bool is_writing;       /* `save` has pieces to write, or under way */
     bool has_failed;       /* one of these */
     bool is_full;          /* there is no room: what waits is stuck */
+    bool is_failing;       /* the last batch could not be saved: the same */
     uint64_t retry_us, erase_us;
     struct kvs_piece_load *loads, **loads_end; /* that have not begun */
     uint32_t n_loading;
