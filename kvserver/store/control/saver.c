@@ -445,6 +445,8 @@ static void park_needed(struct kvs_batch *batch)
         else if (!list_add(&saver->needed, &batch->items[i]))
             item_unref(&batch->items[i]);
     }
+    if (n < batch->n)
+        saver->needed_us = now_of(batch->control) + RETRY_US; /* others are saved meanwhile */
     batch->n = n;
 }
 
@@ -622,7 +624,8 @@ static bool can_be_saved(const struct kvs_saver *saver, struct kvs_prefix *prefi
     if (is_to_be_erased(saver, prefix))
         return false;
     return parent == NULL || parent->saved == KVS_PREFIX_SAVED ||
-           (parent->saved == KVS_PREFIX_SAVING && parent->save_link == NULL);
+           (parent->saved == KVS_PREFIX_SAVING && parent->save_link == NULL &&
+            !is_to_be_erased(saver, prefix->parent));
 }
 
 /* Evicts what is away until so many bytes would fit, or some have been evicted. */
@@ -915,7 +918,6 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
         const bool is_idle = saver->erasures.first == NULL;
         struct kvs_tier_item item;
 
-        saver->needed_us = now_us + RETRY_US;
         while (list_take(&saver->needed, &item))
             add_erasure(saver, &item);
         saver->is_retrying = is_idle;
