@@ -125,6 +125,9 @@ static size_t let_one_go(struct kvs_disk_tier *tier, struct kvs_saved *saved, ui
 {
     size_t bytes;
 
+    /* It may stay after all. */
+    if (saved->block->residency == KVS_LEAVING)
+        tier->is_in_use = true;
     /* What the index has given up may be written to again. */
     if (saved->is_doomed || !kvs_segment_is_here(saved->block, at))
         return 0;
@@ -189,7 +192,8 @@ static bool end_round(struct kvs_disk_tier *tier)
     tier->is_empty = !has_let_go && !is_in_use;
     if (!has_let_go) {
         tier->looked_us = kv_clock_now(tier->clock);
-        set_gives(tier, is_in_use || is_preferred);
+        /* What was let go of before may be made whole pages after the pause. */
+        set_gives(tier, is_in_use || is_preferred || tier->moved_us != 0);
     }
     return has_let_go;
 }
