@@ -412,8 +412,8 @@ object_over(struct kvs_object_tier *tier, struct kvs_object_kept *kept, bool is_
         may_return(tier, kept);
         list_add(&tier->erasures, kept);
     } else {
-        if (is_good && object->is_stuck)
-            kvs_object_set_stuck(tier->objects, object, false);
+        if (object->is_stuck == is_good)
+            kvs_object_set_stuck(tier->objects, object, !is_good);
         if (is_good && !kept->has_record) {
             kept->has_record = true;
             kvs_object_set_saved(tier->objects, object, true);
@@ -433,12 +433,12 @@ static void saved(struct kvs_object_batch *batch)
     const bool were_stuck = are_stuck(tier);
     const uint32_t n = batch->n;
 
-    batch->n = 0;
-    for (uint32_t i = 0; i < n; i++)
-        object_over(tier, batch->kept[i], batch->status == KV_OK);
     /* Until one is saved, they are not counted on: sessions that are used give rows meanwhile. */
     tier->is_failing = batch->status != KV_OK;
     tell_stuck(tier, were_stuck);
+    batch->n = 0;
+    for (uint32_t i = 0; i < n; i++)
+        object_over(tier, batch->kept[i], batch->status == KV_OK);
     if (batch->status == KV_OK)
         return;
     tier->retry_us = now_of(tier) + RETRY_US;
@@ -590,14 +590,14 @@ static bool save_step(struct kvs_object_tier *tier)
     struct kvs_object_batch *batch = &tier->save;
     uint64_t bytes = 0, n_pieces = 0;
     uint64_t n_looks = tier->waiting.n < LOOKS ? tier->waiting.n : LOOKS;
-    bool is_coming = false;
+    bool is_coming = false, has_passed = false;
 
     if (tier->waiting.first == NULL)
         set_full(tier, false); /* nobody needs it any more */
     if (!is_time(tier))
         return false;
-    for (; n_looks > 0 && batch->n < KVS_OBJECTS_AT_ONCE && bytes < BYTES_AT_ONCE &&
-           n_pieces < KVS_OBJECT_PIECES_AT_ONCE;
+    for (; n_looks > 0 && tier->waiting.first != NULL && batch->n < KVS_OBJECTS_AT_ONCE &&
+           bytes < BYTES_AT_ONCE && n_pieces < KVS_OBJECT_PIECES_AT_ONCE;
          n_looks--) {
         struct kvs_object_kept *kept = tier->waiting.first;
 
@@ -607,6 +607,7 @@ static bool save_step(struct kvs_object_tier *tier)
         list_remove(&tier->waiting, kept);
         if (!kept->has_room && !is_coming) {
             list_add(&tier->waiting, kept); /* a smaller one behind it may fit */
+            has_passed = true;
             continue;
         }
         take_room(tier, kept);
@@ -625,7 +626,7 @@ static bool save_step(struct kvs_object_tier *tier)
         tier->retry_us = now_of(tier) + (is_coming ? RETRY_US / 100 : RETRY_US);
         return false;
     }
-    set_full(tier, false);
+    set_full(tier, has_passed);
     tier->saving_bytes = bytes;
     write_records(batch, RECORD_IS_VOID, true, announcement_written);
     return true;
@@ -650,6 +651,8 @@ static void published(void *arg, struct kvs_stored_object *object)
     kept->n_pieces = object->n_pieces;
     kept->object = object;
     object->kept = kept;
+    if (tier->waiting.first == NULL && tier->save.n == 0)
+        tier->is_failing = false; /* none is left of those that failed */
     object->is_stuck = are_stuck(tier);
     wait_to_save(tier, kept);
 }
