@@ -437,6 +437,7 @@ static void erasure_synced(struct kvs_batch *batch)
 static void park_needed(struct kvs_batch *batch)
 {
     struct kvs_saver *saver = batch->control->saver;
+    const bool is_first = saver->needed.first == NULL || saver->is_retrying;
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < batch->n; i++) {
@@ -445,7 +446,7 @@ static void park_needed(struct kvs_batch *batch)
         else if (!list_add(&saver->needed, &batch->items[i]))
             item_unref(&batch->items[i]);
     }
-    if (n < batch->n)
+    if (is_first && n < batch->n)
         saver->needed_us = now_of(batch->control) + RETRY_US; /* others are saved meanwhile */
     batch->n = n;
 }
@@ -635,7 +636,6 @@ static void make_room(struct kvs_control *control, uint64_t bytes)
 
     if (kvs_disk_has_too_much(&control->disk_room))
         bytes = 0;
-
     for (int i = 0; i < EVICT_AT_ONCE; i++) {
         struct kvs_prefix *victim;
 
@@ -914,13 +914,13 @@ void kvs_saver_step(struct kvs_control *control, uint64_t now_us)
         begin_leaving(control);
     if (saver->disk.call != NULL || now_us < saver->retry_us)
         return;
-    if (now_us >= saver->needed_us) {
-        const bool is_idle = saver->erasures.first == NULL;
+    saver->is_retrying = saver->is_retrying && saver->erasures.first != NULL;
+    if (saver->needed.first != NULL && now_us >= saver->needed_us) {
         struct kvs_tier_item item;
 
+        saver->is_retrying = saver->erasures.first == NULL;
         while (list_take(&saver->needed, &item))
             add_erasure(saver, &item);
-        saver->is_retrying = is_idle;
     }
     if (saver->saved_bytes > room_of(control) && saver->erasures.first == NULL)
         make_room(control, 0); /* there was more before the node was started */
