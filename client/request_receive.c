@@ -139,6 +139,8 @@ static void landed(void *arg, kv_status_t status)
     struct kvc_request *request = arg;
 
     request->is_landing = false;
+    if (status == KV_OK && request->connection != NULL)
+        kvc_node_mark_alive(request->node); /* replies may have queued behind its data */
     if (request->is_over) {
         kvc_request_release(request);
     } else if (status == KV_OK) {
