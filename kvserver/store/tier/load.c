@@ -216,7 +216,8 @@ static bool are_codes_right(const struct kvs_segment_read *read, struct kvs_save
         memcpy(&tail, codes_of(read) + n_bytes, sizeof(tail));
         if (kvs_saved_column_state(&tail, &key, codes_of(read), n_bytes) != KVS_SAVED_DAMAGED)
             return true;
-        kvs_tier_count(&read->tier->counts.bad_columns, 1);
+        /* Once, however often they are read before they are written again. */
+        kvs_tier_count(&read->tier->counts.bad_columns, saved->codes_on_disk[read->at] != 0);
     }
     if (read->codes_room > 0)
         saved->codes_on_disk[read->at] = 0;
