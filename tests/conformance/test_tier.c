@@ -908,7 +908,8 @@ static void objects_that_fail_hold_no_rows_up(void **state)
     object.buffer = buffer;
     assert_int_equal(kv_objects_begin(client, KV_OBJECT_PUT, &object, 1, 0, &op), KV_OK);
     test_finish(op, "put");
-    while (cluster_total(client, "stats", "disk_errors") == 0) {
+    for (int i = 0; cluster_total(client, "stats", "disk_errors") == 0; i++) {
+        assert_true(i < 10000);
         cluster_look(&cluster);
         kv_client_wait(client, 1000);
     }
@@ -917,10 +918,7 @@ static void objects_that_fail_hold_no_rows_up(void **state)
             assert_int_equal(piece(session, i, false, 0), KV_OK);
     atomic_store(&fails_rows, false);
     atomic_store(&fails_records, false);
-    while (cluster_total(client, "stats", "saved_objects") == 0) {
-        cluster_look(&cluster);
-        kv_client_wait(client, 1000);
-    }
+    assert_true(cluster_becomes(client, "stats", "saved_objects", 1));
     test_session_close(session);
     close_store();
 }
